@@ -1,0 +1,34 @@
+"""Dropout whose masks are a pure function of (seed, step, micro-step, layer, site).
+
+The generator is jax.random's threefry2x32, under strict and fast numerics alike; the torch twin
+draws the same masks under strict numerics.
+"""
+
+import jax
+import jax.numpy as jnp
+
+SITES = {"embedding": 0, "attention": 1, "mlp": 2}
+
+
+class Dropout:
+    """Called as dropout(x, layer, site); keeps its input's dtype."""
+
+    def __init__(self, rate: float, *, seed: int, step: jax.Array | int,
+                 micro_step: jax.Array | int) -> None:
+        self.rate = rate
+        if rate:
+            key = jax.random.key(seed, impl="threefry2x32")
+            self.key = jax.random.fold_in(jax.random.fold_in(key, step), micro_step)
+
+    @classmethod
+    def off(cls) -> "Dropout":
+        return cls(0.0, seed=0, step=0, micro_step=0)
+
+    def __call__(self, x: jax.Array, layer: jax.Array | int, site: str) -> jax.Array:
+        if not self.rate:
+            return x
+        key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), SITES[site])
+        # A Python float would draw 64-bit uniforms under x64: other masks.
+        keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
+        scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) / (1 - self.rate)
+        return jnp.where(keep, scaled.astype(x.dtype), 0)

@@ -1,0 +1,260 @@
+"""The GPT, as a Flax NNX module. Shapes: see `lockstep.config`.
+
+`policy.cast_to_compute` casts the matmuls' inputs, one by one: the tree of parameters is never
+cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss) says so.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+from flax import nnx
+
+from jax_impl.dropout import Dropout
+from jax_impl.precision import policy as make_policy
+from jax_impl.remat import recompute_cheap, remat_sublayer, through_blocks
+from lockstep import rotary
+from lockstep.config import ModelConfig
+from lockstep.precision import Roles
+
+EPS = 1e-5
+Tap = Callable[[str, jax.Array], jax.Array]
+
+
+@jax.custom_vjp
+def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """x @ kernel + bias, rounded once, as a GEMM with a bias epilogue does."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    y = jnp.matmul(x, kernel, preferred_element_type=wide)
+    return (y + bias.astype(wide)).astype(x.dtype)
+
+
+def _affine_forward(x, kernel, bias):  # type: ignore[no-untyped-def]
+    return affine(x, kernel, bias), (x, kernel)
+
+
+def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]
+    x, kernel = residuals
+    over_rows = tuple(range(dy.ndim - 1))
+    wide = jnp.promote_types(dy.dtype, jnp.float32)
+    dx = jnp.matmul(dy, kernel.T)
+    d_kernel = jax.lax.dot_general(x, dy, ((over_rows, over_rows), ((), ())))
+    return dx, d_kernel, dy.astype(wide).sum(over_rows).astype(dy.dtype)
+
+
+affine.defvjp(_affine_forward, _affine_backward)
+
+
+class Linear(nnx.Module):
+    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
+
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, policy: jmp.Policy) -> None:
+        self.policy = policy
+        self.kernel = nnx.Param(jnp.zeros((d_in, d_out), policy.param_dtype))
+        self.bias = nnx.Param(jnp.zeros((d_out,), policy.param_dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
+        if self.bias is None:
+            return x @ kernel
+        return affine(x, kernel, self.policy.cast_to_compute(self.bias[...]))
+
+
+class LayerNorm(nnx.Module):
+    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
+        self.scale = nnx.Param(jnp.ones((config.d_model,), policy.param_dtype))
+        zeros = jnp.zeros((config.d_model,), policy.param_dtype)
+        self.bias = nnx.Param(zeros) if config.bias else None
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        bias = 0 if self.bias is None else self.bias[...].astype(x_BTD.dtype)
+        return _layer_norm(x_BTD, self.scale[...].astype(x_BTD.dtype), bias)
+
+
+class RMSNorm(nnx.Module):
+    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
+        self.scale = nnx.Param(jnp.ones((config.d_model,), policy.param_dtype))
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        return _rms_norm(x_BTD, self.scale[...].astype(x_BTD.dtype))
+
+
+@recompute_cheap
+def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Array:
+    # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + EPS) * scale + bias
+
+
+@recompute_cheap
+def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPS) * scale
+
+
+def make_norm(config: ModelConfig, policy: jmp.Policy) -> nnx.Module:
+    return LayerNorm(config, policy) if config.norm == "layernorm" else RMSNorm(config, policy)
+
+
+@recompute_cheap
+def _gelu(x: jax.Array) -> jax.Array:
+    """tanh form, in float32 inside, rounded once."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
+
+
+@recompute_cheap
+def _silu(x: jax.Array) -> jax.Array:
+    return jax.nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+
+@recompute_cheap
+def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array:
+    """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
+    t = x_BTHK.shape[1]
+    cos, sin = cos_TK[:t, None], sin_TK[:t, None]
+    left, right = jnp.split(x_BTHK.astype(cos.dtype), 2, axis=-1)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return turned.astype(x_BTHK.dtype)
+
+
+def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array,
+           policy: jmp.Policy) -> jax.Array:
+    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
+    scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+    scores_BHTT = policy.cast_to_output(scores_BHTT) * d_head**-0.5
+    causal_TT = jnp.tril(jnp.ones((t, t), bool))
+    probs_BHTT = jax.nn.softmax(jnp.where(causal_TT, scores_BHTT, -jnp.inf), axis=-1)
+    return jnp.einsum("bhts,bshk->bthk", policy.cast_to_compute(probs_BHTT), v_BTHK)
+
+
+def attend_fused(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array,
+                 policy: jmp.Policy) -> jax.Array:
+    """The same in one kernel, asked for by name: left to choose, JAX takes XLA's."""
+    return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True,
+                                        implementation="cudnn")
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool) -> None:
+        self.config, self.policy = config, policy
+        self.attend = attend_fused if fused else attend
+        linear = partial(Linear, bias=config.bias, policy=policy)
+        self.qkv = linear(config.d_model, 3 * config.d_model)
+        self.proj = linear(config.d_model, config.d_model)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        b, t, d = x_BTD.shape
+        qkv = self.qkv(x_BTD).reshape(b, t, 3, self.config.n_head, -1)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        if self.config.position == "rope":
+            tables = rotary.table(self.config.context, self.config.d_head)
+            cos, sin = (jnp.asarray(table, self.policy.output_dtype) for table in tables)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y_BTHK = self.attend(q, k, v, self.policy)
+        return self.proj(y_BTHK.reshape(b, t, d))
+
+
+class MLP(nnx.Module):
+    """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
+        linear = partial(Linear, bias=config.bias, policy=policy)
+        self.gate = linear(config.d_model, config.d_mlp) if config.mlp == "swiglu" else None
+        self.up = linear(config.d_model, config.d_mlp)
+        self.down = linear(config.d_mlp, config.d_model)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        if self.gate is not None:
+            return self.down(_silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(_gelu(self.up(x_BTD)))
+
+
+class Block(nnx.Module):
+    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
+
+    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool, remat: str) -> None:
+        self.remat = remat
+        self.norm1 = make_norm(config, policy)
+        self.attn = Attention(config, policy, fused)
+        self.norm2 = make_norm(config, policy)
+        self.mlp = MLP(config, policy)
+
+    def __call__(self, x_BTD: jax.Array, layer: jax.Array | int, dropout: Dropout,
+                 tap: Tap) -> jax.Array:
+        def attention(x: jax.Array) -> jax.Array:
+            x = tap(f"blocks.{layer}.norm1", self.norm1(x))
+            return dropout(tap(f"blocks.{layer}.attn", self.attn(x)), layer, "attention")
+
+        def mlp(x: jax.Array) -> jax.Array:
+            x = tap(f"blocks.{layer}.norm2", self.norm2(x))
+            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
+
+        x_BTD = x_BTD + remat_sublayer(attention, self.remat)(x_BTD)
+        x_BTD = x_BTD + remat_sublayer(mlp, self.remat)(x_BTD)
+        return tap(f"blocks.{layer}", x_BTD)
+
+
+def untapped(name: str, x: jax.Array) -> jax.Array:
+    return x
+
+
+class GPT(nnx.Module):
+    """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
+
+    def __init__(self, config: ModelConfig, roles: Roles, *, fused: bool = False,
+                 remat: str = "none", scan: bool = False) -> None:
+        self.config, self.remat, self.scan = config, remat, scan
+        self.policy = policy = make_policy(roles)
+        zeros = partial(jnp.zeros, dtype=policy.param_dtype)
+        self.embed = nnx.Param(zeros((config.vocab, config.d_model)))
+        learned = config.position == "learned"
+        self.position = nnx.Param(zeros((config.context, config.d_model))) if learned else None
+        make_block = partial(Block, config, policy, fused, remat)
+        if scan:
+            self.blocks = nnx.vmap(lambda _: make_block())(jnp.arange(config.n_layer))
+        else:
+            self.blocks = nnx.List([make_block() for _ in range(config.n_layer)])
+        self.norm = make_norm(config, policy)
+        linear = partial(Linear, bias=False, policy=policy)
+        self.head = None if config.tied else linear(config.d_model, config.vocab)
+
+    def __call__(self, tokens_BT: jax.Array, dropout: Dropout | None = None,
+                 tap: Tap = untapped) -> jax.Array:
+        dropout = dropout or Dropout.off()
+        x_BTD = self.policy.cast_to_output(self.embed[...][tokens_BT])
+        x_BTD = tap("embed", x_BTD)
+        if self.position is not None:
+            position_TD = self.position[...][: tokens_BT.shape[1]]
+            x_BTD = x_BTD + self.policy.cast_to_output(position_TD)
+        x_BTD = dropout(x_BTD, -1, "embedding")
+        graph, blocks = self.split_blocks()
+
+        def layer(params: nnx.State, index: jax.Array | int, x: jax.Array) -> jax.Array:
+            return nnx.merge(graph, params)(x, index, dropout, tap)
+
+        x_BTD = through_blocks(layer, blocks, x_BTD, self.config.n_layer, remat=self.remat,
+                               scan=self.scan)
+        x_BTD = tap("norm", self.norm(x_BTD))
+        if self.head is not None:
+            return tap("logits", self.head(x_BTD))
+        # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
+        x, embed = self.policy.cast_to_compute((x_BTD, self.embed[...]))
+        return tap("logits", x @ embed.T)
+
+    def split_blocks(self) -> tuple[nnx.GraphDef, list[nnx.State] | nnx.State]:
+        """The one graph all blocks share, and their parameters: a list, or stacked."""
+        if self.scan:
+            return nnx.split(self.blocks)
+        graphs, states = zip(*(nnx.split(block) for block in self.blocks))
+        return graphs[0], list(states)
+
+
+def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, roles: Roles) -> jax.Array:
+    """Mean cross-entropy in nats, in the output dtype."""
+    logits = logits_BTV.astype(roles.output)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()

@@ -1,0 +1,64 @@
+"""AdamW with decoupled decay on matrices only, and accumulation, as optax transformations.
+
+`MultiSteps` alone does not do what GradScaler does: one non-finite micro-batch leaves its
+accumulator NaN for ever. Here its inner optimizer runs behind a real conditional on `do_step`,
+which the step below computes over the whole window; non-finite micro-gradients never enter.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lockstep.config import OptimConfig
+from lockstep.schedule import learning_rates
+
+EPS = 1e-8
+
+
+class ClipState(NamedTuple):
+    grad_norm: jax.Array  # of the last update's gradient, before clipping
+
+
+def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
+    """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
+
+    def init(params: Any) -> ClipState:
+        return ClipState(optax.tree.norm(optax.tree.zeros_like(params)))
+
+    def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
+        norm = optax.tree.norm(grads)
+        factor = jnp.minimum(1.0, clip / (norm + 1e-6))
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), ClipState(norm)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adamw(config: OptimConfig, decay_mask: dict[str, bool],
+          param_dtype: str) -> optax.GradientTransformation:
+    """The rate is read from the schedule's table: the two twins' rates are the same numbers."""
+    rates = jnp.asarray(learning_rates(config), jnp.promote_types(param_dtype, jnp.float32))
+    return optax.chain(
+        clip_by_global_norm(config.clip),
+        optax.adamw(lambda count: rates[count], config.beta1, config.beta2, eps=EPS,
+                    weight_decay=config.weight_decay, mask=decay_mask),
+    )
+
+
+def optimizer(config: OptimConfig, decay_mask: dict[str, bool],
+              param_dtype: str) -> optax.GradientTransformationExtraArgs:
+    """update(gradients / N, state, params, do_step=...), called once for each micro-batch.
+
+    `do_step` must be false before a window's last micro-batch. Nothing but the accumulator moves
+    unless it is true.
+    """
+    inner = optax.transforms.conditionally_mask(
+        adamw(config, decay_mask, param_dtype), lambda _, do_step: do_step, forward_extra_args=True
+    )
+    if config.accum == 1:
+        return inner
+    # accumulator_dtype=None would mean float32, under fp64 too.
+    steps = optax.MultiSteps(inner, config.accum, use_grad_mean=False,
+                             accumulator_dtype=jnp.dtype(param_dtype))
+    return optax.GradientTransformationExtraArgs(steps.init, steps.update)

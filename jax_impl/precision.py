@@ -1,0 +1,117 @@
+"""Precision in JAX: jmp's policy and loss scale, and the switches that decide what float32 means."""
+
+import mmap
+import os
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import jmp
+
+from lockstep.config import Config, PrecisionConfig
+from lockstep.errors import UserError
+from lockstep.precision import Roles
+
+# On a CPU, XLA multiplies bfloat16 matrices with the processor's own instructions only through
+# oneDNN, and uses that only when told to.
+ONEDNN = ("--xla_cpu_use_onednn=true", "--xla_cpu_experimental_onednn_custom_call=true")
+
+
+def policy(roles: Roles) -> jmp.Policy:
+    return jmp.get_policy(roles.spec)
+
+
+def find_device(asked: str) -> jax.Device:
+    """The device of `--device auto|cpu|cuda`.
+
+    Raises:
+        UserError: cuda was asked for and there is none.
+    """
+    if asked == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        return jax.devices("cuda" if asked == "cuda" else None)[0]
+    except RuntimeError:
+        raise UserError(f"--device cuda: JAX {jax.__version__} sees no CUDA device; "
+                        "use --device cpu, or install jax[cuda12] or jax[cuda13]") from None
+
+
+def configure(config: Config) -> jax.Device:
+    """Sets the process's numerics switches; returns the device."""
+    strict, roles = config.precision.strict, config.precision.roles
+    if not strict and roles.compute == "bfloat16":
+        use_onednn()
+    device = find_device(config.run.device)
+    wide = {roles.param, config.precision.eval_roles.param}
+    jax.config.update("jax_enable_x64", "float64" in wide)
+    jax.config.update("jax_threefry_partitionable", True)
+    float32 = "tensorfloat32" if roles.tf32 else "highest"
+    jax.config.update("jax_default_matmul_precision", float32)
+    return device
+
+
+def use_onednn() -> None:
+    """Adds the oneDNN flags, unless the user set XLA_FLAGS or this jaxlib does not know them.
+
+    An unknown XLA flag aborts the process, so they are looked up in the library first. They only
+    concern XLA's CPU backend, and only count before it starts.
+    """
+    libraries = Path(jaxlib.__file__).parent.glob("libjax_common*")
+    if "XLA_FLAGS" not in os.environ and any(_mentions(path, ONEDNN) for path in libraries):
+        os.environ["XLA_FLAGS"] = " ".join(ONEDNN)
+
+
+def _mentions(library: Path, flags: tuple[str, ...]) -> bool:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return all(text.find(flag[2:].split("=")[0].encode()) >= 0 for flag in flags)
+
+
+def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
+    """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
+    numerics forbid that, because torch rounds there."""
+    if not config.strict:
+        return {}
+    options: dict[str, bool | str] = {"xla_allow_excess_precision": False}
+    if device.platform == "gpu":
+        options["xla_gpu_deterministic_ops"] = True
+    return options
+
+
+def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array) -> jmp.LossScale:
+    """jmp's dynamic loss scale for float16, else jmp's pass-through.
+
+    Built inside jit from plain arrays: jmp's object loses its floor whenever it is flattened.
+    torch has no floor, so there is none here.
+    """
+    if not config.roles.loss_scaling:
+        return jmp.NoOpLossScale()
+    return jmp.DynamicLossScale(scale, good_steps, config.loss_scale_interval,
+                                config.loss_scale_factor, jnp.float32(0))
+
+
+def fused_attention(config: PrecisionConfig, device: jax.Device) -> bool:
+    """cuDNN's attention exists for half precision on CUDA; strict numerics write attention out."""
+    wanted = config.attention == "fused" or (config.attention == "auto" and not config.strict)
+    return wanted and config.roles.mixed and device.platform == "gpu" and cudnn_works()
+
+
+@cache
+def cudnn_works() -> bool:
+    """One tiny forward and backward pass through the kernel, once a process."""
+    q_BTHK = jnp.zeros((1, 64, 1, 64), jnp.bfloat16)
+
+    def attend(q: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn").sum()
+
+    try:
+        jax.block_until_ready(jax.grad(attend)(q_BTHK))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def attention_backend(config: Config, device: jax.Device) -> str:
+    """The attention in use: "reference", or cuDNN's kernel, which is asked for by name."""
+    return "cudnn" if fused_attention(config.precision, device) else "reference"

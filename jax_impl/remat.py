@@ -1,0 +1,76 @@
+"""Rematerialization: what the backward pass recomputes instead of keeping.
+
+none      keep everything
+sublayer  keep each sublayer's input (attention and mlp)
+block     keep each block's input
+sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
+dots      keep the outputs of the weight matmuls, recompute the rest of each block
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from lockstep.params import segments
+
+Params = Any  # one block's parameters, a tree of arrays
+Layer = Callable[[Params, Any, jax.Array], jax.Array]  # (params, layer index, x) -> x
+
+# Matmuls without a batch dimension are the weights'; those of attention have one.
+save_dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+
+# What a fused torch kernel would not keep either: recomputing it costs no matmul, and XLA is free
+# to keep it all the same.
+recompute_cheap = partial(jax.checkpoint, prevent_cse=False)
+
+
+def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
+    return jax.checkpoint(sublayer) if remat == "sublayer" else sublayer
+
+
+def through_blocks(layer: Layer, blocks: Any, x: jax.Array, n_layer: int, *, remat: str,
+                   scan: bool) -> jax.Array:
+    """The blocks in order, x (B, T, D) -> (B, T, D), under one remat mode.
+
+    Args:
+        blocks: a list of L parameter trees, or, for `scan`, one tree with a leading axis L.
+    """
+    recompute = partial(jax.checkpoint, prevent_cse=not scan)
+    run = {"block": recompute(layer), "sqrt": recompute(layer),
+           "dots": recompute(layer, policy=save_dots)}.get(remat, layer)
+    take = _slice_stacked if scan else _slice_list
+
+    def span(blocks: Any, start: Any, x: jax.Array) -> jax.Array:
+        if scan:
+            return _scan(run, blocks, start, x)
+        for offset, params in enumerate(blocks):
+            x = run(params, start + offset, x)
+        return x
+
+    if remat != "sqrt":
+        return span(blocks, 0, x)
+    n, size = segments(n_layer)
+    segment = recompute(span)
+    if scan:  # one scan over the segments: XLA sees a loop, and frees what each one used
+        stacked = jax.tree.map(lambda a: a[: n * size].reshape(n, size, *a.shape[1:]), blocks)
+        x = _scan(lambda params, i, x: segment(params, i * size, x), stacked, 0, x)
+    else:
+        for start in range(0, n * size, size):
+            x = segment(take(blocks, start, start + size), start, x)
+    return segment(take(blocks, n * size, n_layer), n * size, x) if n * size < n_layer else x
+
+
+def _scan(layer: Layer, stacked: Params, start: Any, x: jax.Array) -> jax.Array:
+    length = jax.tree.leaves(stacked)[0].shape[0]
+    body = lambda x, block: (layer(*block, x), None)  # noqa: E731
+    return jax.lax.scan(body, x, (stacked, start + jax.numpy.arange(length)))[0]
+
+
+def _slice_stacked(blocks: Params, start: int, stop: int) -> Params:
+    return jax.tree.map(lambda a: a[start:stop], blocks)
+
+
+def _slice_list(blocks: list, start: int, stop: int) -> list:
+    return blocks[start:stop]

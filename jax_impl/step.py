@@ -1,0 +1,191 @@
+"""One optimizer step over a window of micro-batches, as one pure compiled function.
+
+scale -> gradient, N times -> unscale -> clip -> step -> update the scale. One decision per
+optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+from flax import nnx, traverse_util
+
+from jax_impl.dropout import Dropout
+from jax_impl.model import GPT, Tap, mean_loss, untapped
+from jax_impl.optim import optimizer
+from jax_impl.precision import compiler_options, fused_attention, loss_scale
+from lockstep.config import Config
+from lockstep.params import decayed
+from lockstep.precision import Roles
+from lockstep.schedule import learning_rates
+from lockstep.twin import StepResult
+
+Params = dict[str, jax.Array]  # flat, so that dispatch costs no walk through a tree in Python
+
+
+class State(NamedTuple):
+    """What a step changes."""
+
+    params: Params
+    optimizer: Any
+    loss_scale: jax.Array
+    good_steps: jax.Array
+    step: jax.Array
+
+
+class Model:
+    """The NNX module as a pure function of a flat dict of parameters."""
+
+    def __init__(self, config: Config, roles: Roles, device: jax.Device, *, plain: bool = False):
+        """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
+        fused = fused_attention(config.precision, device)
+        remat = "none" if plain else config.execution.remat
+        self.scan = not plain and scanned(config)
+        make = partial(GPT, config.model, roles, fused=fused, remat=remat, scan=self.scan)
+        self.roles = roles
+        self.graph, self.abstract = nnx.split(nnx.eval_shape(make))
+        flat = traverse_util.flatten_dict(nnx.to_pure_dict(self.abstract))
+        self.paths = {".".join(map(str, path)): path for path in flat}
+        self.shapes = {".".join(map(str, path)): leaf for path, leaf in flat.items()}
+
+    def __call__(self, params: Params, tokens: jax.Array, dropout: Dropout | None = None,
+                 tap: Tap = untapped) -> jax.Array:
+        tree = traverse_util.unflatten_dict({self.paths[name]: a for name, a in params.items()})
+        state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
+        nnx.replace_by_pure_dict(state, tree)
+        return nnx.merge(self.graph, state)(tokens, dropout, tap)
+
+    def loss(self, params: Params, batch: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        """Mean loss of (B, T+1) tokens."""
+        return mean_loss(self(params, batch[:, :-1], dropout), batch[:, 1:], self.roles)
+
+
+def scanned(config: Config) -> bool:
+    layers = config.execution.layers
+    return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24)
+
+
+class Trainer:
+    """What a step changes (`state`) and the compiled step that changes it."""
+
+    state: State
+
+    def __init__(self, config: Config, device: jax.Device) -> None:
+        self.config, self.device = config, device
+        self.model = Model(config, config.precision.roles, device)
+        self.eval_model = Model(config, config.precision.eval_roles, device)
+        self.plain_model = Model(config, config.precision.roles, device, plain=True)
+        mask = {name: decayed(name.replace("kernel", "weight")) for name in self.model.shapes}
+        self.optimizer = optimizer(config.optim, mask, config.precision.roles.param)
+        self.rates = learning_rates(config.optim)
+        options = compiler_options(config.precision, device)
+        self.jit = partial(jax.jit, compiler_options=options)
+        self.step = self.jit(self.step_function, donate_argnums=0)
+        self.loss_and_grads = self.jit(self.loss_and_grads_function)
+        self.evaluate = self.jit(self.evaluate_function)
+        self.logits = self.jit(self.logits_function)
+        self.intermediates = self.jit(self.intermediates_function)
+
+    def compile(self) -> None:
+        """Compiles the step ahead of time, for the shapes it will see."""
+        optim, context = self.config.optim, self.config.model.context
+        shape = (optim.accum, optim.batch_size, context + 1)
+        window = jax.ShapeDtypeStruct(shape, jnp.int32)
+        self.step = self.step.lower(self.state, window).compile()
+
+    def optimizer_step(self, window: jax.Array) -> Callable[[], StepResult]:
+        """Window (N, B, T+1) -> a call that waits for the result."""
+        self.state, metrics = self.step(self.state, window)
+
+        def wait() -> StepResult:
+            host = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            return StepResult(lr=float(self.rates[host.pop("updates")]), **host)
+
+        return wait
+
+    def step_function(self, state: State, window: jax.Array) -> tuple[State, jax.Array]:
+        accum, precision = len(window), self.config.precision
+        scale = loss_scale(precision, state.loss_scale, state.good_steps)
+        step = state.step + 1
+
+        def scaled_loss(params: Params, batch: jax.Array, micro_step: jax.Array):
+            loss = self.model.loss(params, batch, self.dropout(step, micro_step)) / accum
+            return scale.scale(loss), loss
+
+        def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
+            params, opt_state, finite = carry
+            micro_step, batch = numbered_batch
+            grads, loss = jax.grad(scaled_loss, has_aux=True)(params, batch, micro_step)
+            grads = scale.unscale(grads)
+            if precision.roles.loss_scaling:
+                finite &= jmp.all_finite(grads)
+                grads = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
+            do_step = finite & (micro_step == accum - 1)
+            updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
+            return (optax.apply_updates(params, updates), opt_state, finite), loss
+
+        carry = (state.params, state.optimizer, jnp.array(True))
+        if accum == 1:
+            carry, losses = micro_batch(carry, (0, window[0]))
+        else:
+            carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
+        params, opt_state, finite = carry
+        if precision.roles.loss_scaling:
+            scale = scale.adjust(finite)
+            new_scale, good_steps = scale.loss_scale, scale.counter
+        else:
+            new_scale, good_steps = state.loss_scale, state.good_steps
+        new_state = State(params, opt_state, new_scale, good_steps, step)
+        return new_state, self.metrics(state, new_state, losses.sum(), finite)
+
+    def dropout(self, step: jax.Array, micro_step: jax.Array) -> Dropout:
+        config = self.config
+        return Dropout(config.model.dropout, seed=config.optim.seed, step=step,
+                       micro_step=micro_step)
+
+    def metrics(self, before: State, after: State, loss: jax.Array,
+                finite: jax.Array) -> dict[str, jax.Array]:
+        norm = optax.tree.get(after.optimizer, "grad_norm")
+        return {"loss": loss, "grad_norm": jnp.where(finite, norm, jnp.nan), "skipped": ~finite,
+                "updates": updates_made(before.optimizer), "loss_scale": before.loss_scale}
+
+    def loss_and_grads_function(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
+        """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
+        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
+
+        def scaled_loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            loss = self.model.loss(params, batch)
+            return scale.scale(loss), loss
+
+        grads, loss = jax.grad(scaled_loss, has_aux=True)(state.params)
+        return loss, scale.unscale(grads)
+
+    def evaluate_function(self, params: Params, batches: jax.Array) -> jax.Array:
+        """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
+        params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
+        return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
+
+    def logits_function(self, params: Params, tokens: jax.Array) -> jax.Array:
+        """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
+        return self.eval_model(params, tokens)
+
+    def intermediates_function(self, params: Params, batch: jax.Array) -> Params:
+        """Named activations on (B, T+1) tokens; parameters unrolled (`Model(plain=True)`)."""
+        seen: Params = {}
+
+        def record(name: str, x: jax.Array) -> jax.Array:
+            seen[name] = x
+            return x
+
+        self.plain_model(params, batch[:, :-1], tap=record)
+        return seen
+
+
+def updates_made(opt_state: Any) -> jax.Array:
+    """Adam's count, which is also the schedule's position."""
+    return optax.tree.get_all_with_path(opt_state, "count")[0][1]

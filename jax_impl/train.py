@@ -1,0 +1,92 @@
+"""The JAX trainer: `python -m jax_impl.train --policy bf16`. The loop is `lockstep.loop`."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import optax
+
+from jax_impl import bridge
+from jax_impl.precision import attention_backend, configure, find_device
+from jax_impl.step import Trainer
+from lockstep import cli
+from lockstep.config import Config
+from lockstep.memory import resident_peak
+from lockstep.params import Arrays
+from lockstep.twin import StepResult, TrainState
+
+
+class JaxTwin:
+    """`lockstep.twin.Twin`, in JAX."""
+
+    framework = "jax"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.device = configure(config)
+        self.trainer = Trainer(config, self.device)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": self.device.device_kind,
+            "platform": "cuda" if self.device.platform == "gpu" else self.device.platform,
+            "attention": attention_backend(self.config, self.device),
+            "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
+        }
+
+    def load(self, state: TrainState) -> None:
+        bridge.load(self.trainer, state)
+
+    def state(self) -> TrainState:
+        return bridge.save(self.trainer)
+
+    def prepare(self) -> float:
+        start = time.perf_counter()
+        self.trainer.compile()
+        return time.perf_counter() - start
+
+    def place(self, window: np.ndarray) -> jax.Array:
+        return jax.device_put(window, self.device)
+
+    def step(self, window: jax.Array) -> Callable[[], StepResult]:
+        return self.trainer.optimizer_step(window)
+
+    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+        loss, grads = self.trainer.loss_and_grads(self.trainer.state, batch)
+        return float(loss), bridge.to_canonical(grads, self.config.model, self.trainer.model.scan)
+
+    def evaluate(self, batches: np.ndarray) -> float:
+        return float(self.trainer.evaluate(self.trainer.state.params, batches))
+
+    def intermediates(self, batch: np.ndarray) -> Arrays:
+        dtype = self.config.precision.roles.param
+        params = bridge.from_canonical(self.state().params, self.config.model, False, dtype)
+        return jax.device_get(self.trainer.intermediates(params, batch))
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        # One shape, one compilation: a causal model does not see the padding behind its tokens.
+        padded = jnp.zeros((1, self.config.model.context), jnp.int32).at[0, : len(tokens)].set(tokens)
+        logits = self.trainer.logits(self.trainer.state.params, padded)
+        return np.asarray(logits[0, len(tokens) - 1], np.float64)
+
+    def peak_bytes(self) -> int:
+        stats = self.device.memory_stats() or {}
+        return stats.get("peak_bytes_in_use") or resident_peak()
+
+
+def build(config: Config) -> JaxTwin:
+    return JaxTwin(config)
+
+
+def has_accelerator(device: str) -> bool:
+    return find_device(device).platform != "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(cli.train(JaxTwin.framework, build, has_accelerator))

@@ -1,0 +1,226 @@
+"""Train state <-> a folder of safetensors and JSON, from which either framework resumes.
+
+    run/checkpoints/step_00001000/
+        weights.safetensors   mu.safetensors   nu.safetensors    canonical names and layouts
+        state.json                                               counters, loss scale, checksums
+
+A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
+disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
+`.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
+successor is in place, so that no kill can fall between them.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy; safetensors cannot read it before)
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from lockstep.errors import UserError
+from lockstep.params import Arrays
+from lockstep.twin import TrainState
+
+FORMAT = 1
+FILES = {"params": "weights.safetensors", "mu": "mu.safetensors", "nu": "nu.safetensors"}
+RECORD = "state.json"
+RECORD_LIMIT = 1_000_000  # bytes
+COUNTERS = ("step", "updates", "loss_scale", "good_steps")
+NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
+
+
+def save(run: Path, state: TrainState, *, keep: int) -> Path:
+    """Writes `run/checkpoints/step_XXXXXXXX/` and leaves the `keep` newest up to it.
+
+    Checkpoints of later steps stay: they were passed over on resume, which is no reason to
+    delete what somebody may want to mend.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    assert keep >= 1
+    folder = run / "checkpoints"
+    final = folder / f"step_{state.step:08d}"
+    partial = folder / f".tmp-{final.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync(run)
+        _sweep(run)
+        _write(partial, state)
+        if final.exists():
+            os.rename(final, final.with_suffix(".old"))
+        os.rename(partial, final)
+        _sync(folder)
+        _sweep(run)
+        _prune(run, final, keep)
+    except (OSError, SafetensorError) as error:
+        remedy = "make room there or use another --out"
+        raise UserError(f"{final}: cannot be written ({error}); {remedy}") from None
+    return final
+
+
+def listing(run: Path) -> list[Path]:
+    """The checkpoints of a run by name, oldest first; an `.old` one just before its successor."""
+    order = {}
+    for path in (run / "checkpoints").glob("step_*"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            order[path] = (int(match[1]), match[2] is None)
+    return sorted(order, key=order.__getitem__)
+
+
+def load(path: Path) -> TrainState:
+    """Reads one checkpoint, bit for bit what was saved.
+
+    Raises:
+        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
+    """
+    try:
+        record = _read_record(path / RECORD)
+        for name in FILES.values():
+            if _checksum(path / name) != record["sha256"][name]:
+                raise _unusable(path / name, f"damaged, its checksum is not that in {RECORD}")
+        arrays = {field: _read_arrays(path / name) for field, name in FILES.items()}
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+        raise _unusable(error.filename or path, why) from None
+    wanted = {name: (array.shape, record["dtype"]) for name, array in arrays["params"].items()}
+    for field, name in FILES.items():
+        if _layout(arrays[field]) != wanted:
+            why = f"its tensors are not those of {FILES['params']} in {record['dtype']}"
+            raise _unusable(path / name, why)
+    return TrainState(
+        params=arrays["params"],
+        mu=arrays["mu"],
+        nu=arrays["nu"],
+        step=record["step"],
+        updates=record["updates"],
+        loss_scale=record["loss_scale"],
+        good_steps=record["good_steps"],
+    )
+
+
+def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
+    """The newest checkpoint that loads; `warn` gets one line for each newer one that does not.
+
+    Raises:
+        UserError: none does.
+    """
+    paths = listing(run)
+    for path in reversed(paths):
+        try:
+            return load(path)
+        except UserError as error:
+            warn(str(error))
+    problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
+    raise UserError(f"--resume {run}: {problem}; use --overwrite to start again")
+
+
+def _write(folder: Path, state: TrainState) -> None:
+    layout = _layout(state.params)
+    assert layout == _layout(state.mu) == _layout(state.nu), "moments unlike the weights"
+    dtypes = {dtype for _, dtype in layout.values()}
+    assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
+    record: dict[str, Any] = {"format": FORMAT, "dtype": dtypes.pop()}
+    record |= {name: getattr(state, name) for name in COUNTERS}
+    record["sha256"] = {}
+    folder.mkdir()
+    for field, name in FILES.items():
+        # save_file writes memory as it lies, which for a transposed view is silently wrong;
+        # np.ascontiguousarray would turn a scalar into a vector.
+        arrays = {key: np.asarray(x, order="C") for key, x in getattr(state, field).items()}
+        save_file(arrays, folder / name)
+        _sync(folder / name)
+        record["sha256"][name] = _checksum(folder / name)
+    record["sha256"][RECORD] = _own_checksum(record)
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    _sync(folder / RECORD)
+    _sync(folder)
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        text = stream.read(RECORD_LIMIT + 1)
+    if len(text) > RECORD_LIMIT:
+        raise _unusable(file, f"more than {RECORD_LIMIT} bytes, not a Lockstep checkpoint")
+    try:
+        record: dict[str, Any] = json.loads(text)
+        if record["format"] > FORMAT:
+            problem = f"format {record['format']}, this version reads {FORMAT}"
+            raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
+        whole = (
+            record["format"] == FORMAT
+            and record.keys() == {"format", "dtype", *COUNTERS, "sha256"}
+            and record["sha256"].keys() == {*FILES.values(), RECORD}
+            and record["sha256"][RECORD] == _own_checksum(record)
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise _unusable(file, "damaged or not a Lockstep checkpoint")
+    return record
+
+
+def _own_checksum(record: dict[str, Any]) -> str:
+    """Of the record without its own checksum; floats are written by repr, so they come back."""
+    others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
+    return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
+
+
+def _read_arrays(file: Path) -> Arrays:
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise _unusable(file, f"not a safetensors file ({error})") from None
+
+
+def _layout(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape, dtype."""
+    return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+
+
+def _unusable(file: Path | str, why: str) -> UserError:
+    return UserError(f"{file}: {why}; use another checkpoint")
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Has the disk take what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(run: Path) -> None:
+    """Deletes what a kill left half written or half deleted, and what has a successor."""
+    for path in (run / "checkpoints").glob(".tmp-*"):
+        shutil.rmtree(path)
+    for path in listing(run):
+        if path.suffix == ".old" and path.with_suffix("").exists():
+            _delete(path)
+
+
+def _prune(run: Path, newest: Path, keep: int) -> None:
+    paths = listing(run)
+    for path in paths[: paths.index(newest) + 1][:-keep]:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Renames first: half deleted, it must not count as a checkpoint."""
+    gone = path.with_name(f".tmp-{path.name}")
+    os.rename(path, gone)
+    shutil.rmtree(gone)

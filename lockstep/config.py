@@ -1,0 +1,280 @@
+"""The whole configuration of a run, as frozen dataclasses.
+
+Each section is a group of the command line's flags, each field with a `help` is one flag: the
+dataclass *is* the command line (`lockstep.cli` only reads it). Shapes, everywhere in Lockstep:
+B batch, T time (context), D model, H heads, K head dim, F mlp, V vocabulary, L layers, N
+micro-batches in one optimizer step.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep import precision
+from lockstep.errors import UserError, require, require_range
+
+
+def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
+    """A dataclass field that is a command-line flag; `derived` says how an unset one is made."""
+    metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived}
+    return field(default=default, metadata=metadata)
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    require(value in choices, field, value, f"unknown; use {', '.join(choices)}")
+
+
+def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
+    try:
+        function(*args)
+    except UserError as error:
+        raise UserError(str(error).replace(old, new)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """model"""
+
+    model: str = flag("auto", "preset", choices=(), derived="tiny on a CPU, 10m on an accelerator")
+    n_layer: int = flag(4, "transformer blocks", unit="L", derived="the preset's")
+    n_head: int = flag(4, "attention heads", unit="H", derived="the preset's")
+    d_model: int = flag(128, "width of the residual stream", unit="D", derived="the preset's")
+    context: int = flag(128, "tokens a sequence", unit="T", derived="the preset's")
+    vocab: int = flag(256, "tokens in the vocabulary", unit="V", derived="the preset's")
+    dropout: float = flag(0.0, "probability of dropping, on the embedding and each sublayer")
+    position: str = "rope"
+    norm: str = "rmsnorm"
+    mlp: str = "swiglu"
+    bias: bool = False
+    tied: bool = False
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_head
+
+    @property
+    def d_mlp(self) -> int:
+        """4 D for GELU; for SwiGLU 8/3 D, the same cost, rounded up to a multiple of 64."""
+        return 4 * self.d_model if self.mlp == "gelu" else math.ceil(self.d_model / 24) * 64
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "d_model", "context"):
+            require_range(_flag_name(name), getattr(self, name), 1)
+        require_range("--vocab", self.vocab, 2)
+        require(0 <= self.dropout < 1, "--dropout", self.dropout, "must be at least 0 and below 1")
+        if self.d_model % self.n_head:
+            down = self.d_model - self.d_model % self.n_head
+            near = " or ".join(str(d) for d in (down, down + self.n_head) if d > 0)
+            require(False, "--d-model", self.d_model,
+                    f"not divisible by --n-head {self.n_head}; use {near}")
+        if self.position == "rope" and self.d_head % 2:
+            require(False, "--n-head", self.n_head, "RoPE rotates pairs, but --d-model / --n-head "
+                    f"is {self.d_head}; make it even")
+        switches = {"position": ("learned", "rope"), "norm": ("layernorm", "rmsnorm"),
+                    "mlp": ("gelu", "swiglu")}
+        for name, choices in switches.items():
+            _require_choice(name, getattr(self, name), choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """precision"""
+
+    policy: str = flag("bf16", "fp64, fp32, tf32, bf16, fp16, or a jmp spec such as "
+                       "params=float32,compute=bfloat16,output=float32")
+    numerics: str = flag("fast", "strict: written-out attention and deterministic kernels, for "
+                         "parity; fast: fused, compilers free", choices=("fast", "strict"))
+    attention: str = flag("auto", "reference: written out; fused: cuDNN or flash; auto: fused "
+                          "where the device has it, never in strict",
+                          choices=("auto", "reference", "fused"))
+    eval_policy: str = flag("", "policy of the evaluation", derived="the training policy")
+    loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
+    loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
+    loss_scale_interval: int = flag(2000, "good steps in a row before the scale grows",
+                                    unit="steps")
+
+    @property
+    def roles(self) -> precision.Roles:
+        return precision.resolve(self.policy)
+
+    @property
+    def eval_roles(self) -> precision.Roles:
+        return precision.resolve(self.eval_policy or self.policy)
+
+    @property
+    def strict(self) -> bool:
+        return self.numerics == "strict"
+
+    def __post_init__(self) -> None:
+        precision.resolve(self.policy)
+        if self.eval_policy:
+            _rename_error("--policy", "--eval-policy", precision.resolve, self.eval_policy)
+        _require_choice("--numerics", self.numerics, ("fast", "strict"))
+        _require_choice("--attention", self.attention, ("auto", "reference", "fused"))
+        require(not (self.strict and self.attention == "fused"), "--attention", "fused",
+                "--numerics strict writes attention out; use --attention reference")
+        for name in ("loss_scale_init", "loss_scale_factor"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
+        require(self.loss_scale_factor > 1, "--loss-scale-factor", self.loss_scale_factor,
+                "must be above 1")
+        require_range("--loss-scale-interval", self.loss_scale_interval, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """data"""
+
+    data: str = flag("stdlib", "stdlib (this Python's own library source, as bytes), a .txt file "
+                     "(bytes), or a folder with uint16 train.bin and val.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """optimization"""
+
+    steps: int = flag(500, "optimizer steps of the whole run", unit="steps")
+    batch_size: int = flag(16, "sequences in a micro-batch", unit="B")
+    accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
+    lr: float = flag(2e-3, "peak learning rate")
+    min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
+    warmup: int = flag(50, "updates of linear warm-up", unit="updates",
+                       derived="a tenth of --steps, at most 100")
+    weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
+    beta1: float = flag(0.9, "Adam's decay of the first moment")
+    beta2: float = flag(0.95, "Adam's decay of the second moment")
+    clip: float = flag(1.0, "clip the gradient to this global norm")
+    seed: int = flag(0, "seed of weights, batches and dropout")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accum"):
+            require_range(_flag_name(name), getattr(self, name), 1)
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
+        require(0 <= self.min_lr <= self.lr, "--min-lr", self.min_lr,
+                f"must be from 0 to --lr {self.lr}")
+        require_range("--warmup", self.warmup, 0, self.steps)
+        require_range("--weight-decay", self.weight_decay, 0)
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, _flag_name(name), value, "must be at least 0 and below 1")
+        require_range("--seed", self.seed, 0, 2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """memory and compilation"""
+
+    remat: str = flag("none", "recompute in the backward pass: sublayer (attention and mlp each), "
+                      "block, sqrt (segments of blocks, each block inside again), dots (all but "
+                      "the weight matmuls)", choices=("none", "sublayer", "block", "sqrt", "dots"))
+    layers: str = flag("auto", "JAX: unroll is faster, scan compiles faster and saves memory with "
+                       "remat; auto: scan from 24 layers; PyTorch always unrolls",
+                       choices=("auto", "unroll", "scan"))
+    compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
+
+    def __post_init__(self) -> None:
+        _require_choice("--remat", self.remat, ("none", "sublayer", "block", "sqrt", "dots"))
+        _require_choice("--layers", self.layers, ("auto", "unroll", "scan"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """run"""
+
+    eval_every: int = flag(100, "steps between evaluations; 0: only first and last", unit="steps")
+    eval_batches: int = flag(20, "micro-batches in an evaluation", unit="batches")
+    save_every: int = flag(100, "steps between checkpoints; 0: only the last", unit="steps")
+    keep: int = flag(2, "checkpoints to keep, the newest", unit="checkpoints")
+    device: str = flag("auto", "where to run", choices=("auto", "cpu", "cuda"))
+
+    def __post_init__(self) -> None:
+        for name, low in (("eval_every", 0), ("eval_batches", 1), ("save_every", 0), ("keep", 1)):
+            require_range(_flag_name(name), getattr(self, name), low)
+        _require_choice("--device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run's numbers, and where and how often it writes them."""
+
+    model: ModelConfig = ModelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self) -> None:
+        compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
+        require(not compiled_masks, "--compile", True, "strict numerics draw dropout's masks with a "
+                "generator that does not compile; drop --compile or set --dropout 0")
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, sections: Any) -> "Config":
+        """The inverse of `to_json`.
+
+        Raises:
+            UserError: a section or field is missing, unknown or of another type.
+        """
+        try:
+            parts = {f.name: f.type(**sections[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[operator]
+            config = cls(**parts)
+            same = json.loads(json.dumps(config.to_json())) == sections
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"config.json: not a Lockstep configuration ({error})") from None
+        require(same, "config.json", "sections", "not the fields of this version")
+        return config
+
+
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+GPT2 = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
+BPE = 50_304  # GPT-2's 50,257 tokens, padded to a multiple of 128 for the matmul units
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": dict(n_layer=4,  n_head=4,  d_model=128,  context=128,  vocab=256, tied=False, **LLAMA),
+    "10m":  dict(n_layer=6,  n_head=6,  d_model=384,  context=256,  vocab=256, tied=False, **LLAMA),
+    "30m":  dict(n_layer=9,  n_head=8,  d_model=512,  context=512,  vocab=256, tied=False, **LLAMA),
+    "125m": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **LLAMA),
+    "1b":   dict(n_layer=16, n_head=16, d_model=2048, context=2048, vocab=BPE, tied=False, **LLAMA),
+    "gpt2": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **GPT2),
+}
+# fmt: on
+
+
+def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
+    """The resolved config of the flags a user gave (field name -> value).
+
+    Args:
+        given: only what was typed; everything else takes its default here.
+        accelerator: decides `--model auto`.
+    """
+    given = dict(given)
+    name = given.pop("model", "auto")
+    require(name in ("auto", *PRESETS), "--model", name, f"unknown; use auto, {', '.join(PRESETS)}")
+    if name == "auto":
+        name = "10m" if accelerator else "tiny"
+    if "lr" in given:
+        given.setdefault("min_lr", given["lr"] / 10)
+    if "steps" in given:
+        given.setdefault("warmup", max(0, min(100, given["steps"] // 10)))
+    sections = {}
+    for section in dataclasses.fields(Config):
+        names = [f.name for f in dataclasses.fields(section.type)]  # type: ignore[arg-type]
+        chosen = {key: given.pop(key) for key in names if key in given}
+        if section.name == "model":
+            chosen = {"model": name, **PRESETS[name], **chosen}
+        sections[section.name] = section.type(**chosen)  # type: ignore[operator]
+    require(not given, "flags", ", ".join(given), "unknown fields")
+    return Config(**sections)

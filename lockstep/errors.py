@@ -1,0 +1,20 @@
+"""The one exception that means: the user can mend this."""
+
+import math
+from typing import Any
+
+
+class UserError(Exception):
+    """A mistake of the user's: one line that names field, value and remedy; exit status 2."""
+
+
+def require(holds: bool, field: str, value: Any, remedy: str) -> None:
+    """Raises UserError "field value: remedy" unless `holds`."""
+    if not holds:
+        raise UserError(f"{field} {value}: {remedy}")
+
+
+def require_range(field: str, value: float, low: float, high: float = math.inf) -> None:
+    """Raises UserError unless low <= value <= high; NaN and infinity never pass."""
+    bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+    require(math.isfinite(value) and low <= value <= high, field, value, f"must be {bounds}")

@@ -1,0 +1,104 @@
+"""`Twin`: the small protocol that each implementation fulfils.
+
+The loop, the instruments and the benchmark grid know nothing else, so that another trainer, or a
+user's own pair of models, can stand where ours stand.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.params import Arrays
+
+MODULES = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything a run needs to go on, in canonical names and layouts.
+
+    Weights and moments have the policy's param dtype.
+    """
+
+    params: Arrays
+    mu: Arrays
+    nu: Arrays
+    step: int  # optimizer steps taken, skipped ones included
+    updates: int  # updates made: Adam's count and the schedule's position
+    loss_scale: float  # 1.0 where the policy needs none
+    good_steps: int  # finite steps since the scale last moved (GradScaler's growth tracker)
+
+
+class StepResult(NamedTuple):
+    """What one optimizer step reports; `loss` is the window's mean before the update."""
+
+    loss: float
+    grad_norm: float  # of the unscaled mean gradient, before clipping; not finite when skipped
+    lr: float
+    loss_scale: float  # the one used in this step
+    skipped: bool
+
+
+class Twin(Protocol):
+    """One implementation of the model and its optimizer step."""
+
+    framework: str
+
+    def describe(self) -> dict[str, Any]:
+        """Device, versions, attention backend: what a reader of config.json wants to know."""
+        ...
+
+    def load(self, state: TrainState) -> None: ...
+
+    def state(self) -> TrainState: ...
+
+    def prepare(self) -> float:
+        """Compiles what can be compiled ahead; returns the seconds it took."""
+        ...
+
+    def place(self, window: np.ndarray) -> Any:
+        """Starts the copy of an int32 (N, B, T+1) window to the device."""
+        ...
+
+    def step(self, window: Any) -> Callable[[], StepResult]:
+        """Starts one optimizer step on a placed window; the call it returns waits for the result.
+
+        So the host can draw the next window while the device computes.
+        """
+        ...
+
+    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+        """Mean loss and unscaled gradients of one int32 (B, T+1) batch, dropout off."""
+        ...
+
+    def evaluate(self, batches: np.ndarray) -> float:
+        """Mean loss of int32 (M, B, T+1) batches under the evaluation policy, dropout off."""
+        ...
+
+    def intermediates(self, batch: np.ndarray) -> Arrays:
+        """Named activations of one batch, in the order of the forward pass, dropout off."""
+        ...
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """float (V,): the scores of the token after int32 (t,) tokens, t from 1 to T."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """Peak memory so far: the allocator's on CUDA, the process's resident set on a CPU."""
+        ...
+
+
+def load(framework: str, config: Config) -> Twin:
+    """Imports a framework and builds its twin; the only place where a name becomes a framework."""
+    if framework not in MODULES:
+        raise UserError(f"--framework {framework}: unknown; use {', '.join(MODULES)}")
+    try:
+        module = importlib.import_module(MODULES[framework])
+    except ImportError as error:
+        raise UserError(f"--framework {framework}: cannot be imported ({error}); install it") from None
+    return module.build(config)

@@ -1,0 +1,61 @@
+"""Between the trainer's state and the canonical one. The names are already the state-dict's."""
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.params import Arrays, shapes
+from lockstep.twin import TrainState
+from torch_ref.step import Trainer
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy on the host, bit for bit; numpy's bfloat16 is ml_dtypes'."""
+    tensor = tensor.detach().cpu().clone()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    array = np.array(array, order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_canonical(tensors: dict[str, Tensor]) -> Arrays:
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()}
+
+
+def load(trainer: Trainer, state: TrainState) -> None:
+    """Replaces everything that a step changes. Arrays are cast to the param dtype."""
+    trainer.step, trainer.updates = state.step, state.updates
+    scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
+    if trainer.scaler.is_enabled():
+        trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(from_numpy(state.params[name]))
+            trainer.optimizer.state[parameter] = {
+                "step": torch.tensor(float(state.updates), device=parameter.device),
+                "exp_avg": from_numpy(state.mu[name]).to(parameter),
+                "exp_avg_sq": from_numpy(state.nu[name]).to(parameter),
+            }
+
+
+def save(trainer: Trainer) -> TrainState:
+    """The canonical state, copied to the host."""
+    named = dict(trainer.model.named_parameters())
+    moments = trainer.optimizer.state
+    scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
+    return TrainState(
+        params={name: to_numpy(named[name]) for name in shapes(trainer.config.model)},
+        mu={name: to_numpy(moments[p]["exp_avg"]) for name, p in named.items()},
+        nu={name: to_numpy(moments[p]["exp_avg_sq"]) for name, p in named.items()},
+        step=trainer.step,
+        updates=trainer.updates,
+        loss_scale=scaler["scale"],
+        good_steps=scaler["_growth_tracker"],
+    )

@@ -1,0 +1,77 @@
+"""Precision in PyTorch: autocast, GradScaler, and the switches that decide what float32 means."""
+
+import os
+from contextlib import AbstractContextManager
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from lockstep.config import Config, PrecisionConfig
+from lockstep.errors import UserError
+from lockstep.precision import Roles
+
+
+def dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+def find_device(asked: str) -> torch.device:
+    """The device of `--device auto|cpu|cuda`.
+
+    Raises:
+        UserError: cuda was asked for and there is none.
+    """
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; "
+                        "use --device cpu, or install a CUDA build and driver")
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(asked)
+
+
+def configure(config: Config) -> torch.device:
+    """Sets the process's numerics switches; returns the device."""
+    device = find_device(config.run.device)
+    strict, roles = config.precision.strict, config.precision.roles
+    if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(strict)
+    float32 = "tf32" if roles.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.fp32_precision = float32
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not strict
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not strict
+    return device
+
+
+def autocast(roles: Roles, device: torch.device) -> AbstractContextManager:
+    """Casts matmul inputs to the compute dtype; off where there is nothing to cast."""
+    return torch.autocast(device.type, dtype=dtype(roles.compute), enabled=roles.mixed)
+
+
+def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:
+    """Dynamic loss scaling, for float16 alone; disabled, every method passes through."""
+    return torch.amp.GradScaler(
+        device.type,
+        init_scale=config.loss_scale_init,
+        growth_factor=config.loss_scale_factor,
+        backoff_factor=1 / config.loss_scale_factor,
+        growth_interval=config.loss_scale_interval,
+        enabled=config.roles.loss_scaling,
+    )
+
+
+def fused_attention(config: PrecisionConfig) -> bool:
+    """SDPA always exists; strict numerics write attention out."""
+    return config.attention == "fused" or (config.attention == "auto" and not config.strict)
+
+
+def attention_backend(config: Config, device: torch.device) -> str:
+    """The attention in use: "reference", or SDPA with the kernel that torch picks for it."""
+    if not fused_attention(config.precision):
+        return "reference"
+    model, roles = config.model, config.precision.roles
+    shape = (config.optim.batch_size, model.n_head, model.context, model.d_head)
+    q = torch.empty(shape, dtype=dtype(roles.compute), device=device, requires_grad=True)
+    choice = torch._fused_sdp_choice(q, q, q, is_causal=True)
+    return f"sdpa:{SDPBackend(choice).name.lower()}"

@@ -1,0 +1,63 @@
+"""Rematerialization: what the backward pass recomputes instead of keeping.
+
+none      keep everything
+sublayer  keep each sublayer's input (attention and mlp)
+block     keep each block's input
+sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
+dots      keep the outputs of the weight matmuls, recompute the rest of each block
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from lockstep.params import segments
+from torch_ref.dropout import Dropout
+
+# Matmuls without a batch dimension are the weights'; those of attention are bmm.
+WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+
+
+def save_dots(context, op, *args, **kwargs) -> CheckpointPolicy:  # type: ignore[no-untyped-def]
+    keep = op in WEIGHT_MATMULS
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+recompute = partial(checkpoint, use_reentrant=False)
+recompute_but_dots = partial(
+    recompute, context_fn=partial(create_selective_checkpoint_contexts, save_dots)
+)
+
+
+def remat_sublayer(sublayer: Callable[[Tensor], Tensor], remat: str) -> Callable[[Tensor], Tensor]:
+    return partial(recompute, sublayer) if remat == "sublayer" else sublayer
+
+
+def through_blocks(blocks: nn.ModuleList, x: Tensor, dropout: Dropout, *, remat: str) -> Tensor:
+    """The blocks in order, x (B, T, D) -> (B, T, D), under one remat mode."""
+    run = {"block": recompute, "sqrt": recompute, "dots": recompute_but_dots}.get(remat, _call)
+
+    def span(start: int, stop: int, x: Tensor) -> Tensor:
+        for layer in range(start, stop):
+            x = run(blocks[layer], x, layer, dropout)
+        return x
+
+    if remat != "sqrt":
+        return span(0, len(blocks), x)
+    n, size = segments(len(blocks))
+    edges = [*range(0, n * size, size), n * size, len(blocks)]
+    for start, stop in zip(edges, edges[1:]):
+        if start < stop:
+            x = recompute(span, start, stop, x)
+    return x
+
+
+def _call(function, *args):  # type: ignore[no-untyped-def]
+    return function(*args)

@@ -1,0 +1,147 @@
+"""One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
+
+scale -> backward, N times -> unscale -> clip -> step -> update the scale. One decision per
+optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from lockstep.config import Config
+from lockstep.params import intermediates
+from lockstep.precision import Roles
+from lockstep.schedule import learning_rates
+from lockstep.twin import StepResult
+from torch_ref.dropout import Dropout
+from torch_ref.model import GPT, mean_loss
+from torch_ref.optim import adamw
+from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
+
+
+def make_model(config: Config, roles: Roles, device: torch.device) -> GPT:
+    """The model of one policy, its weights in the param dtype and not yet loaded."""
+    fused = fused_attention(config.precision)
+    with device:
+        model = GPT(config.model, roles, fused=fused, remat=config.execution.remat)
+    return model.to(dtype(roles.param))
+
+
+def batch_loss(model: GPT, batch: Tensor, roles: Roles, dropout: Dropout | None = None) -> Tensor:
+    """Mean loss of (B, T+1) tokens."""
+    with autocast(roles, batch.device):
+        logits = model(batch[:, :-1], dropout)
+        return mean_loss(logits, batch[:, 1:], roles)
+
+
+class Trainer:
+    """What a step changes (weights, moments, scale, counters) and the step that changes it."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.roles, self.eval_roles = config.precision.roles, config.precision.eval_roles
+        self.model = make_model(config, self.roles, device)
+        self.optimizer = adamw(self.model, config.optim)
+        self.scaler = grad_scaler(config.precision, device)
+        self.rates = learning_rates(config.optim)
+        self.step = self.updates = 0
+        self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
+
+    def compile(self) -> None:
+        """Compiles the loss ahead of time, for the shapes it will see, by running it once."""
+        if self.config.execution.compile:
+            shape = (self.config.optim.batch_size, self.config.model.context + 1)
+            batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            self.batch_loss(self.model, batch, self.roles, self.dropout(0)).backward()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_step(self, window: Tensor) -> Callable[[], StepResult]:
+        """Window (N, B, T+1) -> a call that waits for the result."""
+        accum, scale = len(window), self.scaler.get_scale()
+        self.step += 1
+        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
+        for micro_step, batch in enumerate(window):
+            dropout = self.dropout(micro_step)
+            loss = self.batch_loss(self.model, batch, self.roles, dropout) / accum
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
+        rate = float(self.rates[self.updates])
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        skipped = self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
+        self.updates += not skipped  # and so the schedule stands still on a skipped step
+        return self.result(torch.stack([total, norm.to(total.dtype)]), rate, scale, skipped)
+
+    def dropout(self, micro_step: int) -> Dropout:
+        config = self.config
+        return Dropout(config.model.dropout, seed=config.optim.seed, step=self.step,
+                       micro_step=micro_step, strict=config.precision.strict)
+
+    def result(self, metrics: Tensor, rate: float, scale: float,
+               skipped: bool) -> Callable[[], StepResult]:
+        """Starts the copy to the host now, waits for it when called."""
+        host = metrics.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event() if self.device.type == "cuda" else None
+        if copied:
+            copied.record()
+
+        def wait() -> StepResult:
+            if copied:
+                copied.synchronize()
+            loss, norm = host.tolist()
+            return StepResult(loss, norm, rate, scale, skipped)
+
+        return wait
+
+    def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
+        loss = self.batch_loss(self.model, batch, self.roles)
+        self.scaler.scale(loss).backward()
+        scale = self.scaler.get_scale()
+        grads = {name: p.grad / scale for name, p in self.model.named_parameters()}
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), grads
+
+    @torch.no_grad()
+    def evaluate(self, batches: Tensor) -> Tensor:
+        """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
+        model = self.evaluation_model()
+        return torch.stack([batch_loss(model, b, self.eval_roles) for b in batches]).mean()
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        with autocast(self.eval_roles, self.device):
+            return self.evaluation_model()(tokens)
+
+    @torch.no_grad()
+    def intermediates(self, batch: Tensor) -> dict[str, Tensor]:
+        """Outputs of the named modules on (B, T+1) tokens, in the order they were computed."""
+        seen: dict[str, Tensor] = {}
+
+        def record(name: str) -> Callable:
+            return lambda module, inputs, output: seen.update({name: output})
+
+        *named, logits = intermediates(self.config.model)
+        modules = {name: self.model.get_submodule(name) for name in named}
+        hooks = [module.register_forward_hook(record(name)) for name, module in modules.items()]
+        with autocast(self.roles, self.device):
+            seen[logits] = self.model(batch[:, :-1])
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def evaluation_model(self) -> GPT:
+        """The model itself, or a copy of its weights in the evaluation policy."""
+        if self.eval_roles == self.roles:
+            return self.model
+        model = make_model(self.config, self.eval_roles, self.device)
+        model.load_state_dict(self.model.state_dict())
+        return model

@@ -1,0 +1,89 @@
+"""The PyTorch trainer: `python -m torch_ref.train --policy bf16`. The loop is `lockstep.loop`."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import cli
+from lockstep.config import Config
+from lockstep.memory import resident_peak
+from lockstep.params import Arrays
+from lockstep.twin import StepResult, TrainState
+from torch_ref import bridge
+from torch_ref.precision import attention_backend, configure, find_device
+from torch_ref.step import Trainer
+
+
+class TorchTwin:
+    """`lockstep.twin.Twin`, in PyTorch."""
+
+    framework = "torch"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.device = configure(config)
+        self.trainer = Trainer(config, self.device)
+
+    def describe(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name() if cuda else "cpu",
+            "platform": self.device.type,
+            "attention": attention_backend(self.config, self.device),
+            "versions": {"torch": torch.__version__},
+        }
+
+    def load(self, state: TrainState) -> None:
+        bridge.load(self.trainer, state)
+
+    def state(self) -> TrainState:
+        return bridge.save(self.trainer)
+
+    def prepare(self) -> float:
+        start = time.perf_counter()
+        self.trainer.compile()
+        return time.perf_counter() - start
+
+    def place(self, window: np.ndarray) -> Tensor:
+        tokens = torch.from_numpy(window).long()
+        if self.device.type == "cuda":
+            tokens = tokens.pin_memory()
+        return tokens.to(self.device, non_blocking=True)
+
+    def step(self, window: Tensor) -> Callable[[], StepResult]:
+        return self.trainer.optimizer_step(window)
+
+    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+        loss, grads = self.trainer.loss_and_grads(self.place(batch))
+        return loss.item(), bridge.to_canonical(grads)
+
+    def evaluate(self, batches: np.ndarray) -> float:
+        return self.trainer.evaluate(self.place(batches)).item()
+
+    def intermediates(self, batch: np.ndarray) -> Arrays:
+        return bridge.to_canonical(self.trainer.intermediates(self.place(batch)))
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        logits = self.trainer.logits(self.place(tokens[None]))
+        return logits[0, -1].double().cpu().numpy()
+
+    def peak_bytes(self) -> int:
+        cuda = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+
+
+def build(config: Config) -> TorchTwin:
+    return TorchTwin(config)
+
+
+def has_accelerator(device: str) -> bool:
+    return find_device(device).type != "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(cli.train(TorchTwin.framework, build, has_accelerator))
