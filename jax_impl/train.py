@@ -26,6 +26,7 @@ class JaxTwin:
     """`lockstep.twin.Twin`, in JAX."""
 
     framework = "jax"
+    synchronous = False
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -2,7 +2,7 @@
 
     run/checkpoints/step_00001000/
         weights.safetensors   mu.safetensors   nu.safetensors    canonical names and layouts
-        state.json                                               counters, loss scale, checksums
+        state.json    counters, loss scale, dtype, names in canonical order, checksums
 
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
@@ -87,19 +87,21 @@ def load(path: Path) -> TrainState:
         for name in FILES.values():
             if _checksum(path / name) != record["sha256"][name]:
                 raise _unusable(path / name, f"damaged, its checksum is not that in {RECORD}")
-        arrays = {field: _read_arrays(path / name) for field, name in FILES.items()}
+        loaded = {field: _read_arrays(path / name) for field, name in FILES.items()}
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
         raise _unusable(error.filename or path, why) from None
-    wanted = {name: (array.shape, record["dtype"]) for name, array in arrays["params"].items()}
+    shapes = {name: array.shape for name, array in loaded["params"].items()}
+    wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
     for field, name in FILES.items():
-        if _layout(arrays[field]) != wanted:
-            why = f"its tensors are not those of {FILES['params']} in {record['dtype']}"
+        if _layout(loaded[field]) != wanted:
+            why = f"its tensors are not those of {RECORD} and {FILES['params']}"
             raise _unusable(path / name, why)
+    params, mu, nu = ({name: loaded[field][name] for name in wanted} for field in FILES)
     return TrainState(
-        params=arrays["params"],
-        mu=arrays["mu"],
-        nu=arrays["nu"],
+        params=params,
+        mu=mu,
+        nu=nu,
         step=record["step"],
         updates=record["updates"],
         loss_scale=record["loss_scale"],
@@ -128,9 +130,9 @@ def _write(folder: Path, state: TrainState) -> None:
     assert layout == _layout(state.mu) == _layout(state.nu), "moments unlike the weights"
     dtypes = {dtype for _, dtype in layout.values()}
     assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
-    record: dict[str, Any] = {"format": FORMAT, "dtype": dtypes.pop()}
+    record: dict[str, Any] = {"format": FORMAT}
     record |= {name: getattr(state, name) for name in COUNTERS}
-    record["sha256"] = {}
+    record |= {"dtype": dtypes.pop(), "names": list(layout), "sha256": {}}
     folder.mkdir()
     for field, name in FILES.items():
         # save_file writes memory as it lies, which for a transposed view is silently wrong;
@@ -157,7 +159,7 @@ def _read_record(file: Path) -> dict[str, Any]:
             raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
         whole = (
             record["format"] == FORMAT
-            and record.keys() == {"format", "dtype", *COUNTERS, "sha256"}
+            and record.keys() == {"format", *COUNTERS, "dtype", "names", "sha256"}
             and record["sha256"].keys() == {*FILES.values(), RECORD}
             and record["sha256"][RECORD] == _own_checksum(record)
         )

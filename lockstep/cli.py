@@ -1,0 +1,202 @@
+"""The command line: the trainers' flags, read off `lockstep.config`, and the `lockstep` command."""
+
+import argparse
+import dataclasses
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lockstep import checkpoint, loop, rundir, sampling, twin
+from lockstep.config import PRESETS, Config, from_flags
+from lockstep.errors import UserError, require
+from lockstep.twin import Twin
+
+MISTAKE = 2
+MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
+EXAMPLES = """\
+example:
+  python -m {module} --policy bf16 --accum 4 --remat block --steps 1000
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, within 80 columns, whose errors are `UserError`s of one line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
+
+    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        given, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = list(self._option_string_actions)
+            close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "see --help"
+            raise UserError(f"{unknown[0]}: unknown; {remedy}")
+        return given
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument ") + "; see --help")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=79)
+
+
+def train(framework: str, build: Callable[[Config], Twin], has_accelerator: Callable[[str], bool],
+          argv: Sequence[str] | None = None) -> int:
+    """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status."""
+    return _one_line(lambda: _train(framework, build, has_accelerator, argv))
+
+
+def _train(framework: str, build: Callable[[Config], Twin], has_accelerator: Callable[[str], bool],
+           argv: Sequence[str] | None) -> int:
+    given = vars(trainer_parser(twin.MODULES[framework]).parse(argv))
+    out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
+    if resume:
+        require(not overwrite, "--resume", "", "and --overwrite exclude each other; drop one")
+        require(out is not None, "--resume", "", "which run? give --out RUN")
+        config = _resumed(Path(out), given)
+    else:
+        config = from_flags(given, accelerator=has_accelerator(given.get("device", "auto")))
+        stem = f"{framework}-{config.model.model}-{config.precision.policy}"
+        out = out or rundir.fresh_name(stem.replace("=", "-").replace(",", "-"))
+        rundir.require_free(Path(out), overwrite=bool(overwrite))
+    return loop.train(config, build, Path(out), resume=bool(resume))
+
+
+def _resumed(out: Path, given: dict[str, Any]) -> Config:
+    """The run's own config, with the flags that may change replaced."""
+    config = rundir.read_record(out).config
+    for name in given:
+        require(name in MAY_CHANGE, "--" + name.replace("_", "-"), given[name],
+                f"may not change on --resume; only {', '.join(MAY_CHANGE)} may")
+    sections = {}
+    for field in dataclasses.fields(Config):
+        section = getattr(config, field.name)
+        names = {f.name for f in dataclasses.fields(section)}
+        changed = {name: value for name, value in given.items() if name in names}
+        sections[field.name] = dataclasses.replace(section, **changed)
+    return Config(**sections)
+
+
+def trainer_parser(module: str) -> Parser:
+    """One group for each section of `Config`, one flag for each field that has a help."""
+    parser = Parser(
+        prog=f"python -m {module}",
+        usage=f"python -m {module} [flags]",
+        description="Trains a GPT with mixed precision. Both trainers take the same flags "
+        "and\ndo the same run. Capital letters are the shapes of the model's arrays.",
+        epilog=EXAMPLES.format(module=module),
+        argument_default=argparse.SUPPRESS,
+    )
+    for section in dataclasses.fields(Config):
+        group = parser.add_argument_group(section.type.__doc__)  # type: ignore[union-attr]
+        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
+            if "help" in field.metadata:
+                _add_flag(group, field)
+    group.add_argument("--out", metavar="DIR", help="the run's directory (default: a new one, "
+                       "named runs/FRAMEWORK-MODEL-POLICY)")
+    group.add_argument("--resume", action="store_true", help="go on with the run in --out, with "
+                       f"its own config; only {', '.join(MAY_CHANGE)} may change")
+    group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    return parser
+
+
+def _add_flag(group: Any, field: dataclasses.Field) -> None:
+    about = field.metadata
+    name = "--" + field.name.replace("_", "-")
+    unit = f"{about['unit']}; " if about["unit"] else ""
+    default = about["derived"] or _shown(field.default)
+    if field.type is bool:
+        group.add_argument(name, action="store_true", help=about["help"])
+        return
+    choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
+    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]
+    group.add_argument(name, metavar=metavar, type=_reader(field.type),
+                       help=f"{about['help']} ({unit}default: {default})")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = {int: "a whole number", float: "a number"}[kind]
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}; give one") from None
+
+    return read
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `lockstep` command."""
+    return _one_line(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = lockstep_parser()
+    given = parser.parse(argv)
+    return given.command(given)
+
+
+def lockstep_parser() -> Parser:
+    parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    sub = commands.add_parser("sample", help="write text with a run's newest checkpoint",
+                              description="Writes text with a run's newest checkpoint.")
+    sub.add_argument("run", metavar="RUN", help="the run's directory")
+    sub.add_argument("--prompt", default="def ", help="text to continue (default: 'def ')")
+    sub.add_argument("--length", type=_reader(int), default=300, metavar="N",
+                     help="bytes to write (default: 300)")
+    sub.add_argument("--temperature", type=_reader(float), default=0.8, metavar="X",
+                     help="0 takes the likeliest byte each time (default: 0.8)")
+    sub.add_argument("--top-k", type=_reader(int), default=40, metavar="N",
+                     help="choose among the N likeliest; 0 among all (default: 40)")
+    sub.add_argument("--seed", type=_reader(int), default=0, metavar="N",
+                     help="seed of the choices (default: 0)")
+    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
+                     help="which twin computes (default: the one that trained the run)")
+    sub.add_argument("--device", default="auto", metavar="auto|cpu|cuda",
+                     help="where to run (default: auto)")
+    sub.set_defaults(command=_sample)
+    return parser
+
+
+def _sample(given: argparse.Namespace) -> int:
+    record = rundir.read_record(Path(given.run))
+    prompt = given.prompt.encode("utf-8", "surrogateescape")
+    require(len(prompt) > 0, "--prompt", "''", "is empty; give at least one character")
+    for name, value, low in (("--length", given.length, 1), ("--top-k", given.top_k, 0)):
+        require(value >= low, name, value, f"must be at least {low}")
+    require(0 <= given.temperature < float("inf"), "--temperature", given.temperature,
+            "must be at least 0")
+    require(0 <= given.seed < 2**63, "--seed", given.seed, "must be at least 0 and below 2**63")
+    config = record.config
+    bytewise = config.data.data == "stdlib" or config.data.data.endswith(".txt")
+    require(bytewise, "RUN", given.run, "was trained on token files, which this cannot decode; "
+            "name a run on text")
+    config = dataclasses.replace(
+        config, run=dataclasses.replace(config.run, device=given.device))
+    state = checkpoint.latest(Path(given.run), lambda notice: print(notice, file=sys.stderr))
+    chosen = twin.load(given.framework or record.framework, config)
+    chosen.load(state)
+    text = sampling.sample(chosen, prompt, length=given.length, context=config.model.context,
+                           temperature=given.temperature, top_k=given.top_k, seed=given.seed)
+    print((prompt + text).decode("utf-8", "replace"))
+    return 0
+
+
+def _one_line(command: Callable[[], int]) -> int:
+    try:
+        return command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        return loop.STOPPED

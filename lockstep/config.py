@@ -96,7 +96,7 @@ class PrecisionConfig:
     eval_policy: str = flag("", "policy of the evaluation", derived="the training policy")
     loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
     loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
-    loss_scale_interval: int = flag(2000, "good steps in a row before the scale grows",
+    loss_scale_interval: int = flag(2000, "the scale grows after so many good steps",
                                     unit="steps")
 
     @property
@@ -139,12 +139,12 @@ class DataConfig:
 class OptimConfig:
     """optimization"""
 
-    steps: int = flag(500, "optimizer steps of the whole run", unit="steps")
+    steps: int = flag(500, "length of the whole run", unit="optimizer steps")
     batch_size: int = flag(16, "sequences in a micro-batch", unit="B")
     accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
     lr: float = flag(2e-3, "peak learning rate")
     min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
-    warmup: int = flag(50, "updates of linear warm-up", unit="updates",
+    warmup: int = flag(50, "linear warm-up", unit="updates",
                        derived="a tenth of --steps, at most 100")
     weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
     beta1: float = flag(0.9, "Adam's decay of the first moment")
@@ -189,10 +189,10 @@ class ExecutionConfig:
 class RunConfig:
     """run"""
 
-    eval_every: int = flag(100, "steps between evaluations; 0: only first and last", unit="steps")
-    eval_batches: int = flag(20, "micro-batches in an evaluation", unit="batches")
-    save_every: int = flag(100, "steps between checkpoints; 0: only the last", unit="steps")
-    keep: int = flag(2, "checkpoints to keep, the newest", unit="checkpoints")
+    eval_every: int = flag(100, "how often to evaluate; 0: only first and last", unit="steps")
+    eval_batches: int = flag(20, "length of an evaluation", unit="micro-batches")
+    save_every: int = flag(100, "how often to save; 0: only the last step", unit="steps")
+    keep: int = flag(2, "how many checkpoints to keep, the newest")
     device: str = flag("auto", "where to run", choices=("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:

@@ -48,6 +48,7 @@ class Twin(Protocol):
     """One implementation of the model and its optimizer step."""
 
     framework: str
+    synchronous: bool  # whether `step` returns only when the step is done
 
     def describe(self) -> dict[str, Any]:
         """Device, versions, attention backend: what a reader of config.json wants to know."""

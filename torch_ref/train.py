@@ -27,6 +27,7 @@ class TorchTwin:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
+        self.synchronous = self.device.type == "cpu"
         self.trainer = Trainer(config, self.device)
 
     def describe(self) -> dict[str, Any]:
