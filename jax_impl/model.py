@@ -26,7 +26,7 @@ Tap = Callable[[str, jax.Array], jax.Array]
 
 @jax.custom_vjp
 def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """x @ kernel + bias, rounded once, as a GEMM with a bias epilogue does."""
+    """Rows (R, in) @ kernel + bias, rounded once, as a GEMM with a bias epilogue does."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     y = jnp.matmul(x, kernel, preferred_element_type=wide)
     return (y + bias.astype(wide)).astype(x.dtype)
@@ -38,11 +38,8 @@ def _affine_forward(x, kernel, bias):  # type: ignore[no-untyped-def]
 
 def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]
     x, kernel = residuals
-    over_rows = tuple(range(dy.ndim - 1))
     wide = jnp.promote_types(dy.dtype, jnp.float32)
-    dx = jnp.matmul(dy, kernel.T)
-    d_kernel = jax.lax.dot_general(x, dy, ((over_rows, over_rows), ((), ())))
-    return dx, d_kernel, dy.astype(wide).sum(over_rows).astype(dy.dtype)
+    return dy @ kernel.T, x.T @ dy, dy.astype(wide).sum(0).astype(dy.dtype)
 
 
 affine.defvjp(_affine_forward, _affine_backward)
@@ -57,10 +54,14 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((d_out,), policy.param_dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
+        # As rows: with two leading axes XLA's CPU backend transposes dy for the weight gradient.
+        rows = x.reshape(-1, x.shape[-1])
+        rows, kernel = self.policy.cast_to_compute((rows, self.kernel[...]))
         if self.bias is None:
-            return x @ kernel
-        return affine(x, kernel, self.policy.cast_to_compute(self.bias[...]))
+            y = rows @ kernel
+        else:
+            y = affine(rows, kernel, self.policy.cast_to_compute(self.bias[...]))
+        return y.reshape(*x.shape[:-1], -1)
 
 
 class LayerNorm(nnx.Module):
@@ -149,8 +150,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         b, t, d = x_BTD.shape
-        qkv = self.qkv(x_BTD).reshape(b, t, 3, self.config.n_head, -1)
-        q, k, v = (qkv[:, :, i] for i in range(3))
+        q, k, v = (
+            y.reshape(b, t, self.config.n_head, -1) for y in jnp.split(self.qkv(x_BTD), 3, axis=-1)
+        )
         if self.config.position == "rope":
             tables = rotary.table(self.config.context, self.config.d_head)
             cos, sin = (jnp.asarray(table, self.policy.output_dtype) for table in tables)
@@ -243,8 +245,8 @@ class GPT(nnx.Module):
         if self.head is not None:
             return tap("logits", self.head(x_BTD))
         # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-        x, embed = self.policy.cast_to_compute((x_BTD, self.embed[...]))
-        return tap("logits", x @ embed.T)
+        rows, embed = self.policy.cast_to_compute((x_BTD.reshape(-1, x_BTD.shape[-1]), self.embed[...]))
+        return tap("logits", (rows @ embed.T).reshape(*tokens_BT.shape, -1))
 
     def split_blocks(self) -> tuple[nnx.GraphDef, list[nnx.State] | nnx.State]:
         """The one graph all blocks share, and their parameters: a list, or stacked."""

@@ -1,7 +1,7 @@
 """Train state <-> a folder of safetensors and JSON, from which either framework resumes.
 
     run/checkpoints/step_00001000/
-        weights.safetensors   mu.safetensors   nu.safetensors    canonical names and layouts
+        weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
         state.json    counters, loss scale, dtype, names in canonical order, checksums
 
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the

@@ -76,7 +76,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         b, t, d = x_BTD.shape
-        q, k, v = self.qkv(x_BTD).view(b, t, 3, self.n_head, -1).unbind(2)
+        q, k, v = (y.view(b, t, self.n_head, -1) for y in self.qkv(x_BTD).chunk(3, dim=-1))
         if self.rope:
             q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
         y_BTHK = self.attend(q, k, v, self.wide)
