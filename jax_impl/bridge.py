@@ -61,15 +61,19 @@ def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) 
     stacked = places(config, scan).values()
     whole = {place.key for place in stacked if place.layer is None}
     # A copy: the step donates its state, and must not give away numpy's memory.
-    return {key: jnp.array(parts[0] if key in whole else np.stack(parts), dtype, copy=True)
-            for key, parts in layers.items()}
+    return {
+        key: jnp.array(parts[0] if key in whole else np.stack(parts), dtype, copy=True)
+        for key, parts in layers.items()
+    }
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     config, dtype = trainer.config.model, trainer.config.precision.roles.param
-    params, mu, nu = (from_canonical(arrays, config, trainer.model.scan, dtype)
-                      for arrays in (state.params, state.mu, state.nu))
+    params, mu, nu = (
+        from_canonical(arrays, config, trainer.model.scan, dtype)
+        for arrays in (state.params, state.mu, state.nu)
+    )
     fresh = trainer.optimizer.init(params)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=jnp.int32(state.updates))
     scalars = jnp.float32(state.loss_scale), jnp.int32(state.good_steps), jnp.int32(state.step)
@@ -84,8 +88,11 @@ def save(trainer: Trainer) -> TrainState:
     state, scan = trainer.state, trainer.model.scan
     params, mu, nu = (
         to_canonical(arrays, trainer.config.model, scan)
-        for arrays in (state.params, optax.tree.get(state.optimizer, "mu"),
-                       optax.tree.get(state.optimizer, "nu"))
+        for arrays in (
+            state.params,
+            optax.tree.get(state.optimizer, "mu"),
+            optax.tree.get(state.optimizer, "nu"),
+        )
     )
     return TrainState(
         params=params,

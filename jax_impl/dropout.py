@@ -13,8 +13,9 @@ SITES = {"embedding": 0, "attention": 1, "mlp": 2}
 class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
-    def __init__(self, rate: float, *, seed: int, step: jax.Array | int,
-                 micro_step: jax.Array | int) -> None:
+    def __init__(
+        self, rate: float, *, seed: int, step: jax.Array | int, micro_step: jax.Array | int
+    ) -> None:
         self.rate = rate
         if rate:
             key = jax.random.key(seed, impl="threefry2x32")

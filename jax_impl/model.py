@@ -6,6 +6,7 @@ cast whole. What must stay in the output dtype (residual, norms, softmax, rotati
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,8 +123,9 @@ def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array
     return turned.astype(x_BTHK.dtype)
 
 
-def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array,
-           policy: jmp.Policy) -> jax.Array:
+def attend(
+    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy
+) -> jax.Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
     scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
@@ -133,11 +135,13 @@ def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array,
     return jnp.einsum("bhts,bshk->bthk", policy.cast_to_compute(probs_BHTT), v_BTHK)
 
 
-def attend_fused(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array,
-                 policy: jmp.Policy) -> jax.Array:
+def attend_fused(
+    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy
+) -> jax.Array:
     """The same in one kernel, asked for by name: left to choose, JAX takes XLA's."""
-    return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True,
-                                        implementation="cudnn")
+    return jax.nn.dot_product_attention(
+        q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn"
+    )
 
 
 class Attention(nnx.Module):
@@ -186,8 +190,9 @@ class Block(nnx.Module):
         self.norm2 = make_norm(config, policy)
         self.mlp = MLP(config, policy)
 
-    def __call__(self, x_BTD: jax.Array, layer: jax.Array | int, dropout: Dropout,
-                 tap: Tap) -> jax.Array:
+    def __call__(
+        self, x_BTD: jax.Array, layer: jax.Array | int, dropout: Dropout, tap: Tap
+    ) -> jax.Array:
         def attention(x: jax.Array) -> jax.Array:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
             return dropout(tap(f"blocks.{layer}.attn", self.attn(x)), layer, "attention")
@@ -208,8 +213,15 @@ def untapped(name: str, x: jax.Array) -> jax.Array:
 class GPT(nnx.Module):
     """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
 
-    def __init__(self, config: ModelConfig, roles: Roles, *, fused: bool = False,
-                 remat: str = "none", scan: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        roles: Roles,
+        *,
+        fused: bool = False,
+        remat: str = "none",
+        scan: bool = False,
+    ) -> None:
         self.config, self.remat, self.scan = config, remat, scan
         self.policy = policy = make_policy(roles)
         zeros = partial(jnp.zeros, dtype=policy.param_dtype)
@@ -218,15 +230,16 @@ class GPT(nnx.Module):
         self.position = nnx.Param(zeros((config.context, config.d_model))) if learned else None
         make_block = partial(Block, config, policy, fused, remat)
         if scan:
-            self.blocks = nnx.vmap(lambda _: make_block())(jnp.arange(config.n_layer))
+            self.blocks: Any = nnx.vmap(lambda _: make_block())(jnp.arange(config.n_layer))
         else:
             self.blocks = nnx.List([make_block() for _ in range(config.n_layer)])
         self.norm = make_norm(config, policy)
         linear = partial(Linear, bias=False, policy=policy)
         self.head = None if config.tied else linear(config.d_model, config.vocab)
 
-    def __call__(self, tokens_BT: jax.Array, dropout: Dropout | None = None,
-                 tap: Tap = untapped) -> jax.Array:
+    def __call__(
+        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+    ) -> jax.Array:
         dropout = dropout or Dropout.off()
         x_BTD = self.policy.cast_to_output(self.embed[...][tokens_BT])
         x_BTD = tap("embed", x_BTD)
@@ -239,13 +252,16 @@ class GPT(nnx.Module):
         def layer(params: nnx.State, index: jax.Array | int, x: jax.Array) -> jax.Array:
             return nnx.merge(graph, params)(x, index, dropout, tap)
 
-        x_BTD = through_blocks(layer, blocks, x_BTD, self.config.n_layer, remat=self.remat,
-                               scan=self.scan)
+        x_BTD = through_blocks(
+            layer, blocks, x_BTD, self.config.n_layer, remat=self.remat, scan=self.scan
+        )
         x_BTD = tap("norm", self.norm(x_BTD))
         if self.head is not None:
             return tap("logits", self.head(x_BTD))
         # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-        rows, embed = self.policy.cast_to_compute((x_BTD.reshape(-1, x_BTD.shape[-1]), self.embed[...]))
+        rows, embed = self.policy.cast_to_compute(
+            (x_BTD.reshape(-1, x_BTD.shape[-1]), self.embed[...])
+        )
         return tap("logits", (rows @ embed.T).reshape(*tokens_BT.shape, -1))
 
     def split_blocks(self) -> tuple[nnx.GraphDef, list[nnx.State] | nnx.State]:

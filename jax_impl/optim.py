@@ -35,19 +35,27 @@ def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def adamw(config: OptimConfig, decay_mask: dict[str, bool],
-          param_dtype: str) -> optax.GradientTransformation:
+def adamw(
+    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
+) -> optax.GradientTransformation:
     """The rate is read from the schedule's table: the two twins' rates are the same numbers."""
     rates = jnp.asarray(learning_rates(config), jnp.promote_types(param_dtype, jnp.float32))
     return optax.chain(
         clip_by_global_norm(config.clip),
-        optax.adamw(lambda count: rates[count], config.beta1, config.beta2, eps=EPS,
-                    weight_decay=config.weight_decay, mask=decay_mask),
+        optax.adamw(
+            lambda count: rates[count],
+            config.beta1,
+            config.beta2,
+            eps=EPS,
+            weight_decay=config.weight_decay,
+            mask=decay_mask,
+        ),
     )
 
 
-def optimizer(config: OptimConfig, decay_mask: dict[str, bool],
-              param_dtype: str) -> optax.GradientTransformationExtraArgs:
+def optimizer(
+    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
+) -> optax.GradientTransformationExtraArgs:
     """update(gradients / N, state, params, do_step=...), called once for each micro-batch.
 
     `do_step` must be false before a window's last micro-batch. Nothing but the accumulator moves
@@ -59,6 +67,7 @@ def optimizer(config: OptimConfig, decay_mask: dict[str, bool],
     if config.accum == 1:
         return inner
     # accumulator_dtype=None would mean float32, under fp64 too.
-    steps = optax.MultiSteps(inner, config.accum, use_grad_mean=False,
-                             accumulator_dtype=jnp.dtype(param_dtype))
+    steps = optax.MultiSteps(
+        inner, config.accum, use_grad_mean=False, accumulator_dtype=jnp.dtype(param_dtype)
+    )
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)

@@ -1,4 +1,4 @@
-"""Precision in JAX: jmp's policy and loss scale, and the switches that decide what float32 means."""
+"""Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
 import mmap
 import os
@@ -15,8 +15,12 @@ from lockstep.errors import UserError
 from lockstep.precision import Roles
 
 # On a CPU, XLA multiplies bfloat16 matrices with the processor's own instructions only through
-# oneDNN, and uses that only when told to.
-ONEDNN = ("--xla_cpu_use_onednn=true", "--xla_cpu_experimental_onednn_custom_call=true")
+# oneDNN, which it uses only when told to, and to which its own YNNPACK must leave the matmuls.
+CPU_FLAGS = {
+    "xla_cpu_use_onednn": "true",
+    "xla_cpu_experimental_onednn_custom_call": "true",
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
 
 
 def policy(roles: Roles) -> jmp.Policy:
@@ -34,8 +38,10 @@ def find_device(asked: str) -> jax.Device:
     try:
         return jax.devices("cuda" if asked == "cuda" else None)[0]
     except RuntimeError:
-        raise UserError(f"--device cuda: JAX {jax.__version__} sees no CUDA device; "
-                        "use --device cpu, or install jax[cuda12] or jax[cuda13]") from None
+        raise UserError(
+            f"--device cuda: JAX {jax.__version__} sees no CUDA device; "
+            "use --device cpu, or install jax[cuda12] or jax[cuda13]"
+        ) from None
 
 
 def configure(config: Config) -> jax.Device:
@@ -53,19 +59,19 @@ def configure(config: Config) -> jax.Device:
 
 
 def use_onednn() -> None:
-    """Adds the oneDNN flags, unless the user set XLA_FLAGS or this jaxlib does not know them.
+    """Sets CPU_FLAGS, unless the user has set XLA_FLAGS; they count only before XLA starts.
 
-    An unknown XLA flag aborts the process, so they are looked up in the library first. They only
-    concern XLA's CPU backend, and only count before it starts.
+    An unknown flag aborts the process, so each is looked up in the library first. All of them
+    concern XLA's CPU backend alone.
     """
-    libraries = Path(jaxlib.__file__).parent.glob("libjax_common*")
-    if "XLA_FLAGS" not in os.environ and any(_mentions(path, ONEDNN) for path in libraries):
-        os.environ["XLA_FLAGS"] = " ".join(ONEDNN)
-
-
-def _mentions(library: Path, flags: tuple[str, ...]) -> bool:
+    if "XLA_FLAGS" in os.environ:
+        return
+    library = next(Path(jaxlib.__file__).parent.glob("libjax_common*"), None)
+    if library is None:
+        return
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return all(text.find(flag[2:].split("=")[0].encode()) >= 0 for flag in flags)
+        known = [name for name in CPU_FLAGS if text.find(name.encode()) >= 0]
+    os.environ["XLA_FLAGS"] = " ".join(f"--{name}={CPU_FLAGS[name]}" for name in known)
 
 
 def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
@@ -87,8 +93,9 @@ def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array)
     """
     if not config.roles.loss_scaling:
         return jmp.NoOpLossScale()
-    return jmp.DynamicLossScale(scale, good_steps, config.loss_scale_interval,
-                                config.loss_scale_factor, jnp.float32(0))
+    return jmp.DynamicLossScale(
+        scale, good_steps, config.loss_scale_interval, config.loss_scale_factor, jnp.float32(0)
+    )
 
 
 def fused_attention(config: PrecisionConfig, device: jax.Device) -> bool:

@@ -30,16 +30,20 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
     return jax.checkpoint(sublayer) if remat == "sublayer" else sublayer
 
 
-def through_blocks(layer: Layer, blocks: Any, x: jax.Array, n_layer: int, *, remat: str,
-                   scan: bool) -> jax.Array:
+def through_blocks(
+    layer: Layer, blocks: Any, x: jax.Array, n_layer: int, *, remat: str, scan: bool
+) -> jax.Array:
     """The blocks in order, x (B, T, D) -> (B, T, D), under one remat mode.
 
     Args:
         blocks: a list of L parameter trees, or, for `scan`, one tree with a leading axis L.
     """
     recompute = partial(jax.checkpoint, prevent_cse=not scan)
-    run = {"block": recompute(layer), "sqrt": recompute(layer),
-           "dots": recompute(layer, policy=save_dots)}.get(remat, layer)
+    run = {
+        "block": recompute(layer),
+        "sqrt": recompute(layer),
+        "dots": recompute(layer, policy=save_dots),
+    }.get(remat, layer)
     take = _slice_stacked if scan else _slice_list
 
     def span(blocks: Any, start: Any, x: jax.Array) -> jax.Array:
@@ -64,7 +68,11 @@ def through_blocks(layer: Layer, blocks: Any, x: jax.Array, n_layer: int, *, rem
 
 def _scan(layer: Layer, stacked: Params, start: Any, x: jax.Array) -> jax.Array:
     length = jax.tree.leaves(stacked)[0].shape[0]
-    body = lambda x, block: (layer(*block, x), None)  # noqa: E731
+
+    def body(x: jax.Array, block: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
+        params, index = block
+        return layer(params, index, x), None
+
     return jax.lax.scan(body, x, (stacked, start + jax.numpy.arange(length)))[0]
 
 

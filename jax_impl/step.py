@@ -52,8 +52,9 @@ class Model:
         self.paths = {".".join(map(str, path)): path for path in flat}
         self.shapes = {".".join(map(str, path)): leaf for path, leaf in flat.items()}
 
-    def __call__(self, params: Params, tokens: jax.Array, dropout: Dropout | None = None,
-                 tap: Tap = untapped) -> jax.Array:
+    def __call__(
+        self, params: Params, tokens: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+    ) -> jax.Array:
         tree = traverse_util.unflatten_dict({self.paths[name]: a for name, a in params.items()})
         state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
         nnx.replace_by_pure_dict(state, tree)
@@ -84,7 +85,7 @@ class Trainer:
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
         self.jit = partial(jax.jit, compiler_options=options)
-        self.step = self.jit(self.step_function, donate_argnums=0)
+        self.step: Callable = self.jit(self.step_function, donate_argnums=0)
         self.loss_and_grads = self.jit(self.loss_and_grads_function)
         self.evaluate = self.jit(self.evaluate_function)
         self.logits = self.jit(self.logits_function)
@@ -95,7 +96,8 @@ class Trainer:
         optim, context = self.config.optim, self.config.model.context
         shape = (optim.accum, optim.batch_size, context + 1)
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
-        self.step = self.step.lower(self.state, window).compile()
+        jitted = self.jit(self.step_function, donate_argnums=0)
+        self.step = jitted.lower(self.state, window).compile()
 
     def optimizer_step(self, window: jax.Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
@@ -107,12 +109,14 @@ class Trainer:
 
         return wait
 
-    def step_function(self, state: State, window: jax.Array) -> tuple[State, jax.Array]:
+    def step_function(self, state: State, window: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         accum, precision = len(window), self.config.precision
         scale = loss_scale(precision, state.loss_scale, state.good_steps)
         step = state.step + 1
 
-        def scaled_loss(params: Params, batch: jax.Array, micro_step: jax.Array):
+        def scaled_loss(
+            params: Params, batch: jax.Array, micro_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             loss = self.model.loss(params, batch, self.dropout(step, micro_step)) / accum
             return scale.scale(loss), loss
 
@@ -144,14 +148,21 @@ class Trainer:
 
     def dropout(self, step: jax.Array, micro_step: jax.Array) -> Dropout:
         config = self.config
-        return Dropout(config.model.dropout, seed=config.optim.seed, step=step,
-                       micro_step=micro_step)
+        return Dropout(
+            config.model.dropout, seed=config.optim.seed, step=step, micro_step=micro_step
+        )
 
-    def metrics(self, before: State, after: State, loss: jax.Array,
-                finite: jax.Array) -> dict[str, jax.Array]:
+    def metrics(
+        self, before: State, after: State, loss: jax.Array, finite: jax.Array
+    ) -> dict[str, jax.Array]:
         norm = optax.tree.get(after.optimizer, "grad_norm")
-        return {"loss": loss, "grad_norm": jnp.where(finite, norm, jnp.nan), "skipped": ~finite,
-                "updates": updates_made(before.optimizer), "loss_scale": before.loss_scale}
+        return {
+            "loss": loss,
+            "grad_norm": jnp.where(finite, norm, jnp.nan),
+            "skipped": ~finite,
+            "updates": updates_made(before.optimizer),
+            "loss_scale": before.loss_scale,
+        }
 
     def loss_and_grads_function(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""

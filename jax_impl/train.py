@@ -72,7 +72,9 @@ class JaxTwin:
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
-        padded = jnp.zeros((1, self.config.model.context), jnp.int32).at[0, : len(tokens)].set(tokens)
+        padded = (
+            jnp.zeros((1, self.config.model.context), jnp.int32).at[0, : len(tokens)].set(tokens)
+        )
         logits = self.trainer.logits(self.trainer.state.params, padded)
         return np.asarray(logits[0, len(tokens) - 1], np.float64)
 

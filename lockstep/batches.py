@@ -5,13 +5,23 @@ step and micro-step. Any batch of a run can be drawn at any time, in either fram
 world size, and a resumed run draws what the interrupted one would have drawn.
 """
 
+from typing import Any
+
 import numpy as np
 
 SPLITS = {"train": 0, "val": 1}
 
 
-def batch(tokens: np.ndarray, *, seed: int, split: str, step: int, micro_step: int,
-          batch_size: int, context: int) -> np.ndarray:
+def batch(
+    tokens: np.ndarray,
+    *,
+    seed: int,
+    split: str,
+    step: int,
+    micro_step: int,
+    batch_size: int,
+    context: int,
+) -> np.ndarray:
     """int32 (B, T+1): inputs are [:, :-1], targets [:, 1:].
 
     `random_raw` is used because numpy guarantees its bit stream for ever, which it does not for
@@ -22,6 +32,6 @@ def batch(tokens: np.ndarray, *, seed: int, split: str, step: int, micro_step: i
     return tokens[starts.astype(np.int64)[:, None] + np.arange(context + 1)].astype(np.int32)
 
 
-def window(tokens: np.ndarray, *, accum: int, **which) -> np.ndarray:
+def window(tokens: np.ndarray, *, accum: int, **which: Any) -> np.ndarray:
     """int32 (N, B, T+1): the N micro-batches of one optimizer step."""
     return np.stack([batch(tokens, micro_step=n, **which) for n in range(accum)])

@@ -45,14 +45,22 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=79)
 
 
-def train(framework: str, build: Callable[[Config], Twin], has_accelerator: Callable[[str], bool],
-          argv: Sequence[str] | None = None) -> int:
+def train(
+    framework: str,
+    build: Callable[[Config], Twin],
+    has_accelerator: Callable[[str], bool],
+    argv: Sequence[str] | None = None,
+) -> int:
     """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status."""
     return _one_line(lambda: _train(framework, build, has_accelerator, argv))
 
 
-def _train(framework: str, build: Callable[[Config], Twin], has_accelerator: Callable[[str], bool],
-           argv: Sequence[str] | None) -> int:
+def _train(
+    framework: str,
+    build: Callable[[Config], Twin],
+    has_accelerator: Callable[[str], bool],
+    argv: Sequence[str] | None,
+) -> int:
     given = vars(trainer_parser(twin.MODULES[framework]).parse(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     if resume:
@@ -71,8 +79,12 @@ def _resumed(out: Path, given: dict[str, Any]) -> Config:
     """The run's own config, with the flags that may change replaced."""
     config = rundir.read_record(out).config
     for name in given:
-        require(name in MAY_CHANGE, "--" + name.replace("_", "-"), given[name],
-                f"may not change on --resume; only {', '.join(MAY_CHANGE)} may")
+        require(
+            name in MAY_CHANGE,
+            "--" + name.replace("_", "-"),
+            given[name],
+            f"may not change on --resume; only {', '.join(MAY_CHANGE)} may",
+        )
     sections = {}
     for field in dataclasses.fields(Config):
         section = getattr(config, field.name)
@@ -93,14 +105,21 @@ def trainer_parser(module: str) -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     for section in dataclasses.fields(Config):
-        group = parser.add_argument_group(section.type.__doc__)  # type: ignore[union-attr]
+        group = parser.add_argument_group(section.type.__doc__)
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             if "help" in field.metadata:
                 _add_flag(group, field)
-    group.add_argument("--out", metavar="DIR", help="the run's directory (default: a new one, "
-                       "named runs/FRAMEWORK-MODEL-POLICY)")
-    group.add_argument("--resume", action="store_true", help="go on with the run in --out, with "
-                       f"its own config; only {', '.join(MAY_CHANGE)} may change")
+    group.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)",
+    )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, with "
+        f"its own config; only {', '.join(MAY_CHANGE)} may change",
+    )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     return parser
 
@@ -114,9 +133,13 @@ def _add_flag(group: Any, field: dataclasses.Field) -> None:
         group.add_argument(name, action="store_true", help=about["help"])
         return
     choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
-    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]
-    group.add_argument(name, metavar=metavar, type=_reader(field.type),
-                       help=f"{about['help']} ({unit}default: {default})")
+    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]  # type: ignore[index]
+    group.add_argument(
+        name,
+        metavar=metavar,
+        type=_reader(field.type),
+        help=f"{about['help']} ({unit}default: {default})",
+    )
 
 
 def _shown(value: Any) -> str:
@@ -148,22 +171,45 @@ def _main(argv: Sequence[str] | None) -> int:
 def lockstep_parser() -> Parser:
     parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    sub = commands.add_parser("sample", help="write text with a run's newest checkpoint",
-                              description="Writes text with a run's newest checkpoint.")
+    sub = commands.add_parser(
+        "sample",
+        help="write text with a run's newest checkpoint",
+        description="Writes text with a run's newest checkpoint.",
+    )
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--prompt", default="def ", help="text to continue (default: 'def ')")
-    sub.add_argument("--length", type=_reader(int), default=300, metavar="N",
-                     help="bytes to write (default: 300)")
-    sub.add_argument("--temperature", type=_reader(float), default=0.8, metavar="X",
-                     help="0 takes the likeliest byte each time (default: 0.8)")
-    sub.add_argument("--top-k", type=_reader(int), default=40, metavar="N",
-                     help="choose among the N likeliest; 0 among all (default: 40)")
-    sub.add_argument("--seed", type=_reader(int), default=0, metavar="N",
-                     help="seed of the choices (default: 0)")
-    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
-                     help="which twin computes (default: the one that trained the run)")
-    sub.add_argument("--device", default="auto", metavar="auto|cpu|cuda",
-                     help="where to run (default: auto)")
+    sub.add_argument(
+        "--length",
+        type=_reader(int),
+        default=300,
+        metavar="N",
+        help="bytes to write (default: 300)",
+    )
+    sub.add_argument(
+        "--temperature",
+        type=_reader(float),
+        default=0.8,
+        metavar="X",
+        help="0 takes the likeliest byte each time (default: 0.8)",
+    )
+    sub.add_argument(
+        "--top-k",
+        type=_reader(int),
+        default=40,
+        metavar="N",
+        help="choose among the N likeliest; 0 among all (default: 40)",
+    )
+    sub.add_argument(
+        "--seed", type=_reader(int), default=0, metavar="N", help="seed of the choices (default: 0)"
+    )
+    sub.add_argument(
+        "--framework",
+        metavar="|".join(twin.MODULES),
+        help="which twin computes (default: the one that trained the run)",
+    )
+    sub.add_argument(
+        "--device", default="auto", metavar="auto|cpu|cuda", help="where to run (default: auto)"
+    )
     sub.set_defaults(command=_sample)
     return parser
 
@@ -174,20 +220,34 @@ def _sample(given: argparse.Namespace) -> int:
     require(len(prompt) > 0, "--prompt", "''", "is empty; give at least one character")
     for name, value, low in (("--length", given.length, 1), ("--top-k", given.top_k, 0)):
         require(value >= low, name, value, f"must be at least {low}")
-    require(0 <= given.temperature < float("inf"), "--temperature", given.temperature,
-            "must be at least 0")
+    require(
+        0 <= given.temperature < float("inf"),
+        "--temperature",
+        given.temperature,
+        "must be at least 0",
+    )
     require(0 <= given.seed < 2**63, "--seed", given.seed, "must be at least 0 and below 2**63")
     config = record.config
     bytewise = config.data.data == "stdlib" or config.data.data.endswith(".txt")
-    require(bytewise, "RUN", given.run, "was trained on token files, which this cannot decode; "
-            "name a run on text")
-    config = dataclasses.replace(
-        config, run=dataclasses.replace(config.run, device=given.device))
+    require(
+        bytewise,
+        "RUN",
+        given.run,
+        "was trained on token files, which this cannot decode; name a run on text",
+    )
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
     state = checkpoint.latest(Path(given.run), lambda notice: print(notice, file=sys.stderr))
     chosen = twin.load(given.framework or record.framework, config)
     chosen.load(state)
-    text = sampling.sample(chosen, prompt, length=given.length, context=config.model.context,
-                           temperature=given.temperature, top_k=given.top_k, seed=given.seed)
+    text = sampling.sample(
+        chosen,
+        prompt,
+        length=given.length,
+        context=config.model.context,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        seed=given.seed,
+    )
     print((prompt + text).decode("utf-8", "replace"))
     return 0
 

@@ -71,13 +71,24 @@ class ModelConfig:
         if self.d_model % self.n_head:
             down = self.d_model - self.d_model % self.n_head
             near = " or ".join(str(d) for d in (down, down + self.n_head) if d > 0)
-            require(False, "--d-model", self.d_model,
-                    f"not divisible by --n-head {self.n_head}; use {near}")
+            require(
+                False,
+                "--d-model",
+                self.d_model,
+                f"not divisible by --n-head {self.n_head}; use {near}",
+            )
         if self.position == "rope" and self.d_head % 2:
-            require(False, "--n-head", self.n_head, "RoPE rotates pairs, but --d-model / --n-head "
-                    f"is {self.d_head}; make it even")
-        switches = {"position": ("learned", "rope"), "norm": ("layernorm", "rmsnorm"),
-                    "mlp": ("gelu", "swiglu")}
+            require(
+                False,
+                "--n-head",
+                self.n_head,
+                f"RoPE rotates pairs, but --d-model / --n-head is {self.d_head}; make it even",
+            )
+        switches = {
+            "position": ("learned", "rope"),
+            "norm": ("layernorm", "rmsnorm"),
+            "mlp": ("gelu", "swiglu"),
+        }
         for name, choices in switches.items():
             _require_choice(name, getattr(self, name), choices)
 
@@ -86,18 +97,27 @@ class ModelConfig:
 class PrecisionConfig:
     """precision"""
 
-    policy: str = flag("bf16", "fp64, fp32, tf32, bf16, fp16, or a jmp spec such as "
-                       "params=float32,compute=bfloat16,output=float32")
-    numerics: str = flag("fast", "strict: written-out attention and deterministic kernels, for "
-                         "parity; fast: fused, compilers free", choices=("fast", "strict"))
-    attention: str = flag("auto", "reference: written out; fused: cuDNN or flash; auto: fused "
-                          "where the device has it, never in strict",
-                          choices=("auto", "reference", "fused"))
+    policy: str = flag(
+        "bf16",
+        "fp64, fp32, tf32, bf16, fp16, or a jmp spec such as "
+        "params=float32,compute=bfloat16,output=float32",
+    )
+    numerics: str = flag(
+        "fast",
+        "strict: written-out attention and deterministic kernels, for "
+        "parity; fast: fused, compilers free",
+        choices=("fast", "strict"),
+    )
+    attention: str = flag(
+        "auto",
+        "reference: written out; fused: cuDNN or flash; auto: fused "
+        "where the device has it, never in strict",
+        choices=("auto", "reference", "fused"),
+    )
     eval_policy: str = flag("", "policy of the evaluation", derived="the training policy")
     loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
     loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
-    loss_scale_interval: int = flag(2000, "the scale grows after so many good steps",
-                                    unit="steps")
+    loss_scale_interval: int = flag(2000, "the scale grows after so many good steps", unit="steps")
 
     @property
     def roles(self) -> precision.Roles:
@@ -117,13 +137,21 @@ class PrecisionConfig:
             _rename_error("--policy", "--eval-policy", precision.resolve, self.eval_policy)
         _require_choice("--numerics", self.numerics, ("fast", "strict"))
         _require_choice("--attention", self.attention, ("auto", "reference", "fused"))
-        require(not (self.strict and self.attention == "fused"), "--attention", "fused",
-                "--numerics strict writes attention out; use --attention reference")
+        require(
+            not (self.strict and self.attention == "fused"),
+            "--attention",
+            "fused",
+            "--numerics strict writes attention out; use --attention reference",
+        )
         for name in ("loss_scale_init", "loss_scale_factor"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
-        require(self.loss_scale_factor > 1, "--loss-scale-factor", self.loss_scale_factor,
-                "must be above 1")
+        require(
+            self.loss_scale_factor > 1,
+            "--loss-scale-factor",
+            self.loss_scale_factor,
+            "must be above 1",
+        )
         require_range("--loss-scale-interval", self.loss_scale_interval, 1)
 
 
@@ -131,8 +159,11 @@ class PrecisionConfig:
 class DataConfig:
     """data"""
 
-    data: str = flag("stdlib", "stdlib (this Python's own library source, as bytes), a .txt file "
-                     "(bytes), or a folder with uint16 train.bin and val.bin")
+    data: str = flag(
+        "stdlib",
+        "stdlib (this Python's own library source, as bytes), a .txt file "
+        "(bytes), or a folder with uint16 train.bin and val.bin",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +175,9 @@ class OptimConfig:
     accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
     lr: float = flag(2e-3, "peak learning rate")
     min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
-    warmup: int = flag(50, "linear warm-up", unit="updates",
-                       derived="a tenth of --steps, at most 100")
+    warmup: int = flag(
+        50, "linear warm-up", unit="updates", derived="a tenth of --steps, at most 100"
+    )
     weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
     beta1: float = flag(0.9, "Adam's decay of the first moment")
     beta2: float = flag(0.95, "Adam's decay of the second moment")
@@ -158,8 +190,12 @@ class OptimConfig:
         for name in ("lr", "clip"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
-        require(0 <= self.min_lr <= self.lr, "--min-lr", self.min_lr,
-                f"must be from 0 to --lr {self.lr}")
+        require(
+            0 <= self.min_lr <= self.lr,
+            "--min-lr",
+            self.min_lr,
+            f"must be from 0 to --lr {self.lr}",
+        )
         require_range("--warmup", self.warmup, 0, self.steps)
         require_range("--weight-decay", self.weight_decay, 0)
         for name in ("beta1", "beta2"):
@@ -172,12 +208,19 @@ class OptimConfig:
 class ExecutionConfig:
     """memory and compilation"""
 
-    remat: str = flag("none", "recompute in the backward pass: sublayer (attention and mlp each), "
-                      "block, sqrt (segments of blocks, each block inside again), dots (all but "
-                      "the weight matmuls)", choices=("none", "sublayer", "block", "sqrt", "dots"))
-    layers: str = flag("auto", "JAX: unroll is faster, scan compiles faster and saves memory with "
-                       "remat; auto: scan from 24 layers; PyTorch always unrolls",
-                       choices=("auto", "unroll", "scan"))
+    remat: str = flag(
+        "none",
+        "recompute in the backward pass: sublayer (attention and mlp each), "
+        "block, sqrt (segments of blocks, each block inside again), dots (all but "
+        "the weight matmuls)",
+        choices=("none", "sublayer", "block", "sqrt", "dots"),
+    )
+    layers: str = flag(
+        "auto",
+        "JAX: unroll is faster, scan compiles faster and saves memory with "
+        "remat; auto: scan from 24 layers; PyTorch always unrolls",
+        choices=("auto", "unroll", "scan"),
+    )
     compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
 
     def __post_init__(self) -> None:
@@ -214,8 +257,13 @@ class Config:
 
     def __post_init__(self) -> None:
         compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
-        require(not compiled_masks, "--compile", True, "strict numerics draw dropout's masks with a "
-                "generator that does not compile; drop --compile or set --dropout 0")
+        require(
+            not compiled_masks,
+            "--compile",
+            True,
+            "strict numerics draw dropout's masks with a "
+            "generator that does not compile; drop --compile or set --dropout 0",
+        )
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)

@@ -76,7 +76,7 @@ def cached(sha256: str) -> Corpus | None:
     try:
         with _cache_file(sha256).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             corpus = _corpus(arrays["train"], arrays["val"], str(arrays["source"]))
-    except Exception:  # noqa: BLE001  a zip breaks in a dozen ways; each means: not there
+    except Exception:
         return None
     return corpus if corpus.sha256 == sha256 else None
 
@@ -132,10 +132,7 @@ def _mapped(data: str, path: Path, dtype: str) -> np.ndarray:
 
 
 def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:
-    if train.dtype == np.uint8:
-        vocab = BYTES
-    else:
-        vocab = int(max(train.max(), val.max())) + 1
+    vocab = BYTES if train.dtype == np.uint8 else int(max(train.max(), val.max())) + 1
     return Corpus(train, val, _sha256(train, val), source, vocab)
 
 

@@ -43,8 +43,12 @@ def train(config: Config, build: Callable[[Config], Twin], out: Path, *, resume:
     about = twin.describe()
     rundir.write_record(
         out,
-        rundir.Record(config=config, framework=twin.framework, data_sha256=data.sha256,
-                      details={**about, "compile_seconds": compile_seconds}),
+        rundir.Record(
+            config=config,
+            framework=twin.framework,
+            data_sha256=data.sha256,
+            details={**about, "compile_seconds": compile_seconds},
+        ),
     )
     log = RunLog(out / "log.jsonl", last_step=state.step)
     with Display(config.optim.steps, state.step) as display:
@@ -56,7 +60,9 @@ def train(config: Config, build: Callable[[Config], Twin], out: Path, *, resume:
             status = run.steps()
         except Diverged as error:
             found = checkpoint.listing(out)
-            good = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was saved"
+            good = (
+                f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was saved"
+            )
             display.say(f"stopped: {error}; {good}; try a lower --lr or a wider --policy")
             status = DIVERGED
         finally:
@@ -91,24 +97,30 @@ def _start(config: Config, out: Path, *, resume: bool) -> tuple[Corpus, TrainSta
     if data.sha256 != expected:
         data = corpus.cached(expected) or data
     if data.sha256 != expected:
-        raise UserError(f"--data {config.data.data}: its tokens have changed since {out} began "
-                        f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
-                        "start a new run")
+        raise UserError(
+            f"--data {config.data.data}: its tokens have changed since {out} began "
+            f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
+            "start a new run"
+        )
     notices: list[str] = []
     state = checkpoint.latest(out, notices.append)
     if state.step >= config.optim.steps:
-        raise UserError(f"--steps {config.optim.steps}: {out} is at step {state.step} already; "
-                        f"give --steps more than {state.step}")
+        raise UserError(
+            f"--steps {config.optim.steps}: {out} is at step {state.step} already; "
+            f"give --steps more than {state.step}"
+        )
     return data, state, [*notices, f"resuming {out} after step {state.step}"]
 
 
-def _headline(config: Config, twin: Twin, data: Corpus, about: dict[str, Any],
-              compile_seconds: float) -> str:
+def _headline(
+    config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
+) -> str:
     model, optim, precision = config.model, config.optim, config.precision
     tokens = optim.accum * optim.batch_size * model.context
     return (
-        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters, "
-        f"policy {precision.policy}, numerics {precision.numerics}, attention {about['attention']}\n"
+        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters\n"
+        f"policy {precision.policy}, numerics {precision.numerics}, "
+        f"attention {about['attention']}\n"
         f"data: {data.source}, {len(data.train):,} training tokens, {tokens:,} in a step\n"
         f"compiled in {compile_seconds:.1f} s"
     )
@@ -117,8 +129,16 @@ def _headline(config: Config, twin: Twin, data: Corpus, about: dict[str, Any],
 class Run:
     """The steps of one process: from where the state stands to the last one, or to a signal."""
 
-    def __init__(self, config: Config, twin: Twin, data: Corpus, out: Path, log: RunLog,
-                 display: Display, done: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        twin: Twin,
+        data: Corpus,
+        out: Path,
+        log: RunLog,
+        display: Display,
+        done: int,
+    ) -> None:
         self.config, self.twin, self.data, self.out = config, twin, data, out
         self.log, self.display = log, display
         self.done = self.first = done
@@ -155,17 +175,25 @@ class Run:
                         self.save()
                     self.last = time.perf_counter()
                 if stop.received and step < total:
-                    self.display.say(f"stopped after step {step}, which is saved; "
-                                     f"go on with --resume --out {self.out}")
+                    self.display.say(
+                        f"stopped after step {step}, which is saved; "
+                        f"go on with --resume --out {self.out}"
+                    )
                     return STOPPED
         return DONE
 
     def draw(self, step: int) -> Any:
         """The window of one step (from 0), on its way to the device."""
         optim = self.config.optim
-        tokens = batches.window(self.data.train, accum=optim.accum, seed=optim.seed, split="train",
-                                step=step, batch_size=optim.batch_size,
-                                context=self.config.model.context)
+        tokens = batches.window(
+            self.data.train,
+            accum=optim.accum,
+            seed=optim.seed,
+            split="train",
+            step=step,
+            batch_size=optim.batch_size,
+            context=self.config.model.context,
+        )
         return self.twin.place(tokens)
 
     def report(self, result: StepResult) -> None:
@@ -191,8 +219,15 @@ class Run:
     def evaluate(self) -> None:
         """The same windows of the held-out split every time."""
         optim, count = self.config.optim, self.config.run.eval_batches
-        tokens = batches.window(self.data.val, accum=count, seed=optim.seed, split="val", step=0,
-                                batch_size=optim.batch_size, context=self.config.model.context)
+        tokens = batches.window(
+            self.data.val,
+            accum=count,
+            seed=optim.seed,
+            split="val",
+            step=0,
+            batch_size=optim.batch_size,
+            context=self.config.model.context,
+        )
         loss = self.twin.evaluate(tokens)
         self.val_losses.append(loss)
         self.log.write({"kind": "eval", "step": self.done, "val_loss": loss})
@@ -203,8 +238,10 @@ class Run:
 
     def closing(self) -> str:
         """What was learned, what it writes, where it lies, what to try next."""
-        lines = [f"validation loss {self.val_losses[0]:.4f} -> {self.val_losses[-1]:.4f} nats a "
-                 f"token after {self.config.optim.steps} steps, {clock(self.last - self.began)}"]
+        lines = [
+            f"validation loss {self.val_losses[0]:.4f} -> {self.val_losses[-1]:.4f} nats a "
+            f"token after {self.config.optim.steps} steps, {clock(self.last - self.began)}"
+        ]
         unigram, bigram = corpus.unigram_entropy(self.data), corpus.bigram_entropy(self.data)
         if unigram is not None and bigram is not None:
             lines += [

@@ -68,8 +68,9 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -
 
 def decayed(name: str) -> bool:
     """Whether weight decay applies: matrices only, never norms, biases or embeddings."""
-    return name.endswith((".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight",
-                          ".down.weight", "head.weight"))
+    return name.endswith(
+        (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight")
+    )
 
 
 def intermediates(model: ModelConfig) -> list[str]:

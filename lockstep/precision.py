@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from lockstep.errors import UserError
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-ALIASES = {"f64": "float64", "f32": "float32", "full": "float32", "bf16": "bfloat16",
-           "f16": "float16"}
+ALIASES = {
+    "f64": "float64",
+    "f32": "float32",
+    "full": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+}
 KEYS = {"p": "params", "c": "compute", "o": "output"}
 
 
@@ -62,8 +67,10 @@ def resolve(policy: str) -> Roles:
     if policy in POLICIES:
         return POLICIES[policy]
     if "=" not in policy:
-        raise UserError(f"--policy {policy}: unknown; use {', '.join(POLICIES)} or a spec "
-                        f"such as {POLICIES['bf16'].spec}")
+        raise UserError(
+            f"--policy {policy}: unknown; use {', '.join(POLICIES)} or a spec "
+            f"such as {POLICIES['bf16'].spec}"
+        )
     dtypes = _parse(policy)
     roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"])
     _check(policy, roles)
@@ -76,15 +83,17 @@ def _parse(spec: str) -> dict[str, str]:
         key, _, value = part.partition("=")
         key, value = KEYS.get(key, key), ALIASES.get(value, value)
         if key not in KEYS.values() or key in dtypes:
-            raise UserError(f"--policy {spec}: key {key!r}; "
-                            "give params=, compute= and output= once each")
+            raise UserError(
+                f"--policy {spec}: key {key!r}; give params=, compute= and output= once each"
+            )
         if value not in BYTES:
             raise UserError(f"--policy {spec}: dtype {value!r}; use one of {', '.join(BYTES)}")
         dtypes[key] = value
     missing = [key for key in KEYS.values() if key not in dtypes]
     if missing:
-        raise UserError(f"--policy {spec}: no {missing[0]}=; "
-                        "give params=, compute= and output= once each")
+        raise UserError(
+            f"--policy {spec}: no {missing[0]}=; give params=, compute= and output= once each"
+        )
     return dtypes
 
 
@@ -92,11 +101,16 @@ def _check(spec: str, roles: Roles) -> None:
     if "float64" in (roles.param, roles.compute, roles.output) and roles != POLICIES["fp64"]:
         raise UserError(f"--policy {spec}: float64 mixes with nothing; use --policy fp64")
     if BYTES[roles.output] < 4:
-        raise UserError(f"--policy {spec}: output {roles.output} would put norms, softmax and loss "
-                        "into half precision; use output=float32")
+        raise UserError(
+            f"--policy {spec}: output {roles.output} would put norms, softmax and loss "
+            "into half precision; use output=float32"
+        )
     if roles.param == "float16":
-        raise UserError(f"--policy {spec}: GradScaler cannot unscale float16 gradients; "
-                        "use params=float32")
+        raise UserError(
+            f"--policy {spec}: GradScaler cannot unscale float16 gradients; use params=float32"
+        )
     if roles.param == "bfloat16" and roles.compute != "bfloat16":
-        raise UserError(f"--policy {spec}: params bfloat16 compute in bfloat16 only; "
-                        "use compute=bfloat16 or params=float32")
+        raise UserError(
+            f"--policy {spec}: params bfloat16 compute in bfloat16 only; "
+            "use compute=bfloat16 or params=float32"
+        )

@@ -58,7 +58,9 @@ def create(out: Path) -> None:
                 path.unlink(missing_ok=True)
         require(os.access(out, os.W_OK), "--out", out, "cannot be written; name another")
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}); name another") from None
+        raise UserError(
+            f"--out {out}: cannot be written ({error.strerror}); name another"
+        ) from None
 
 
 def write_record(out: Path, record: Record) -> None:
@@ -91,13 +93,25 @@ def read_record(out: Path) -> Record:
         raise UserError(f"{out}: not a run, it has no config.json; name a run") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); name another run") from None
-    require(isinstance(content, dict) and content.get("format") == FORMAT, str(path), "format",
-            f"not a Lockstep run of format {FORMAT}; name another run")
+    require(
+        isinstance(content, dict) and content.get("format") == FORMAT,
+        str(path),
+        "format",
+        f"not a Lockstep run of format {FORMAT}; name another run",
+    )
     texts = (content.get("framework"), content.get("data_sha256"))
-    require(all(isinstance(text, str) for text in texts), str(path), "fields",
-            "framework or data_sha256 is missing; name another run")
-    return Record(config=Config.from_json(content.get("config")), framework=content["framework"],
-                  data_sha256=content["data_sha256"], details={})
+    require(
+        all(isinstance(text, str) for text in texts),
+        str(path),
+        "fields",
+        "framework or data_sha256 is missing; name another run",
+    )
+    return Record(
+        config=Config.from_json(content.get("config")),
+        framework=content["framework"],
+        data_sha256=content["data_sha256"],
+        details={},
+    )
 
 
 def git_commit() -> str | None:

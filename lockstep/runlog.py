@@ -31,8 +31,9 @@ class RunLog:
 
     def write(self, row: dict[str, Any]) -> None:
         """Floats are written by `repr`, whole; JSON has no NaN or infinity, so those are null."""
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v
-                  for k, v in row.items()}
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
         self.file.write(json.dumps(finite) + "\n")
         self.file.flush()
 

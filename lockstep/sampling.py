@@ -9,8 +9,16 @@ import numpy as np
 from lockstep.twin import Twin
 
 
-def sample(twin: Twin, prompt: bytes, *, length: int, context: int, temperature: float = 0.8,
-           top_k: int = 40, seed: int = 0) -> bytes:
+def sample(
+    twin: Twin,
+    prompt: bytes,
+    *,
+    length: int,
+    context: int,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+) -> bytes:
     """`length` bytes that continue a prompt of at least one byte.
 
     Args:
@@ -25,8 +33,9 @@ def sample(twin: Twin, prompt: bytes, *, length: int, context: int, temperature:
     return bytes(tokens[len(prompt) :])
 
 
-def choose(scores: np.ndarray, temperature: float, top_k: int,
-           generator: np.random.Generator) -> int:
+def choose(
+    scores: np.ndarray, temperature: float, top_k: int, generator: np.random.Generator
+) -> int:
     """One token from scores (V,), by inverting the cumulative distribution."""
     if temperature == 0:
         return int(scores.argmax())

@@ -101,5 +101,7 @@ def load(framework: str, config: Config) -> Twin:
     try:
         module = importlib.import_module(MODULES[framework])
     except ImportError as error:
-        raise UserError(f"--framework {framework}: cannot be imported ({error}); install it") from None
+        raise UserError(
+            f"--framework {framework}: cannot be imported ({error}); install it"
+        ) from None
     return module.build(config)

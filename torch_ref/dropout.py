@@ -6,6 +6,8 @@ Under fast numerics torch's own dropout is used, seeded once a micro-step, so th
 repeats itself.
 """
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,7 @@ MASK32 = 0xFFFFFFFF
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 Key = tuple[int, int]
-Word = int | Tensor  # one 32-bit word, or a tensor of them held in int64
+Word = TypeVar("Word", int, Tensor)  # one 32-bit word, or a tensor of them held in int64
 
 
 def threefry2x32(key: Key, high: Word, low: Word) -> tuple[Word, Word]:
@@ -34,7 +36,7 @@ def threefry2x32(key: Key, high: Word, low: Word) -> tuple[Word, Word]:
 
 def fold_in(key: Key, number: int) -> Key:
     """`jax.random.fold_in`: a new key from a key and a number below 2**32."""
-    return threefry2x32(key, 0, number)  # type: ignore[return-value]
+    return threefry2x32(key, 0, number)
 
 
 def bernoulli(key: Key, p: float, shape: torch.Size, device: torch.device) -> Tensor:

@@ -126,8 +126,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
 
-    def __init__(self, config: ModelConfig, roles: Roles, *, fused: bool = False,
-                 remat: str = "none") -> None:
+    def __init__(
+        self, config: ModelConfig, roles: Roles, *, fused: bool = False, remat: str = "none"
+    ) -> None:
         super().__init__()
         self.remat, self.wide = remat, dtype(roles.output)
         self.embed = nn.Embedding(config.vocab, config.d_model)

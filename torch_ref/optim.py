@@ -16,10 +16,12 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """One kernel for all parameters where the device has it (CPU and CUDA do)."""
     named = dict(model.named_parameters())
     groups = [
-        {"params": [p for name, p in named.items() if decayed(name)],
-         "weight_decay": config.weight_decay},
-        {"params": [p for name, p in named.items() if not decayed(name)],
-         "weight_decay": 0.0},
+        {
+            "params": [p for name, p in named.items() if decayed(name)],
+            "weight_decay": config.weight_decay,
+        },
+        {"params": [p for name, p in named.items() if not decayed(name)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=EPS,
-                             fused=True)
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=EPS, fused=True
+    )

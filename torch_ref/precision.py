@@ -1,4 +1,4 @@
-"""Precision in PyTorch: autocast, GradScaler, and the switches that decide what float32 means."""
+"""Precision in PyTorch: autocast, GradScaler, and the switches that say what float32 means."""
 
 import os
 from contextlib import AbstractContextManager
@@ -22,8 +22,10 @@ def find_device(asked: str) -> torch.device:
         UserError: cuda was asked for and there is none.
     """
     if asked == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; "
-                        "use --device cpu, or install a CUDA build and driver")
+        raise UserError(
+            f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; "
+            "use --device cpu, or install a CUDA build and driver"
+        )
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(asked)

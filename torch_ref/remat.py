@@ -52,11 +52,9 @@ def through_blocks(blocks: nn.ModuleList, x: Tensor, dropout: Dropout, *, remat:
     if remat != "sqrt":
         return span(0, len(blocks), x)
     n, size = segments(len(blocks))
-    edges = [*range(0, n * size, size), n * size, len(blocks)]
-    for start, stop in zip(edges, edges[1:]):
-        if start < stop:
-            x = recompute(span, start, stop, x)
-    return x
+    for start in range(0, n * size, size):
+        x = recompute(span, start, start + size, x)
+    return recompute(span, n * size, len(blocks), x) if n * size < len(blocks) else x
 
 
 def _call(function, *args):  # type: ignore[no-untyped-def]

@@ -81,11 +81,17 @@ class Trainer:
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config
-        return Dropout(config.model.dropout, seed=config.optim.seed, step=self.step,
-                       micro_step=micro_step, strict=config.precision.strict)
+        return Dropout(
+            config.model.dropout,
+            seed=config.optim.seed,
+            step=self.step,
+            micro_step=micro_step,
+            strict=config.precision.strict,
+        )
 
-    def result(self, metrics: Tensor, rate: float, scale: float,
-               skipped: bool) -> Callable[[], StepResult]:
+    def result(
+        self, metrics: Tensor, rate: float, scale: float, skipped: bool
+    ) -> Callable[[], StepResult]:
         """Starts the copy to the host now, waits for it when called."""
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.device.type == "cuda" else None
@@ -105,7 +111,9 @@ class Trainer:
         loss = self.batch_loss(self.model, batch, self.roles)
         self.scaler.scale(loss).backward()
         scale = self.scaler.get_scale()
-        grads = {name: p.grad / scale for name, p in self.model.named_parameters()}
+        grads = {
+            name: p.grad / scale for name, p in self.model.named_parameters() if p.grad is not None
+        }
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), grads
 

@@ -1,0 +1,27 @@
+# make setup   a virtual environment in .venv with pinned versions
+# make train   set-up and the main job
+# make test    set-up and the checks: ruff, mypy, the test suite
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup train test check
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+train: setup
+	$(BIN)/python -m jax_impl.train --policy bf16
+
+test: setup check
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
