@@ -24,6 +24,7 @@ from lockstep.precision import Roles
 from lockstep.schedule import learning_rates
 from lockstep.twin import StepResult
 
+Losses = tuple[jax.Array, jax.Array]  # scaled, to be differentiated, and as it is
 Params = dict[str, jax.Array]  # flat, so that dispatch costs no walk through a tree in Python
 
 
@@ -85,7 +86,7 @@ class Trainer:
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
         self.jit = partial(jax.jit, compiler_options=options)
-        self.step: Callable = self.jit(self.step_function, donate_argnums=0)
+        self.step: Any = self.jit(self.step_function, donate_argnums=0)
         self.loss_and_grads = self.jit(self.loss_and_grads_function)
         self.evaluate = self.jit(self.evaluate_function)
         self.logits = self.jit(self.logits_function)
@@ -96,8 +97,7 @@ class Trainer:
         optim, context = self.config.optim, self.config.model.context
         shape = (optim.accum, optim.batch_size, context + 1)
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
-        jitted = self.jit(self.step_function, donate_argnums=0)
-        self.step = jitted.lower(self.state, window).compile()
+        self.step = self.step.lower(self.state, window).compile()
 
     def optimizer_step(self, window: jax.Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
@@ -114,9 +114,7 @@ class Trainer:
         scale = loss_scale(precision, state.loss_scale, state.good_steps)
         step = state.step + 1
 
-        def scaled_loss(
-            params: Params, batch: jax.Array, micro_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
+        def scaled_loss(params: Params, batch: jax.Array, micro_step: jax.Array) -> Losses:
             loss = self.model.loss(params, batch, self.dropout(step, micro_step)) / accum
             return scale.scale(loss), loss
 
@@ -168,7 +166,7 @@ class Trainer:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
-        def scaled_loss(params: Params) -> tuple[jax.Array, jax.Array]:
+        def scaled_loss(params: Params) -> Losses:
             loss = self.model.loss(params, batch)
             return scale.scale(loss), loss
 

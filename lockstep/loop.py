@@ -115,15 +115,14 @@ def _start(config: Config, out: Path, *, resume: bool) -> tuple[Corpus, TrainSta
 def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
-    model, optim, precision = config.model, config.optim, config.precision
-    tokens = optim.accum * optim.batch_size * model.context
-    return (
-        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters\n"
-        f"policy {precision.policy}, numerics {precision.numerics}, "
-        f"attention {about['attention']}\n"
-        f"data: {data.source}, {len(data.train):,} training tokens, {tokens:,} in a step\n"
-        f"compiled in {compile_seconds:.1f} s"
+    model, precision = config.model, config.precision
+    lines = (
+        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters",
+        f"policy {precision.policy}, numerics {precision.numerics}, attention {about['attention']}",
+        f"data: {data.source}, {len(data.train):,} training tokens",
+        f"compiled in {compile_seconds:.1f} s",
     )
+    return "\n".join(lines)
 
 
 class Run:
