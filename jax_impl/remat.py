@@ -44,7 +44,6 @@ def through_blocks(
         "sqrt": recompute(layer),
         "dots": recompute(layer, policy=save_dots),
     }.get(remat, layer)
-    take = _slice_stacked if scan else _slice_list
 
     def span(blocks: Any, start: Any, x: jax.Array) -> jax.Array:
         if scan:
@@ -55,15 +54,18 @@ def through_blocks(
 
     if remat != "sqrt":
         return span(blocks, 0, x)
-    n, size = segments(n_layer)
-    segment = recompute(span)
-    if scan:  # one scan over the segments: XLA sees a loop, and frees what each one used
-        stacked = jax.tree.map(lambda a: a[: n * size].reshape(n, size, *a.shape[1:]), blocks)
-        x = _scan(lambda params, i, x: segment(params, i * size, x), stacked, 0, x)
-    else:
-        for start in range(0, n * size, size):
-            x = segment(take(blocks, start, start + size), start, x)
-    return segment(take(blocks, n * size, n_layer), n * size, x) if n * size < n_layer else x
+    segment, spans = recompute(span), segments(n_layer)
+    if scan:  # one scan over the segments of one size: XLA sees a loop, and frees what a turn used
+        size = len(spans[0])
+        n = sum(len(layers) == size for layers in spans)
+        even = jax.tree.map(lambda a: a[: n * size].reshape(n, size, *a.shape[1:]), blocks)
+        x = _scan(lambda params, i, x: segment(params, i * size, x), even, 0, x)
+        spans = spans[n:]
+    for layers in spans:
+        some = slice(layers.start, layers.stop)
+        taken = jax.tree.map(lambda a: a[some], blocks) if scan else blocks[some]  # noqa: B023
+        x = segment(taken, layers.start, x)
+    return x
 
 
 def _scan(layer: Layer, stacked: Params, start: Any, x: jax.Array) -> jax.Array:
@@ -74,11 +76,3 @@ def _scan(layer: Layer, stacked: Params, start: Any, x: jax.Array) -> jax.Array:
         return layer(params, index, x), None
 
     return jax.lax.scan(body, x, (stacked, start + jax.numpy.arange(length)))[0]
-
-
-def _slice_stacked(blocks: Params, start: int, stop: int) -> Params:
-    return jax.tree.map(lambda a: a[start:stop], blocks)
-
-
-def _slice_list(blocks: list, start: int, stop: int) -> list:
-    return blocks[start:stop]

@@ -1,6 +1,12 @@
 """The JAX trainer: `python -m jax_impl.train --policy bf16`. The loop is `lockstep.loop`."""
 
 import sys
+
+from lockstep import cli
+
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for JAX
+    sys.exit(cli.train("jax"))
+
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +21,6 @@ import optax
 from jax_impl import bridge
 from jax_impl.precision import attention_backend, configure, find_device
 from jax_impl.step import Trainer
-from lockstep import cli
 from lockstep.config import Config
 from lockstep.memory import resident_peak
 from lockstep.params import Arrays
@@ -89,7 +94,3 @@ def build(config: Config) -> JaxTwin:
 
 def has_accelerator(device: str) -> bool:
     return find_device(device).platform != "cpu"
-
-
-if __name__ == "__main__":
-    sys.exit(cli.train(JaxTwin.framework, build, has_accelerator))

@@ -122,7 +122,7 @@ def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
         except UserError as error:
             warn(str(error))
     problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
-    raise UserError(f"--resume {run}: {problem}; use --overwrite to start again")
+    raise UserError(f"{run}: {problem}; use --overwrite to start again")
 
 
 def _write(folder: Path, state: TrainState) -> None:

@@ -3,18 +3,23 @@
 import argparse
 import dataclasses
 import difflib
+import io
+import os
+import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep import checkpoint, loop, rundir, sampling, twin
-from lockstep.config import PRESETS, Config, from_flags
-from lockstep.errors import UserError, require
-from lockstep.twin import Twin
+from lockstep import loop, rundir, sampling, twin
+from lockstep.config import PRESETS, Config, flag_name, from_flags
+from lockstep.errors import UserError, require, require_range
 
 MISTAKE = 2
 MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
+MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
 example:
   python -m {module} --policy bf16 --accum 4 --remat block --steps 1000
@@ -27,14 +32,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
 
-    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        given, unknown = self.parse_known_args(argv)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Here and not in `parse_args`, which a subcommand's parser never gets to see."""
+        given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = list(self._option_string_actions)
             close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
             remedy = f"did you mean {close[0]}?" if close else "see --help"
             raise UserError(f"{unknown[0]}: unknown; {remedy}")
-        return given
+        return given, unknown
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument ") + "; see --help")
@@ -44,47 +50,46 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=79)
 
-
-def train(
-    framework: str,
-    build: Callable[[Config], Twin],
-    has_accelerator: Callable[[str], bool],
-    argv: Sequence[str] | None = None,
-) -> int:
-    """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status."""
-    return _one_line(lambda: _train(framework, build, has_accelerator, argv))
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def _train(
-    framework: str,
-    build: Callable[[Config], Twin],
-    has_accelerator: Callable[[str], bool],
-    argv: Sequence[str] | None,
-) -> int:
-    given = vars(trainer_parser(twin.MODULES[framework]).parse(argv))
+def train(framework: str, argv: Sequence[str] | None = None) -> int:
+    """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status.
+
+    The framework is imported only when the flags are known to be right.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the loop begins
+    return _one_line(lambda: _train(framework, argv))
+
+
+def _train(framework: str, argv: Sequence[str] | None) -> int:
+    given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
+    require(out != "", "--out", "''", "is empty; name a directory")
+    run = Path(out) if out else None
     if resume:
-        require(not overwrite, "--resume", "", "and --overwrite exclude each other; drop one")
-        require(out is not None, "--resume", "", "which run? give --out RUN")
-        config = _resumed(Path(out), given)
+        require(not overwrite, "--resume", "--overwrite", "exclude each other; drop one")
+        if run is None:
+            raise UserError("--resume: no run is named; give --out RUN")
+        config = _resumed(run, given)
     else:
-        config = from_flags(given, accelerator=has_accelerator(given.get("device", "auto")))
-        stem = f"{framework}-{config.model.model}-{config.precision.policy}"
-        out = out or rundir.fresh_name(stem.replace("=", "-").replace(",", "-"))
-        rundir.require_free(Path(out), overwrite=bool(overwrite))
-    return loop.train(config, build, Path(out), resume=bool(resume))
+        if run:
+            rundir.require_free(run, overwrite=bool(overwrite))
+        else:
+            rundir.require_writable(rundir.RUNS)
+        auto = given.get("model", "auto") == "auto"
+        accelerator = auto and twin.has_accelerator(framework, given.get("device", "auto"))
+        config = from_flags(given, accelerator=accelerator)
+    return loop.train(config, partial(twin.load, framework), run, resume=bool(resume))
 
 
 def _resumed(out: Path, given: dict[str, Any]) -> Config:
     """The run's own config, with the flags that may change replaced."""
     config = rundir.read_record(out).config
-    for name in given:
-        require(
-            name in MAY_CHANGE,
-            "--" + name.replace("_", "-"),
-            given[name],
-            f"may not change on --resume; only {', '.join(MAY_CHANGE)} may",
-        )
+    for name, value in given.items():
+        remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
+        require(name in MAY_CHANGE, flag_name(name), value, remedy)
     sections = {}
     for field in dataclasses.fields(Config):
         section = getattr(config, field.name)
@@ -117,20 +122,22 @@ def trainer_parser(module: str) -> Parser:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --out, with "
-        f"its own config; only {', '.join(MAY_CHANGE)} may change",
+        help="go on with the run in --out, with its own config; only "
+        f"{MAY_CHANGE_FLAGS} may change (default: off)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    group.add_argument(
+        "--overwrite", action="store_true", help="replace the run in --out (default: off)"
+    )
     return parser
 
 
 def _add_flag(group: Any, field: dataclasses.Field) -> None:
     about = field.metadata
-    name = "--" + field.name.replace("_", "-")
+    name = flag_name(field.name)
     unit = f"{about['unit']}; " if about["unit"] else ""
     default = about["derived"] or _shown(field.default)
     if field.type is bool:
-        group.add_argument(name, action="store_true", help=about["help"])
+        group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
         return
     choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
     metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]  # type: ignore[index]
@@ -163,8 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = lockstep_parser()
-    given = parser.parse(argv)
+    given = lockstep_parser().parse_args(argv)
     return given.command(given)
 
 
@@ -177,7 +183,9 @@ def lockstep_parser() -> Parser:
         description="Writes text with a run's newest checkpoint.",
     )
     sub.add_argument("run", metavar="RUN", help="the run's directory")
-    sub.add_argument("--prompt", default="def ", help="text to continue (default: 'def ')")
+    sub.add_argument(
+        "--prompt", default="def ", metavar="TEXT", help="text to continue (default: 'def ')"
+    )
     sub.add_argument(
         "--length",
         type=_reader(int),
@@ -215,29 +223,24 @@ def lockstep_parser() -> Parser:
 
 
 def _sample(given: argparse.Namespace) -> int:
-    record = rundir.read_record(Path(given.run))
+    run = Path(given.run)
+    record = rundir.read_record(run)
+    config, framework = record.config, given.framework or record.framework
     prompt = given.prompt.encode("utf-8", "surrogateescape")
     require(len(prompt) > 0, "--prompt", "''", "is empty; give at least one character")
-    for name, value, low in (("--length", given.length, 1), ("--top-k", given.top_k, 0)):
-        require(value >= low, name, value, f"must be at least {low}")
-    require(
-        0 <= given.temperature < float("inf"),
-        "--temperature",
-        given.temperature,
-        "must be at least 0",
-    )
-    require(0 <= given.seed < 2**63, "--seed", given.seed, "must be at least 0 and below 2**63")
-    config = record.config
-    bytewise = config.data.data == "stdlib" or config.data.data.endswith(".txt")
-    require(
-        bytewise,
-        "RUN",
-        given.run,
-        "was trained on token files, which this cannot decode; name a run on text",
-    )
+    require_range("--length", given.length, 1)
+    require_range("--temperature", given.temperature, 0)
+    require_range("--top-k", given.top_k, 0)
+    require_range("--seed", given.seed, 0, 2**63 - 1)
+    bytewise = config.data.data == "stdlib" or config.data.data.lower().endswith(".txt")
+    remedy = "was trained on token files, which this cannot decode; name a run on text"
+    require(bytewise, "RUN", given.run, remedy)
+    fits = max(prompt) < config.model.vocab
+    remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
+    require(fits, "--prompt", repr(given.prompt), remedy)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
-    state = checkpoint.latest(Path(given.run), lambda notice: print(notice, file=sys.stderr))
-    chosen = twin.load(given.framework or record.framework, config)
+    state = loop.restore(config, run, lambda notice: print(notice, file=sys.stderr))
+    chosen = twin.load(framework, config)
     chosen.load(state)
     text = sampling.sample(
         chosen,
@@ -253,10 +256,20 @@ def _sample(given: argparse.Namespace) -> int:
 
 
 def _one_line(command: Callable[[], int]) -> int:
+    """The exit status of a command whose user never sees a traceback for what is no bug."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a model writes what no terminal may be able to
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()
+        return status
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+        print(f"error: {line}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
+        return loop.STOPPED
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return loop.STOPPED

@@ -7,13 +7,16 @@ micro-batches in one optimizer step.
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep import precision
 from lockstep.errors import UserError, require, require_range
+
+LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
+MOST_STEPS = 10**7  # the learning rates of a whole run are one table
+LARGEST_SCALE = 2.0**127  # a loss scale is a float32
 
 
 def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
@@ -22,12 +25,22 @@ def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derive
     return field(default=default, metadata=metadata)
 
 
-def _flag_name(name: str) -> str:
+def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
 def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
     require(value in choices, field, value, f"unknown; use {', '.join(choices)}")
+
+
+def _require_fields(what: str, values: Any, types: dict[str, Any]) -> None:
+    """Raises UserError unless `values` is a dict of exactly these fields and types.
+
+    An int is no float and no bool: what we wrote ourselves never has one for the other.
+    """
+    found = {name: type(value) for name, value in values.items()} if type(values) is dict else {}
+    wrong = sorted({name for name, _ in found.items() ^ types.items()})
+    require(not wrong, what, ", ".join(wrong), "not as this version writes it")
 
 
 def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
@@ -65,8 +78,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "d_model", "context"):
-            require_range(_flag_name(name), getattr(self, name), 1)
-        require_range("--vocab", self.vocab, 2)
+            require_range(flag_name(name), getattr(self, name), 1, LARGEST)
+        require_range("--vocab", self.vocab, 2, LARGEST)
         require(0 <= self.dropout < 1, "--dropout", self.dropout, "must be at least 0 and below 1")
         if self.d_model % self.n_head:
             down = self.d_model - self.d_model % self.n_head
@@ -143,16 +156,14 @@ class PrecisionConfig:
             "fused",
             "--numerics strict writes attention out; use --attention reference",
         )
-        for name in ("loss_scale_init", "loss_scale_factor"):
+        for name, low in (("loss_scale_init", 0.0), ("loss_scale_factor", 1.0)):
             value = getattr(self, name)
-            require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
-        require(
-            self.loss_scale_factor > 1,
-            "--loss-scale-factor",
-            self.loss_scale_factor,
-            "must be above 1",
-        )
-        require_range("--loss-scale-interval", self.loss_scale_interval, 1)
+            within = low < value <= LARGEST_SCALE
+            remedy = f"must be above {low:g} and at most 2**127"
+            require(within, flag_name(name), value, remedy)
+            # Any other scale would round what it scales, and differently in the two frameworks.
+            require(math.frexp(value)[0] == 0.5, flag_name(name), value, "must be a power of two")
+        require_range("--loss-scale-interval", self.loss_scale_interval, 1, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +196,11 @@ class OptimConfig:
     seed: int = flag(0, "seed of weights, batches and dropout")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accum"):
-            require_range(_flag_name(name), getattr(self, name), 1)
+        for name, high in (("steps", MOST_STEPS), ("batch_size", LARGEST), ("accum", LARGEST)):
+            require_range(flag_name(name), getattr(self, name), 1, high)
         for name in ("lr", "clip"):
             value = getattr(self, name)
-            require(math.isfinite(value) and value > 0, _flag_name(name), value, "must be above 0")
+            require(math.isfinite(value) and value > 0, flag_name(name), value, "must be above 0")
         require(
             0 <= self.min_lr <= self.lr,
             "--min-lr",
@@ -200,8 +211,8 @@ class OptimConfig:
         require_range("--weight-decay", self.weight_decay, 0)
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
-            require(0 <= value < 1, _flag_name(name), value, "must be at least 0 and below 1")
-        require_range("--seed", self.seed, 0, 2**31 - 1)
+            require(0 <= value < 1, flag_name(name), value, "must be at least 0 and below 1")
+        require_range("--seed", self.seed, 0, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +251,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name, low in (("eval_every", 0), ("eval_batches", 1), ("save_every", 0), ("keep", 1)):
-            require_range(_flag_name(name), getattr(self, name), low)
+            require_range(flag_name(name), getattr(self, name), low, LARGEST)
         _require_choice("--device", self.device, ("auto", "cpu", "cuda"))
 
 
@@ -275,14 +286,14 @@ class Config:
         Raises:
             UserError: a section or field is missing, unknown or of another type.
         """
-        try:
-            parts = {f.name: f.type(**sections[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[operator]
-            config = cls(**parts)
-            same = json.loads(json.dumps(config.to_json())) == sections
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"config.json: not a Lockstep configuration ({error})") from None
-        require(same, "config.json", "sections", "not the fields of this version")
-        return config
+        kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+        _require_fields("config", sections, dict.fromkeys(kinds, dict))
+        parts = {}
+        for name, kind in kinds.items():
+            types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+            _require_fields(f"config {name}", sections[name], types)
+            parts[name] = kind(**sections[name])  # type: ignore[operator]
+        return cls(**parts)
 
 
 LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
@@ -326,3 +337,14 @@ def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
         sections[section.name] = section.type(**chosen)  # type: ignore[operator]
     require(not given, "flags", ", ".join(given), "unknown fields")
     return Config(**sections)
+
+
+def to_flags(config: Config) -> list[str]:
+    """A command line that `from_flags` resolves to this config, on any machine."""
+    given = {"model": config.model.model, "steps": config.optim.steps, "lr": config.optim.lr}
+    usual = from_flags(given, accelerator=False)
+    for section in dataclasses.fields(Config):
+        mine, theirs = (vars(getattr(c, section.name)) for c in (config, usual))
+        given |= {name: mine[name] for name in mine if mine[name] != theirs[name]}
+    pairs = [(flag_name(name), value) for name, value in given.items()]
+    return [part for name, v in pairs for part in ([name] if v is True else [name, str(v)])]

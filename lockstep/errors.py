@@ -15,6 +15,9 @@ def require(holds: bool, field: str, value: Any, remedy: str) -> None:
 
 
 def require_range(field: str, value: float, low: float, high: float = math.inf) -> None:
-    """Raises UserError unless low <= value <= high; NaN and infinity never pass."""
+    """Raises UserError unless low <= value <= high; NaN and infinity never pass.
+
+    Compared only: an int may be too large to become a float.
+    """
     bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-    require(math.isfinite(value) and low <= value <= high, field, value, f"must be {bounds}")
+    require(low <= value <= high and value != math.inf, field, value, f"must be {bounds}")

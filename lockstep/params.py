@@ -87,7 +87,8 @@ def count(model: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in shapes(model).values())
 
 
-def segments(n_layer: int) -> tuple[int, int]:
-    """(segments, layers in each) for `--remat sqrt`; what is left over is one more segment."""
-    n = round(math.sqrt(n_layer))
-    return n, n_layer // n
+def segments(n_layer: int) -> list[range]:
+    """The layers of each segment of `--remat sqrt`: floor(sqrt(L)) of them, the last the longest."""
+    n = math.isqrt(n_layer)
+    starts = [i * (n_layer // n) for i in range(n)]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], n_layer])]

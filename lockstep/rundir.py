@@ -1,5 +1,7 @@
 """A run's directory: `config.json`, `log.jsonl`, `checkpoints/`."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -13,8 +15,10 @@ from lockstep.config import Config
 from lockstep.errors import UserError, require
 
 FORMAT = 1
-OWNED = ("config.json", "log.jsonl", "checkpoints")
-SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 3,000
+# In the order they are deleted: a folder whose config.json is still there is still a run.
+OWNED = ("checkpoints", "log.jsonl", "config.json")
+RUNS = Path("runs")
+SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +31,25 @@ class Record:
     details: dict[str, Any]  # device, versions, commit: for a reader, never read back
 
 
-def fresh_name(stem: str) -> Path:
-    """runs/STEM, or the first runs/STEM-2, -3 ... that is not taken."""
-    names = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
-    return next(name for name in names if not name.exists())
-
-
 def require_free(out: Path, *, overwrite: bool) -> None:
     """Raises UserError if a run or anything else is at `out` and may not be replaced."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    require(out.is_dir(), "--out", out, "is a file; name a directory")
-    is_run = (out / "config.json").exists()
-    if overwrite:
-        require(is_run, "--out", out, "is not a run, so --overwrite leaves it; name another")
-    else:
-        remedy = "use --resume, --overwrite or another name" if is_run else "name another"
-        require(False, "--out", out, f"exists already; {remedy}")
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            if not _is_run(out):
+                remedy = "so --overwrite leaves it" if overwrite else "but not empty"
+                raise UserError(f"--out {out}: is not a run, {remedy}; name another directory")
+            require(overwrite, "--out", out, "is a run; use --resume, --overwrite or another name")
+        require_writable(out)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def require_writable(out: Path) -> None:
+    """Raises UserError unless `out` is a directory to write in, or can be made one."""
+    there = next(path for path in (out, *out.parents) if path.exists())
+    require(there.is_dir(), "--out", out, f"{there} is a file; name another directory")
+    writable = os.access(there, os.W_OK | os.X_OK)
+    require(writable, "--out", out, f"{there} cannot be written; name another directory")
 
 
 def create(out: Path) -> None:
@@ -52,15 +58,29 @@ def create(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name in OWNED:
             path = out / name
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        require(os.access(out, os.W_OK), "--out", out, "cannot be written; name another")
     except OSError as error:
-        raise UserError(
-            f"--out {out}: cannot be written ({error.strerror}); name another"
-        ) from None
+        raise _unwritable(out, error) from None
+
+
+def create_new(stem: str) -> Path:
+    """Makes runs/STEM, or the first of runs/STEM-2, -3 ... that is not taken.
+
+    Taken by making it: two runs that start together get a directory each.
+    """
+    try:
+        RUNS.mkdir(exist_ok=True)
+        for n in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                out = RUNS / (stem if n == 1 else f"{stem}-{n}")
+                out.mkdir()
+                break
+    except OSError as error:
+        raise _unwritable(RUNS, error) from None
+    return out
 
 
 def write_record(out: Path, record: Record) -> None:
@@ -75,8 +95,11 @@ def write_record(out: Path, record: Record) -> None:
         "git_commit": git_commit(),
     }
     temporary = out / "config.json.tmp"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, out / "config.json")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(temporary, out / "config.json")
+    except OSError as error:
+        raise _unwritable(out, error) from None
 
 
 def read_record(out: Path) -> Record:
@@ -86,37 +109,52 @@ def read_record(out: Path) -> Record:
         UserError: there is no run at `out`, or its config.json is not ours.
     """
     path = out / "config.json"
-    try:
-        require(path.stat().st_size <= SIZE_LIMIT, str(path), "too large", "not a Lockstep run")
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{out}: not a run, it has no config.json; name a run") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name another run") from None
-    require(
-        isinstance(content, dict) and content.get("format") == FORMAT,
-        str(path),
-        "format",
-        f"not a Lockstep run of format {FORMAT}; name another run",
-    )
+    content = _content(path)
+    problem = f"{path}: not a Lockstep run of format {FORMAT}"
     texts = (content.get("framework"), content.get("data_sha256"))
-    require(
-        all(isinstance(text, str) for text in texts),
-        str(path),
-        "fields",
-        "framework or data_sha256 is missing; name another run",
-    )
+    if content.get("format") != FORMAT or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{problem}; name another run")
+    try:
+        config = Config.from_json(content.get("config"))
+    except UserError as error:
+        raise UserError(f"{problem} ({error}); restore the file or name another run") from None
     return Record(
-        config=Config.from_json(content.get("config")),
+        config=config,
         framework=content["framework"],
         data_sha256=content["data_sha256"],
         details={},
     )
 
 
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise UserError(f"{path.parent}: not a run, it has no config.json; name a run")
+        require(path.stat().st_size <= SIZE_LIMIT, str(path), "too large", "not a Lockstep run")
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); name another run") from None
+    require(isinstance(content, dict), str(path), "no object", "not a Lockstep run; name another")
+    return content
+
+
+def _is_run(out: Path) -> bool:
+    """Whether config.json is Lockstep's, of any version: other tools have files of that name."""
+    try:
+        return "lockstep" in _content(out / "config.json")
+    except UserError:
+        return False
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError(f"--out {out}: cannot be written ({error.strerror}); name another directory")
+
+
 def git_commit() -> str | None:
-    """The commit of the code that runs; None outside a repository."""
-    here = Path(__file__).parent
+    """The commit of the code that runs; None if it runs from no repository of its own."""
+    here = Path(__file__).parents[1]
+    if not (here / ".git").exists():
+        return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)

@@ -1,5 +1,6 @@
 """What a run writes about itself: `log.jsonl`, and lines or a progress bar for a person."""
 
+import contextlib
 import json
 import math
 import os
@@ -17,47 +18,85 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from lockstep.errors import UserError
+
 
 class RunLog:
     """Appends rows to a JSONL file; each is flushed, so a killed run loses none it has shown."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Rows past `last_step` (made after the checkpoint a run resumes from) are dropped."""
-        kept = [line for line in _lines(path) if _step(line) <= last_step] if last_step else []
+        """Rows past `last_step` (made after the checkpoint a run resumes from) are dropped.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        self.path = path
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, path)
-        self.file: TextIO = path.open("a")
+        try:
+            kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            os.replace(temporary, path)
+            self.file: TextIO = path.open("a")
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def write(self, row: dict[str, Any]) -> None:
         """Floats are written by `repr`, whole; JSON has no NaN or infinity, so those are null."""
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
-        self.file.write(json.dumps(finite) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(finite) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from None
 
-    def close(self) -> None:
-        self.file.close()
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"{self.path}: cannot be written ({error.strerror}); make room there")
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):  # what could not be written has been reported
+            self.file.close()
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log.jsonl; a line torn by a kill is none."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [row for row in map(_parsed, lines) if row]
 
 
-def _step(line: str) -> float:
-    """A row's step; a row torn by a kill belongs to no step that counts."""
+def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """`| head` has seen enough: from here on silence. rich would end the process, unsaved."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Display:
     """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
 
     def __init__(self, steps: int, done: int) -> None:
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
+        self.console = _Console(
+            file=sys.stdout,
+            force_terminal=sys.stdout.isatty(),
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal
         self.every = max(1, steps // 20)
         self.steps = steps
         self.progress = Progress(
@@ -69,7 +108,7 @@ class Display:
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=not self.live,
         )
         self.task = self.progress.add_task("training", total=steps, completed=done, loss="-")
 
@@ -80,13 +119,18 @@ class Display:
     def __exit__(self, *exc: object) -> None:
         self.progress.stop()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody reads any more what is said here."""
+        return self.console.quiet
+
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(line)
 
     def train(self, row: dict[str, Any], eta: float) -> None:
         step = row["step"]
         self.progress.update(self.task, completed=step, loss=f"{row['loss']:.4f}")
-        if not self.console.is_terminal and (step % self.every == 0 or step in (1, self.steps)):
+        if not self.live and (step % self.every == 0 or step in (1, self.steps)):
             self.say(
                 f"step {step:>{len(str(self.steps))}}/{self.steps}  loss {row['loss']:.4f}  "
                 f"lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}  "

@@ -6,7 +6,10 @@ write the same text.
 
 import numpy as np
 
+from lockstep.errors import UserError
 from lockstep.twin import Twin
+
+BYTES = 256
 
 
 def sample(
@@ -24,11 +27,17 @@ def sample(
     Args:
         temperature: divides the scores; 0 takes the best token each time.
         top_k: only the k best tokens may be chosen; 0 for all.
+
+    Raises:
+        UserError: the scores are not finite.
     """
     generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
     tokens = list(prompt)
     for _ in range(length):
-        scores = twin.logits(np.array(tokens[-context:], np.int32))
+        # A larger vocabulary is one that bytes leave unused.
+        scores = twin.logits(np.array(tokens[-context:], np.int32))[:BYTES]
+        if not np.isfinite(scores).all():
+            raise UserError("scores nan or inf: the weights are useless; use an earlier checkpoint")
         tokens.append(choose(scores, temperature, top_k, generator))
     return bytes(tokens[len(prompt) :])
 
@@ -36,12 +45,16 @@ def sample(
 def choose(
     scores: np.ndarray, temperature: float, top_k: int, generator: np.random.Generator
 ) -> int:
-    """One token from scores (V,), by inverting the cumulative distribution."""
+    """One token from finite scores (V,), by inverting the cumulative distribution.
+
+    The candidates stay in the order of the vocabulary: noise in the scores, as between two twins,
+    must not reorder them. Of equal scores the first tokens are taken.
+    """
     if temperature == 0:
         return int(scores.argmax())
-    scores = scores / temperature
-    if 0 < top_k < len(scores):
-        scores = np.where(scores >= np.sort(scores)[-top_k], scores, -np.inf)
-    weights = np.exp(scores - scores.max())
+    candidates = np.sort(np.argsort(-scores, kind="stable")[: top_k or None])
+    with np.errstate(over="ignore"):  # a tiny temperature: -inf, whose weight is 0
+        weights = np.exp((scores[candidates] - scores.max()) / temperature)
     cumulative = np.cumsum(weights)
-    return int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
+    drawn = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
+    return int(candidates[drawn])

@@ -95,13 +95,22 @@ class Twin(Protocol):
 
 
 def load(framework: str, config: Config) -> Twin:
-    """Imports a framework and builds its twin; the only place where a name becomes a framework."""
+    """Imports a framework and builds its twin."""
+    return _module(framework).build(config)
+
+
+def has_accelerator(framework: str, device: str) -> bool:
+    """Whether `--device` is more than a CPU, as the framework sees it."""
+    return _module(framework).has_accelerator(device)
+
+
+def _module(framework: str) -> Any:
+    """The only place where a name becomes a framework."""
     if framework not in MODULES:
         raise UserError(f"--framework {framework}: unknown; use {', '.join(MODULES)}")
     try:
-        module = importlib.import_module(MODULES[framework])
+        return importlib.import_module(MODULES[framework])
     except ImportError as error:
         raise UserError(
             f"--framework {framework}: cannot be imported ({error}); install it"
         ) from None
-    return module.build(config)

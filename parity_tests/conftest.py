@@ -6,3 +6,4 @@ import os
 # speed would only hide what the tests are about.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers is used for its code alone

@@ -508,7 +508,7 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         latest(tmp_path, silent)
     assert str(caught.value) == (
-        f"--resume {tmp_path}: it has no checkpoint; use --overwrite to start again"
+        f"{tmp_path}: it has no checkpoint; use --overwrite to start again"
     )
 
 
@@ -520,7 +520,7 @@ def test_none_that_loads(tmp_path: Path) -> None:
         latest(tmp_path, lines.append)
     assert len(lines) == 2
     assert str(caught.value) == (
-        f"--resume {tmp_path}: none of its 2 checkpoints loads; use --overwrite to start again"
+        f"{tmp_path}: none of its 2 checkpoints loads; use --overwrite to start again"
     )
 
 

@@ -51,10 +51,9 @@ def through_blocks(blocks: nn.ModuleList, x: Tensor, dropout: Dropout, *, remat:
 
     if remat != "sqrt":
         return span(0, len(blocks), x)
-    n, size = segments(len(blocks))
-    for start in range(0, n * size, size):
-        x = recompute(span, start, start + size, x)
-    return recompute(span, n * size, len(blocks), x) if n * size < len(blocks) else x
+    for segment in segments(len(blocks)):
+        x = recompute(span, segment.start, segment.stop, x)
+    return x
 
 
 def _call(function, *args):  # type: ignore[no-untyped-def]

@@ -1,6 +1,12 @@
 """The PyTorch trainer: `python -m torch_ref.train --policy bf16`. The loop is `lockstep.loop`."""
 
 import sys
+
+from lockstep import cli
+
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
+    sys.exit(cli.train("torch"))
+
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep import cli
 from lockstep.config import Config
 from lockstep.memory import resident_peak
 from lockstep.params import Arrays
@@ -84,7 +89,3 @@ def build(config: Config) -> TorchTwin:
 
 def has_accelerator(device: str) -> bool:
     return find_device(device).type != "cpu"
-
-
-if __name__ == "__main__":
-    sys.exit(cli.train(TorchTwin.framework, build, has_accelerator))
