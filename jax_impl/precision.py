@@ -33,6 +33,7 @@ def find_device(asked: str) -> jax.Device:
     Raises:
         UserError: cuda was asked for and there is none.
     """
+    use_onednn()
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -46,9 +47,7 @@ def find_device(asked: str) -> jax.Device:
 
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
-    strict, roles = config.precision.strict, config.precision.roles
-    if not strict and roles.compute == "bfloat16":
-        use_onednn()
+    roles = config.precision.roles
     device = find_device(config.run.device)
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)

@@ -23,8 +23,10 @@ def test_fp64_curves_agree(family: str, accum: int, remat: str) -> None:
         np.array([[getattr(result, field) for result in results] for results in (jax, torch)])
         for field in ("loss", "grad_norm", "lr")
     )
-    assert np.abs(losses[0] - losses[1]).max() <= LOSS_BOUND
-    assert np.abs(norms[0] - norms[1]).max() <= NORM_BOUND
+    loss_gap, norm_gap = (np.abs(a - b).max() for a, b in (losses, norms))
+    print(f"{family}, N={accum}, {remat}, {layers}: loss {loss_gap:.1e}, norm {norm_gap:.1e}")
+    assert loss_gap <= LOSS_BOUND
+    assert norm_gap <= NORM_BOUND
     assert (rates[0] == rates[1]).all()
     assert norms.min() > config.optim.clip  # clipping was active
     assert losses[0, -1] < losses[0, 0] - 0.5  # and something was learned
