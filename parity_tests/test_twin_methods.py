@@ -1,0 +1,90 @@
+"""The rest of the Twin protocol agrees in fp64: losses, gradients, activations, logits."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import params
+from lockstep.twin import Twin
+from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, run, start, toy, window
+
+BOUND = 1e-12  # the norm rule; worst seen here 6e-15
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Twin, Twin]:
+    config = toy(request.param, policy="fp64", steps=3)
+    jax, torch = (start(framework, config, perturbed(config)) for framework in FRAMEWORKS)
+    return config, jax, torch
+
+
+def test_loss_and_gradients(pair: tuple[Any, Twin, Twin]) -> None:
+    config, jax, torch = pair
+    batch = window(config, 0)[0]
+    (jax_loss, jax_grads), (torch_loss, torch_grads) = (
+        twin.loss_and_grads(batch) for twin in (jax, torch)
+    )
+    assert abs(jax_loss - torch_loss) <= BOUND * torch_loss
+    assert list(jax_grads) == list(torch_grads) == list(params.shapes(config.model))
+    for name, grad in jax_grads.items():
+        assert norm_gap(grad, torch_grads[name]) <= BOUND, name
+
+
+def test_intermediates(pair: tuple[Any, Twin, Twin]) -> None:
+    config, jax, torch = pair
+    batch = window(config, 0)[0]
+    of_jax, of_torch = jax.intermediates(batch), torch.intermediates(batch)
+    names = params.intermediates(config.model)
+    assert set(of_jax) == set(of_torch) == set(names)
+    for name in names:
+        assert norm_gap(of_jax[name], of_torch[name]) <= BOUND, name
+
+
+def test_evaluation_and_logits(pair: tuple[Any, Twin, Twin]) -> None:
+    config, jax, torch = pair
+    batches = np.stack([window(config, step)[0] for step in range(3)])
+    assert abs(jax.evaluate(batches) - torch.evaluate(batches)) <= BOUND * 10
+    tokens = batches[0, 0, :5]
+    assert norm_gap(jax.logits(tokens), torch.logits(tokens)) <= BOUND
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_gradients_are_those_of_the_step(framework: str) -> None:
+    """After the first update the first moment is (1 - beta1) times the clipped gradient."""
+    config = toy(policy="fp64", steps=1, clip=1e9)
+    twin = start(framework, config, perturbed(config))
+    _, grads = twin.loss_and_grads(window(config, 0)[0])
+    run(twin, config)
+    for name, moment in twin.state().mu.items():
+        assert norm_gap(moment, (1 - config.optim.beta1) * grads[name]) <= BOUND, name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_evaluation_policy(framework: str) -> None:
+    """The same float32 weights, evaluated in float64, in a run of another policy."""
+    mixed = toy(policy="bf16", eval_policy="fp64")
+    oracle, same = toy(policy="fp64"), toy(policy="bf16")
+    batches = np.stack([window(mixed, step)[0] for step in range(3)])
+    losses = [
+        start(framework, config, perturbed(config)).evaluate(batches)
+        for config in (mixed, oracle, same)
+    ]
+    assert losses[0] == losses[1]
+    assert abs(losses[2] - losses[1]) > 1e-6  # bfloat16's own evaluation is visibly another
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+def test_state_round_trip(framework: str, layers: str) -> None:
+    config = toy("gpt2", policy="fp16", layers=layers, n_layer=2, loss_scale_init=2.0**8)
+    twin = start(framework, config, perturbed(config))
+    run(twin, config, range(1))
+    state = twin.state()
+    again = start(framework, config, state).state()
+    for field in ("params", "mu", "nu"):
+        old, new = getattr(state, field), getattr(again, field)
+        assert list(old) == list(new) == list(params.shapes(config.model))
+        assert all(old[name].tobytes() == new[name].tobytes() for name in old)
+    for field in ("step", "updates", "loss_scale", "good_steps"):
+        assert getattr(state, field) == getattr(again, field)
