@@ -31,5 +31,6 @@ class Dropout:
         key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), SITES[site])
         # A Python float would draw 64-bit uniforms under x64: other masks.
         keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
-        scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) / (1 - self.rate)
+        # Not divided: XLA would multiply by the reciprocal where torch divides.
+        scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - self.rate))
         return jnp.where(keep, scaled.astype(x.dtype), 0)

@@ -241,8 +241,7 @@ class GPT(nnx.Module):
         self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
     ) -> jax.Array:
         dropout = dropout or Dropout.off()
-        x_BTD = self.policy.cast_to_output(self.embed[...][tokens_BT])
-        x_BTD = tap("embed", x_BTD)
+        x_BTD = self.policy.cast_to_output(tap("embed", self.embed[...][tokens_BT]))
         if self.position is not None:
             position_TD = self.position[...][: tokens_BT.shape[1]]
             x_BTD = x_BTD + self.policy.cast_to_output(position_TD)

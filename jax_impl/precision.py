@@ -97,16 +97,22 @@ def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array)
     )
 
 
-def fused_attention(config: PrecisionConfig, device: jax.Device) -> bool:
-    """cuDNN's attention exists for half precision on CUDA; strict numerics write attention out."""
-    wanted = config.attention == "fused" or (config.attention == "auto" and not config.strict)
-    return wanted and config.roles.mixed and device.platform == "gpu" and cudnn_works()
+def fused_wanted(config: PrecisionConfig, device: jax.Device) -> bool:
+    """Asked for, or left to us on a GPU; strict numerics write attention out."""
+    default = config.attention == "auto" and not config.strict and device.platform == "gpu"
+    return config.attention == "fused" or default
+
+
+def fused_attention(config: Config, roles: Roles, device: jax.Device) -> bool:
+    """cuDNN's attention exists for half precision on CUDA, and for some head dims only."""
+    possible = fused_wanted(config.precision, device) and device.platform == "gpu" and roles.mixed
+    return possible and cudnn_works(roles.compute, config.model.d_head)
 
 
 @cache
-def cudnn_works() -> bool:
+def cudnn_works(compute: str, d_head: int) -> bool:
     """One tiny forward and backward pass through the kernel, once a process."""
-    q_BTHK = jnp.zeros((1, 64, 1, 64), jnp.bfloat16)
+    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
 
     def attend(q: jax.Array) -> jax.Array:
         return jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn").sum()
@@ -119,5 +125,11 @@ def cudnn_works() -> bool:
 
 
 def attention_backend(config: Config, device: jax.Device) -> str:
-    """The attention in use: "reference", or cuDNN's kernel, which is asked for by name."""
-    return "cudnn" if fused_attention(config.precision, device) else "reference"
+    """The attention in use: "cudnn", or "reference" and, where it falls back to that, why."""
+    roles = config.precision.roles
+    if fused_attention(config, roles, device):
+        return "cudnn"
+    if not fused_wanted(config.precision, device):
+        return "reference"
+    kind = f"{roles.compute}, head dim {config.model.d_head}"
+    return f"reference (no cuDNN attention for {kind} on {device.platform})"

@@ -43,7 +43,7 @@ class Model:
 
     def __init__(self, config: Config, roles: Roles, device: jax.Device, *, plain: bool = False):
         """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
-        fused = fused_attention(config.precision, device)
+        fused = fused_attention(config, roles, device)
         remat = "none" if plain else config.execution.remat
         self.scan = not plain and scanned(config)
         make = partial(GPT, config.model, roles, fused=fused, remat=remat, scan=self.scan)
@@ -80,7 +80,6 @@ class Trainer:
         self.config, self.device = config, device
         self.model = Model(config, config.precision.roles, device)
         self.eval_model = Model(config, config.precision.eval_roles, device)
-        self.plain_model = Model(config, config.precision.roles, device, plain=True)
         mask = {name: decayed(name.replace("kernel", "weight")) for name in self.model.shapes}
         self.optimizer = optimizer(config.optim, mask, config.precision.roles.param)
         self.rates = learning_rates(config.optim)
@@ -184,14 +183,15 @@ class Trainer:
         return self.eval_model(params, tokens)
 
     def intermediates_function(self, params: Params, batch: jax.Array) -> Params:
-        """Named activations on (B, T+1) tokens; parameters unrolled (`Model(plain=True)`)."""
+        """Named activations on (B, T+1) tokens; the parameters are those of unrolled layers."""
+        plain = Model(self.config, self.config.precision.roles, self.device, plain=True)
         seen: Params = {}
 
         def record(name: str, x: jax.Array) -> jax.Array:
             seen[name] = x
             return x
 
-        self.plain_model(params, batch[:, :-1], tap=record)
+        plain(params, batch[:, :-1], tap=record)
         return seen
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import optax
@@ -23,7 +22,7 @@ from jax_impl.precision import attention_backend, configure, find_device
 from jax_impl.step import Trainer
 from lockstep.config import Config
 from lockstep.memory import resident_peak
-from lockstep.params import Arrays
+from lockstep.params import Arrays, intermediates
 from lockstep.twin import StepResult, TrainState
 
 
@@ -73,13 +72,13 @@ class JaxTwin:
     def intermediates(self, batch: np.ndarray) -> Arrays:
         dtype = self.config.precision.roles.param
         params = bridge.from_canonical(self.state().params, self.config.model, False, dtype)
-        return jax.device_get(self.trainer.intermediates(params, batch))
+        seen = jax.device_get(self.trainer.intermediates(params, batch))
+        return {name: seen[name] for name in intermediates(self.config.model)}
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
-        padded = (
-            jnp.zeros((1, self.config.model.context), jnp.int32).at[0, : len(tokens)].set(tokens)
-        )
+        padded = np.zeros((1, self.config.model.context), np.int32)
+        padded[0, : len(tokens)] = tokens
         logits = self.trainer.logits(self.trainer.state.params, padded)
         return np.asarray(logits[0, len(tokens) - 1], np.float64)
 

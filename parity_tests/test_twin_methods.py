@@ -36,7 +36,7 @@ def test_intermediates(pair: tuple[Any, Twin, Twin]) -> None:
     batch = window(config, 0)[0]
     of_jax, of_torch = jax.intermediates(batch), torch.intermediates(batch)
     names = params.intermediates(config.model)
-    assert set(of_jax) == set(of_torch) == set(names)
+    assert list(of_jax) == list(of_torch) == names
     for name in names:
         assert norm_gap(of_jax[name], of_torch[name]) <= BOUND, name
 

@@ -70,4 +70,5 @@ class Dropout:
             return F.dropout(x, self.rate)
         key = fold_in(fold_in(self.key, layer + 1), SITES[site])
         keep = bernoulli(key, 1 - self.rate, x.shape, x.device)
-        return torch.where(keep, x / (1 - self.rate), 0)
+        # Not divided: XLA would multiply by the reciprocal where torch divides.
+        return torch.where(keep, x * (1 / (1 - self.rate)), 0)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 from lockstep.config import Config
+from lockstep.errors import UserError
 from lockstep.memory import resident_peak
-from lockstep.params import Arrays
+from lockstep.params import Arrays, intermediates
 from lockstep.twin import StepResult, TrainState
 from torch_ref import bridge
 from torch_ref.precision import attention_backend, configure, find_device
@@ -52,7 +54,12 @@ class TorchTwin:
 
     def prepare(self) -> float:
         start = time.perf_counter()
-        self.trainer.compile()
+        try:
+            self.trainer.compile()
+        except BackendCompilerFailed as error:
+            reason = str(error).partition("\n")[0]
+            remedy = "install what it misses or drop --compile"
+            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         return time.perf_counter() - start
 
     def place(self, window: np.ndarray) -> Tensor:
@@ -72,7 +79,8 @@ class TorchTwin:
         return self.trainer.evaluate(self.place(batches)).item()
 
     def intermediates(self, batch: np.ndarray) -> Arrays:
-        return bridge.to_canonical(self.trainer.intermediates(self.place(batch)))
+        seen = bridge.to_canonical(self.trainer.intermediates(self.place(batch)))
+        return {name: seen[name] for name in intermediates(self.config.model)}
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         logits = self.trainer.logits(self.place(tokens[None]))

@@ -1,0 +1,99 @@
+"""The noise envelope: how far a correct program parts from itself.
+
+Two correct programs round differently, and training amplifies it. By how much can be measured in
+ONE framework: move every initial weight by one ulp of float32, or permute the rows of each batch,
+and train again. The gap between two frameworks is then held against that.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.params import Arrays
+from lockstep.parity.tolerances import ENVELOPE, LOSS_ULPS
+from lockstep.parity.verdict import Finding, Verdict
+
+WEIGHT_SEEDS, ORDER_SEEDS = 6, 2
+
+
+def nudged(weights: Arrays, seed: int) -> Arrays:
+    """Every float32 weight moved by one ulp, up or down by a coin."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    return {
+        name: np.nextafter(
+            w, np.where(generator.random(w.shape) < 0.5, -np.inf, np.inf), dtype=np.float32
+        )
+        for name, w in weights.items()
+    }
+
+
+def reordered(window: np.ndarray, seed: int) -> np.ndarray:
+    """The rows of each micro-batch of (N, B, T+1) in another order."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 2]))
+    return np.stack([batch[generator.permutation(len(batch))] for batch in window])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All (steps,), from step 1."""
+
+    gap: np.ndarray  # running maximum of |difference of the two losses|
+    envelope: np.ndarray  # the widest running maximum among the perturbed runs
+    allowed: np.ndarray  # the smallest gap that would be called different
+    horizon: int  # steps that count: the envelope is still below its cap
+    finding: Finding
+
+
+def compare(ours: np.ndarray, theirs: np.ndarray, perturbed: np.ndarray, cap: float) -> Comparison:
+    """Rung 8's rule: max over t of M(t) / (env(t) + 2 ulp(L)) <= 3, up to the horizon.
+
+    Args:
+        ours: losses (steps,) of one framework, unperturbed.
+        theirs: losses (steps,) of the other.
+        perturbed: losses (runs, steps) of perturbed runs of ours.
+        cap: the width of the envelope, in nats, beyond which this configuration tells nothing.
+    """
+    assert len(perturbed) >= 2, "one run is no envelope: gaps vary many-fold between seeds"
+    gap = np.maximum.accumulate(np.abs(ours - theirs))
+    envelope = np.maximum.accumulate(np.abs(perturbed - ours), axis=1).max(axis=0)
+    # A running maximum as the gap is: or a gap of one early step would fail when the loss, and with
+    # it the ulp, has fallen.
+    ulp = np.maximum.accumulate(np.spacing(np.abs(ours).astype(np.float32)).astype(np.float64))
+    noise = envelope + LOSS_ULPS * ulp
+    beyond = np.flatnonzero(~(envelope <= cap))
+    horizon = int(beyond[0]) if len(beyond) else len(ours)
+    return Comparison(
+        gap=gap,
+        envelope=envelope,
+        allowed=ENVELOPE.bound * noise,
+        horizon=horizon,
+        finding=_judge(gap / noise, horizon, cap),
+    )
+
+
+def _judge(ratio: np.ndarray, horizon: int, cap: float) -> Finding:
+    if horizon == 0:
+        return Finding(
+            rule="envelope",
+            where="step 1",
+            figure=np.inf,
+            bound=cap,
+            verdict=Verdict.INCONCLUSIVE,
+            detail="the envelope is too wide at once",
+        )
+    counted = np.where(np.isnan(ratio[:horizon]), np.inf, ratio[:horizon])
+    worst = int(counted.argmax())
+    held = bool(counted[worst] <= ENVELOPE.bound)
+    whole = (
+        f"held over all {horizon} steps"
+        if horizon == len(ratio)
+        else (f"inconclusive from step {horizon + 1}: the envelope is wider than {cap:g} nats")
+    )
+    return Finding(
+        rule="gap over envelope",
+        where=f"step {worst + 1}",
+        figure=float(counted[worst]),
+        bound=ENVELOPE.bound,
+        verdict=Verdict.EQUAL if held else Verdict.DIFFERENT,
+        detail=whole,
+    )

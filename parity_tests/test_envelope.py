@@ -1,0 +1,165 @@
+"""The instruments on made-up curves whose verdict is known, then on the twins."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep import loop
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.parity import curves, operands, worker
+from lockstep.parity.compare import error_ratios, norm_gap, norm_rule
+from lockstep.parity.envelope import compare, nudged, reordered
+from lockstep.parity.tolerances import ENVELOPE_CAP
+from lockstep.parity.verdict import Verdict
+from parity_tests.pair import perturbed as perturbed_state
+from parity_tests.pair import start, text_tokens, toy
+
+STEPS = 50
+GENERATOR = np.random.default_rng(0)
+BASE = 5 - np.linspace(0, 2, STEPS)
+
+
+def noisy(scale: float) -> np.ndarray:
+    return BASE + scale * GENERATOR.standard_normal(STEPS) * np.linspace(0.1, 1, STEPS)
+
+
+NOISE = np.stack([noisy(1e-4) for _ in range(8)])
+
+
+def test_noise_of_the_same_size_is_equal() -> None:
+    result = compare(BASE, noisy(1e-4), NOISE, cap=5e-3)
+    assert result.finding.verdict is Verdict.EQUAL
+    assert result.horizon == STEPS
+
+
+def test_a_larger_gap_is_different_and_says_where() -> None:
+    other = BASE.copy()
+    other[30:] += 5e-3
+    result = compare(BASE, other, NOISE, cap=5e-3)
+    assert result.finding.verdict is Verdict.DIFFERENT
+    assert result.finding.where == "step 31"
+    # What it calls allowed is what it judges by.
+    assert (result.gap > result.allowed).tolist() == [t >= 30 for t in range(STEPS)]
+
+
+def test_beyond_the_cap_nothing_is_said() -> None:
+    wide = NOISE.copy()
+    wide[0, 20] += 1.0
+    other = BASE.copy()
+    other[25:] += 0.5
+    result = compare(BASE, other, wide, cap=5e-3)
+    assert result.horizon == 20
+    assert result.finding.verdict is Verdict.EQUAL
+    assert "inconclusive from step 21" in result.finding.detail
+    wide[0, 0] += 1.0
+    assert compare(BASE, other, wide, cap=5e-3).finding.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_never_equal(poison: float) -> None:
+    other = BASE.copy()
+    other[10] = poison
+    assert compare(BASE, other, NOISE, cap=5e-3).finding.verdict is Verdict.DIFFERENT
+    sick = NOISE.copy()
+    sick[3, 5] = poison
+    assert compare(BASE, BASE, sick, cap=5e-3).horizon == 5
+
+
+def test_two_ulps_are_forgiven_where_nothing_else_is() -> None:
+    ulp = float(np.spacing(np.float32(BASE[0])))
+    still = np.stack([BASE] * 8)
+    for ulps, verdict in ((6, Verdict.EQUAL), (7, Verdict.DIFFERENT)):
+        other = BASE.copy()
+        other[0] += ulps * ulp
+        assert compare(BASE, other, still, cap=5e-3).finding.verdict is verdict
+
+
+def test_one_run_is_no_envelope() -> None:
+    with pytest.raises(AssertionError):
+        compare(BASE, BASE, NOISE[:1], cap=5e-3)
+
+
+def test_perturbations_are_one_ulp_and_a_permutation() -> None:
+    weights = loop.initial_state(toy()).params
+    moved = nudged(weights, 0)
+    for name, weight in weights.items():
+        ulps = np.abs(moved[name].view(np.int32).astype(np.int64) - weight.view(np.int32))
+        assert moved[name].dtype == np.float32
+        assert (ulps[weight != 0] == 1).all()
+    assert any((nudged(weights, 1)[name] != moved[name]).any() for name in weights)
+    window = np.arange(2 * 8 * 3).reshape(2, 8, 3)
+    shuffled = reordered(window, 0)
+    assert (np.sort(shuffled, axis=1) == window).all()
+    assert (shuffled != window).any()
+
+
+def test_norm_rule() -> None:
+    a = {"x": np.ones(4), "y": np.zeros(3)}
+    assert all(f.verdict is Verdict.EQUAL for f in norm_rule(a, a))
+    moved = norm_rule({**a, "x": a["x"] + [0, 0, 0, 1e-9]}, a)
+    assert [f.verdict for f in moved] == [Verdict.DIFFERENT, Verdict.EQUAL]
+    assert norm_rule({**a, "y": a["y"] + 1e-30}, a)[1].verdict is Verdict.DIFFERENT
+    assert norm_rule({**a, "x": a["x"] * np.nan}, a)[0].verdict is Verdict.DIFFERENT
+    assert norm_gap(np.array([1.0, 1e-3]), np.array([1.0, 0.0])) == pytest.approx(1e-3)
+
+
+def test_error_ratios() -> None:
+    truth = {"x": np.ones(64), "exact": np.ones(64), "small": np.ones(4)}
+    near = {**truth, "x": truth["x"] + 1e-6}
+    far = {**truth, "x": truth["x"] - 4e-6, "exact": truth["exact"] + 1e-9}
+    assert error_ratios(far, near, truth) == pytest.approx({"x": 4.0, "exact": np.inf})
+    assert error_ratios(near, near, truth) == {"x": 1.0, "exact": 1.0}
+
+
+def curve(framework: str, config: Config, seed: int | None = None) -> np.ndarray:
+    state = perturbed_state(config)
+    if seed is not None:
+        state = replace(state, params=nudged(state.params, seed))
+    results = worker.curve(start(framework, config), config, text_tokens, state, lambda w: w)
+    return np.array([result.loss for result in results])
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_the_twins_against_their_noise(policy: str) -> None:
+    """Equal as they are; different when one of them has another beta2."""
+    config = toy(policy=policy, n_layer=2, accum=2, steps=60, lr=1e-3)
+    ours = curve("torch", config)
+    noise = np.stack([curve("torch", config, seed) for seed in range(4)])
+    cap = ENVELOPE_CAP[config.precision.roles.compute]
+    healthy = compare(ours, curve("jax", config), noise, cap)
+    assert healthy.finding.verdict is Verdict.EQUAL
+    assert healthy.horizon == 60
+    sick = replace(config, optim=replace(config.optim, beta2=0.9))
+    assert compare(ours, curve("jax", sick), noise, cap).finding.verdict is Verdict.DIFFERENT
+
+
+def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"device": "cpu", "steps": 5, "n_layer": 1, "d_model": 16, "dropout": 0.1}
+    assert curves.run("jax:fp64", "torch:fp64", flags, tmp_path) is Verdict.EQUAL
+    printed = capsys.readouterr().out
+    assert "float64, all 5 steps" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"curves.json", "curves.png"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jax", "has no policy"),
+        ("jax:bf17", "--policy bf17"),
+        ("torch:bf16:slow", "option slow is unknown"),
+        ("tensorflow:bf16", "neither a run nor"),
+    ],
+)
+def test_operands_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        operands.parse(text, {})
+
+
+def test_other_data_or_models_are_not_compared() -> None:
+    a = operands.parse("jax:bf16", {})
+    for flags in ({"n_layer": 2}, {"seed": 1}, {"data": "other.txt"}):
+        with pytest.raises(UserError, match="not one experiment"):
+            operands.comparable(a, operands.parse("torch:bf16", flags))
