@@ -4,11 +4,14 @@ import mmap
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import jaxlib
 import jmp
+import optax
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.errors import UserError
@@ -133,3 +136,13 @@ def attention_backend(config: Config, device: jax.Device) -> str:
         return "reference"
     kind = f"{roles.compute}, head dim {config.model.d_head}"
     return f"reference (no cuDNN attention for {kind} on {device.platform})"
+
+
+def describe(config: Config, device: jax.Device) -> dict[str, Any]:
+    """What a reader of config.json wants to know of this process."""
+    return {
+        "device": device.device_kind,
+        "platform": "cuda" if device.platform == "gpu" else device.platform,
+        "attention": attention_backend(config, device),
+        "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
+    }

@@ -7,18 +7,14 @@ from lockstep import cli
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for JAX
     sys.exit(cli.train("jax"))
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-import flax
 import jax
-import jaxlib
 import numpy as np
-import optax
 
 from jax_impl import bridge
-from jax_impl.precision import attention_backend, configure, find_device
+from jax_impl.precision import configure, describe, find_device
 from jax_impl.step import Trainer
 from lockstep.config import Config
 from lockstep.memory import resident_peak
@@ -38,12 +34,7 @@ class JaxTwin:
         self.trainer = Trainer(config, self.device)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "device": self.device.device_kind,
-            "platform": "cuda" if self.device.platform == "gpu" else self.device.platform,
-            "attention": attention_backend(self.config, self.device),
-            "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
-        }
+        return describe(self.config, self.device)
 
     def load(self, state: TrainState) -> None:
         bridge.load(self.trainer, state)
@@ -51,10 +42,8 @@ class JaxTwin:
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
 
-    def prepare(self) -> float:
-        start = time.perf_counter()
+    def prepare(self) -> None:
         self.trainer.compile()
-        return time.perf_counter() - start
 
     def place(self, window: np.ndarray) -> jax.Array:
         return jax.device_put(window, self.device)

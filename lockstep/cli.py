@@ -1,6 +1,7 @@
 """The command line: the trainers' flags, read off `lockstep.config`, and the `lockstep` command."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import io
@@ -8,7 +9,7 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,7 +60,6 @@ def train(framework: str, argv: Sequence[str] | None = None) -> int:
 
     The framework is imported only when the flags are known to be right.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the loop begins
     return _one_line(lambda: _train(framework, argv))
 
 
@@ -261,15 +261,29 @@ def _one_line(command: Callable[[], int]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a model writes what no terminal may be able to
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = command()
-        sys.stdout.flush()
-        return status
+        with _ctrl_c_ends_it():
+            status = command()
+            sys.stdout.flush()
+            return status
     except UserError as error:
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
         print(f"error: {line}", file=sys.stderr)
         return MISTAKE
-    except KeyboardInterrupt:
-        return loop.STOPPED
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return loop.STOPPED
+
+
+@contextlib.contextmanager
+def _ctrl_c_ends_it() -> Iterator[None]:
+    """Ctrl-C ends the process at once, as SIGTERM does, unless the loop has something to save.
+
+    As an exception in the middle of a framework's native code it crashes or hangs the process.
+    """
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.default_int_handler:  # not so under nohup or &
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)

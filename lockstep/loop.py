@@ -65,7 +65,9 @@ def _train(
     data, state, notices = _start(config, out if resume else None)
     twin = build(config)
     twin.load(state)
-    compile_seconds = twin.prepare()
+    began = time.perf_counter()
+    twin.prepare()
+    compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if out is None:
         out = rundir.create_new(_stem(config, twin))
@@ -198,7 +200,7 @@ class Run:
         """Results are read one step late: the host does not wait for the step just started."""
         total, every = self.config.optim.steps, self.config.run
         late: Callable[[], StepResult] | None = None
-        with _StopSignal() as stop:
+        with _StopSignal(self.display) as stop:
             if self.done == 0:
                 self.evaluate()
             window = self.draw(self.done)
@@ -332,10 +334,15 @@ def _due(step: int, every: int) -> bool:
 
 
 class _StopSignal:
-    """Ctrl-C or SIGTERM asks the loop to stop after its step; a second one interrupts at once."""
+    """Ctrl-C or SIGTERM asks the loop to stop after its step; a second one ends the process.
+
+    Never by an exception, which a framework's native code need not survive.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
-    received = False
+
+    def __init__(self, display: Display) -> None:
+        self.display, self.received = display, False
 
     def __enter__(self) -> "_StopSignal":
         heeded = [n for n in self.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup, &
@@ -348,5 +355,7 @@ class _StopSignal:
 
     def _receive(self, number: int, frame: object) -> None:
         if self.received:
-            raise KeyboardInterrupt
+            self.display.console.show_cursor()  # the progress bar hides it
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.received = True

@@ -58,8 +58,8 @@ class Twin(Protocol):
 
     def state(self) -> TrainState: ...
 
-    def prepare(self) -> float:
-        """Compiles what can be compiled ahead; returns the seconds it took."""
+    def prepare(self) -> None:
+        """Compiles what can be compiled ahead; needs a loaded state."""
         ...
 
     def place(self, window: np.ndarray) -> Any:

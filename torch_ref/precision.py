@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -77,3 +78,13 @@ def attention_backend(config: Config, device: torch.device) -> str:
     q = torch.empty(shape, dtype=dtype(roles.compute), device=device, requires_grad=True)
     choice = torch._fused_sdp_choice(q, q, q, is_causal=True)
     return f"sdpa:{SDPBackend(choice).name.lower()}"
+
+
+def describe(config: Config, device: torch.device) -> dict[str, Any]:
+    """What a reader of config.json wants to know of this process."""
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "platform": device.type,
+        "attention": attention_backend(config, device),
+        "versions": {"torch": torch.__version__},
+    }

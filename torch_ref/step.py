@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from lockstep.config import Config
+from lockstep.errors import UserError
 from lockstep.params import intermediates
 from lockstep.precision import Roles
 from lockstep.schedule import learning_rates
@@ -50,12 +51,22 @@ class Trainer:
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
     def compile(self) -> None:
-        """Compiles the loss ahead of time, for the shapes it will see, by running it once."""
-        if self.config.execution.compile:
-            shape = (self.config.optim.batch_size, self.config.model.context + 1)
-            batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        """Compiles the loss ahead of time, for the shapes it will see, by running it once.
+
+        Raises:
+            UserError: the compiler fails, for want of a C++ compiler for example.
+        """
+        if not self.config.execution.compile:
+            return
+        shape = (self.config.optim.batch_size, self.config.model.context + 1)
+        batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        try:
             self.batch_loss(self.model, batch, self.roles, self.dropout(0)).backward()
-            self.optimizer.zero_grad(set_to_none=True)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            reason = str(error).partition("\n")[0]
+            remedy = "install what it misses or drop --compile"
+            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
+        self.optimizer.zero_grad(set_to_none=True)
 
     def optimizer_step(self, window: Tensor) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""

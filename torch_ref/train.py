@@ -7,22 +7,19 @@ from lockstep import cli
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
     sys.exit(cli.train("torch"))
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 
 from lockstep.config import Config
-from lockstep.errors import UserError
 from lockstep.memory import resident_peak
 from lockstep.params import Arrays, intermediates
 from lockstep.twin import StepResult, TrainState
 from torch_ref import bridge
-from torch_ref.precision import attention_backend, configure, find_device
+from torch_ref.precision import configure, describe, find_device
 from torch_ref.step import Trainer
 
 
@@ -38,13 +35,7 @@ class TorchTwin:
         self.trainer = Trainer(config, self.device)
 
     def describe(self) -> dict[str, Any]:
-        cuda = self.device.type == "cuda"
-        return {
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "platform": self.device.type,
-            "attention": attention_backend(self.config, self.device),
-            "versions": {"torch": torch.__version__},
-        }
+        return describe(self.config, self.device)
 
     def load(self, state: TrainState) -> None:
         bridge.load(self.trainer, state)
@@ -52,15 +43,8 @@ class TorchTwin:
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
 
-    def prepare(self) -> float:
-        start = time.perf_counter()
-        try:
-            self.trainer.compile()
-        except BackendCompilerFailed as error:
-            reason = str(error).partition("\n")[0]
-            remedy = "install what it misses or drop --compile"
-            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
-        return time.perf_counter() - start
+    def prepare(self) -> None:
+        self.trainer.compile()
 
     def place(self, window: np.ndarray) -> Tensor:
         tokens = torch.from_numpy(window).long()
