@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import loop, rundir, sampling, twin
-from lockstep.config import PRESETS, Config, flag_name, from_flags
+from lockstep.config import (
+    PRESETS,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    flag_name,
+    from_flags,
+)
 from lockstep.errors import UserError, require, require_range
+from lockstep.parity import curves
+from lockstep.parity.verdict import Verdict
 
+DIFFERENT = 1  # `lockstep curves` has found two programs, not one
 MISTAKE = 2
 MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
@@ -131,11 +142,12 @@ def trainer_parser(module: str) -> Parser:
     return parser
 
 
-def _add_flag(group: Any, field: dataclasses.Field) -> None:
+def _add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
+    """One flag from one field; `default` is shown in place of the field's own."""
     about = field.metadata
     name = flag_name(field.name)
     unit = f"{about['unit']}; " if about["unit"] else ""
-    default = about["derived"] or _shown(field.default)
+    default = _shown(default) if default is not None else about["derived"] or _shown(field.default)
     if field.type is bool:
         group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
         return
@@ -219,7 +231,40 @@ def lockstep_parser() -> Parser:
         "--device", default="auto", metavar="auto|cpu|cuda", help="where to run (default: auto)"
     )
     sub.set_defaults(command=_sample)
+    _add_curves(commands)
     return parser
+
+
+def _add_curves(commands: Any) -> None:
+    sub = commands.add_parser(
+        "curves",
+        help="do two programs train the same curve, up to rounding?",
+        description="Trains A and B, each in a process of its own, and A's perturbed runs; says\n"
+        "whether the gap between the curves stays within A's own rounding noise.",
+        epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
+        argument_default=argparse.SUPPRESS,
+    )
+    about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
+    for side in ("A", "B"):
+        sub.add_argument(side.lower(), metavar=side, help=about)
+    defaults = curves.DEFAULTS
+    for section in (ModelConfig, DataConfig, OptimConfig):
+        group = sub.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                _add_flag(group, field, default=defaults.get(field.name))
+    sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
+                     "(default: runs/curves-A-B)")  # fmt: skip
+    sub.set_defaults(command=_curves)
+
+
+def _curves(given: argparse.Namespace) -> int:
+    flags = vars(given)
+    a, b, _ = (flags.pop(name) for name in ("a", "b", "command"))
+    stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
+    out = Path(flags.pop("out", rundir.RUNS / stem))
+    rundir.require_writable(out)
+    return DIFFERENT if curves.run(a, b, flags, out) is Verdict.DIFFERENT else 0
 
 
 def _sample(given: argparse.Namespace) -> int:

@@ -1,5 +1,7 @@
 """Every policy learns, in both twins: more than how often each byte comes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,23 @@ from lockstep.config import Config
 from lockstep.precision import POLICIES
 from parity_tests.pair import FRAMEWORKS, run, start, toy
 
-SMALL = {"n_layer": 2, "d_model": 64, "context": 64, "batch_size": 8, "steps": 60, "lr": 5e-3}
+SMALL: dict[str, Any] = {
+    "n_layer": 2,
+    "d_model": 64,
+    "context": 64,
+    "batch_size": 8,
+    "steps": 60,
+    "lr": 5e-3,
+}
 # torch multiplies float16 on a CPU at about 1 GFLOP/s.
-SMALLER = {"n_layer": 1, "d_model": 32, "context": 16, "batch_size": 8, "steps": 80, "lr": 1e-2}
+SMALLER: dict[str, Any] = {
+    "n_layer": 1,
+    "d_model": 32,
+    "context": 16,
+    "batch_size": 8,
+    "steps": 80,
+    "lr": 1e-2,
+}
 
 
 def short_run(policy: str) -> Config:

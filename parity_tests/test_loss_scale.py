@@ -54,7 +54,7 @@ class Automaton:
     interval=st.integers(1, 5),
 )
 def test_transition(finite: list[bool], exponent: int, factor: float, interval: int) -> None:
-    """jmp's object as the JAX twin builds it, torch's kernel and the plain model, from 2^-126 up."""
+    """jmp as the JAX twin builds it, torch's kernel and the plain model, from 2^-126 up."""
     config = toy(policy="fp16", loss_scale_factor=factor, loss_scale_interval=interval).precision
     model = Automaton(2.0**exponent, factor, interval)
     scale, good_steps = jnp.float32(2.0**exponent), jnp.int32(0)
