@@ -89,9 +89,10 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             rundir.require_free(run, overwrite=bool(overwrite))
         else:
             rundir.require_writable(rundir.RUNS)
+        config = from_flags(given, accelerator=False)
         auto = given.get("model", "auto") == "auto"
-        accelerator = auto and twin.has_accelerator(framework, given.get("device", "auto"))
-        config = from_flags(given, accelerator=accelerator)
+        if auto and twin.has_accelerator(framework, config.run.device):
+            config = from_flags(given, accelerator=True)
     return loop.train(config, partial(twin.load, framework), run, resume=bool(resume))
 
 

@@ -5,6 +5,7 @@ noise envelope that the gap between A and B is held against.
 """
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep import corpus
 from lockstep.errors import UserError, require
 from lockstep.parity.envelope import ORDER_SEEDS, WEIGHT_SEEDS, Comparison, compare
 from lockstep.parity.operands import Operand, comparable, parse
@@ -41,6 +43,8 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path) -> Verdict:
             side.config.model.dropout,
             "only strict numerics draw the same masks; add :strict",
         )
+    data = corpus.load(a.config.data.data)
+    corpus.check(data, a.config.model.vocab, a.config.model.context)
     made_a, made_b = train(a, [PLAIN, *PERTURBED]), train(b, [PLAIN])
     ours = a.losses if a.losses is not None else np.array(made_a["losses"][0])
     theirs = b.losses if b.losses is not None else np.array(made_b["losses"][0])
@@ -100,8 +104,14 @@ def train(operand: Operand, runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {}
     job = {"framework": operand.framework, "config": operand.config.to_json(), "runs": runs}
     command = [sys.executable, "-m", "lockstep.parity.worker"]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        command, input=json.dumps(job), text=True, stdout=subprocess.PIPE, stderr=None, check=False
+        command,
+        input=json.dumps(job),
+        text=True,
+        stdout=subprocess.PIPE,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     if done.returncode:
         raise UserError(
