@@ -25,7 +25,7 @@ def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
     """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
 
     def init(params: Any) -> ClipState:
-        return ClipState(optax.tree.norm(optax.tree.zeros_like(params)))
+        return ClipState(jnp.zeros((), jax.eval_shape(optax.tree.norm, params).dtype))
 
     def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
         norm = optax.tree.norm(grads)
@@ -66,7 +66,7 @@ def optimizer(
     )
     if config.accum == 1:
         return inner
-    # accumulator_dtype=None would mean float32, under fp64 too.
+    # Left to its default, MultiSteps accumulates in float32, under fp64 too.
     steps = optax.MultiSteps(
         inner, config.accum, use_grad_mean=False, accumulator_dtype=jnp.dtype(param_dtype)
     )

@@ -89,11 +89,19 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             rundir.require_free(run, overwrite=bool(overwrite))
         else:
             rundir.require_writable(rundir.RUNS)
-        config = from_flags(given, accelerator=False)
-        auto = given.get("model", "auto") == "auto"
-        if auto and twin.has_accelerator(framework, config.run.device):
-            config = from_flags(given, accelerator=True)
+        config = _resolved(framework, given)
     return loop.train(config, partial(twin.load, framework), run, resume=bool(resume))
+
+
+def _resolved(framework: str, given: dict[str, Any]) -> Config:
+    """A device is looked for only by --model auto, and only if the flags fit a preset at all."""
+    auto = given.get("model", "auto") == "auto"
+    try:
+        config = from_flags(given, accelerator=True)
+    except UserError:
+        config = from_flags(given, accelerator=False)
+    accelerator = auto and twin.has_accelerator(framework, config.run.device)
+    return from_flags(given, accelerator=accelerator)
 
 
 def _resumed(out: Path, given: dict[str, Any]) -> Config:

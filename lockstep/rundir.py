@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def write_record(out: Path, record: Record) -> None:
         "data_sha256": record.data_sha256,
         "config": record.config.to_json(),
         **record.details,
+        "python": platform.python_version(),
         "git_commit": git_commit(),
     }
     temporary = out / "config.json.tmp"

@@ -2,8 +2,9 @@
 
 import os
 
-# The suite's two frameworks share two cores: one thread pool each is enough, and XLA's flags for
-# speed would only hide what the tests are about.
+# Before a framework is imported, and for the processes the tests start. The toys are too small to
+# share: with one thread each, two workers do not fight for two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers is used for its code alone
+os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,0 +1,73 @@
+"""One measured difference, and what the measurements share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+import jax_impl.bridge
+import jax_impl.dropout
+import jax_impl.model
+import jax_impl.optim
+import jax_impl.precision
+import jax_impl.step
+from parity_tests.pair import toy
+from torch_ref.bridge import from_numpy, to_numpy
+
+BF16 = ml_dtypes.bfloat16
+CPU = torch.device("cpu")
+PACKAGES = ("jax", "flax", "optax", "jmp", "torch")
+POISON = 255  # the token whose embedding is infinite
+WINDOWS, ACCUM = 4, 2  # the second micro-batch of all overflows, and with it the first window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    what: str
+    torch: str
+    default: str
+    default_figure: float
+    ours: str
+    ours_figure: float
+    unit: str  # a format of either figure
+
+    def cells(self) -> tuple[str, ...]:
+        first, second = (self.unit.format(x) for x in (self.default_figure, self.ours_figure))
+        return self.what, self.torch, self.default, first, self.ours, second
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).standard_normal(shape, np.float32)
+
+
+def bit_equal(a: Any, b: Any) -> float:
+    """Share of elements with the same bits."""
+    a, b = (np.ascontiguousarray(x) for x in (a, b))
+    assert a.dtype == b.dtype and a.shape == b.shape
+    return float((a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")).mean())
+
+
+def error(a: Any, truth: Any) -> float:
+    """Relative error in the 2-norm."""
+    a, truth = (np.asarray(x, np.float64) for x in (a, truth))
+    return float(np.linalg.norm(a - truth) / np.linalg.norm(truth))
+
+
+def as_torch(x: Any) -> Tensor:
+    return from_numpy(np.asarray(x))
+
+
+def gradient_of(leaf: Tensor) -> np.ndarray:
+    assert leaf.grad is not None
+    return to_numpy(leaf.grad)
+
+
+def strict_jit(function: Callable) -> Callable:
+    """As the JAX twin compiles its step under strict numerics."""
+    options = jax_impl.precision.compiler_options(toy().precision, jax.devices("cpu")[0])
+    return jax.jit(function, compiler_options=options)
