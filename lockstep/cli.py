@@ -305,7 +305,7 @@ def _sample(given: argparse.Namespace) -> int:
         top_k=given.top_k,
         seed=given.seed,
     )
-    print((prompt + text).decode("utf-8", "replace"))
+    print(sampling.shown(prompt + text))
     return 0
 
 

@@ -322,7 +322,7 @@ class Run:
         prompt = b"def " if stdlib else bytes(self.data.val[:8])
         context = self.config.model.context
         text = sampling.sample(self.twin, prompt, length=160, context=context)
-        return (prompt + text).decode("utf-8", "replace")
+        return sampling.shown(prompt + text)
 
 
 def _quoted(text: str) -> list[str]:

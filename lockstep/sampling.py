@@ -58,3 +58,9 @@ def choose(
     cumulative = np.cumsum(weights)
     drawn = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
     return int(candidates[drawn])
+
+
+def shown(text: bytes) -> str:
+    """For a terminal, which must not obey what a model wrote: control characters are escaped."""
+    characters = text.decode("utf-8", "replace")
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in characters)

@@ -26,8 +26,8 @@ ENVELOPE = Tolerance(
     bound=3.0,
     reason="two correct programs part as far as one program parts from itself when its weights are "
     "moved by one ulp; the largest of eight such runs is itself uncertain by a factor of 2.",
-    measured="see docs/parity.md",
-    source="parity_tests/test_envelope.py",
+    measured="1.0 (fp32), 1.75 (bf16), 1.37 (fp16) with the defaults of `lockstep curves`",
+    source="lockstep curves jax:POLICY torch:POLICY",
 )
 
 # Beyond this width of the envelope (in nats) a configuration has become chaotic and can tell
