@@ -293,7 +293,9 @@ def _sample(given: argparse.Namespace) -> int:
     remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
     require(fits, "--prompt", repr(given.prompt), remedy)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
-    state = loop.restore(config, run, lambda notice: print(notice, file=sys.stderr))
+    notices: list[str] = []
+    state = loop.restore(config, run, notices.append)
+    print(*notices, sep="\n", end="\n" if notices else "", file=sys.stderr)
     chosen = twin.load(framework, config)
     chosen.load(state)
     text = sampling.sample(

@@ -1,9 +1,12 @@
 """What a user gets wrong: exit status 2, one line with field, value and remedy, nothing written."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from lockstep.config import from_flags
 from lockstep.corpus import load
 
 ROOT = Path(__file__).parent.parent
+HUGE = "1" + 400 * "0"  # more than a float can be
+LONG = 300 * "x"  # more than a file's name can have
 TEXT = "to be or not to be, that is the question. " * 40
 
 # flags -> what the line must say: field, value, and a word of the remedy
@@ -82,6 +87,17 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--device tpu", ["--device", "tpu", "cuda"]),
     ("--numerics strict --attention fused", ["--attention", "fused", "reference"]),
     ("--numerics strict --compile --dropout 0.1", ["--compile", "dropout"]),
+    ("--d-model 100 --n-head 7", ["--d-model", "100", "--n-head", "98 or 105"]),
+    (f"--steps {HUGE}", ["--steps", HUGE, "from 1 to 10000000"]),
+    (f"--batch-size {HUGE}", ["--batch-size", HUGE, "from 1"]),
+    (f"--loss-scale-interval {HUGE}", ["--loss-scale-interval", HUGE, "from 1"]),
+    ("--loss-scale-init 1e300", ["--loss-scale-init", "1e+300", "2**127"]),
+    ("--lr -1e-3", ["--lr"]),
+    ("--lr 1e-400", ["--lr", "0.0", "above 0"]),
+    (f"--data {LONG}.txt", ["--data", LONG, "use other data"]),
+    ("--data loop.txt", ["--data", "loop.txt", "no such file"]),
+    ("--data pipe.txt", ["--data", "pipe.txt", "not a regular file"]),
+    ("--data stranger", ["--data", "stranger", "train.bin"]),
     ("--data missing.txt", ["--data", "missing.txt", "stdlib"]),
     ("--data empty.txt", ["--data", "empty.txt", "empty"]),
     ("--data notes.md", ["--data", "notes.md", ".txt"]),
@@ -92,6 +108,8 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--out notes.md/run", ["--out", "notes.md", "name another"]),
     ("--out half", ["--out", "half", "name another"]),
     ("--out half --overwrite", ["--out", "half", "name another"]),
+    (f"--out {LONG}", ["--out", LONG, "name another"]),
+    ("--out stranger --overwrite", ["--out", "stranger", "not a run", "leaves it"]),
     ("--out run", ["--out", "run", "--resume", "--overwrite"]),
     ("--resume", ["--resume", "--out"]),
     ("--resume --overwrite --out run", ["--resume", "--overwrite", "drop one"]),
@@ -102,6 +120,19 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--resume --out run --policy fp32", ["--policy", "fp32", "may not change"]),
     ("--resume --out run", ["--steps", "3", "more than 3"]),
     ("--resume --out changed --steps 9", ["--data", "changed", "SHA-256"]),
+    ("--resume --out notes.md", ["notes.md", "not a run"]),
+    (f"--resume --out {LONG}", [LONG, "name another"]),
+    ("--resume --out torn --steps 9", ["torn", "none of its 1 checkpoints", "--overwrite"]),
+    ("--resume --out edited --steps 9", ["config.json", "not that of the run's checkpoints"]),
+    ("--resume --out run --steps 9 --data text.txt", ["--data", "text.txt", "may not change"]),
+    ("--resume --out run --steps 9 --keep 0", ["--keep", "0", "from 1"]),
+    ("--resume --out typed", ["config.json", "n_layer", "restore"]),
+    ("--resume --out nan", ["config.json", "--lr", "nan", "restore"]),
+    ("--resume --out older", ["config.json", "seed", "restore"]),
+    ("--resume --out future", ["config.json", "format 1", "name another"]),
+    ("--resume --out list", ["config.json", "name another"]),
+    ("--resume --out binary", ["config.json", "name another"]),
+    ("--resume --out huge", ["config.json", "too large"]),
     ("--resume --out garbage", ["config.json", "name another"]),
     ("--resume --out deep", ["config.json", "name another"]),
     ("--resume --out foreign", ["config.json"]),
@@ -140,10 +171,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = json.loads((here / "changed" / "config.json").read_text())
     record["data_sha256"] = "0" * 64
     (here / "changed" / "config.json").write_text(json.dumps(record))
-    texts = {"garbage": "{", "deep": "[" * 100_000, "foreign": '{"format": 1, "model": "llama"}'}
+    make_run(here / "torn", here / "text.txt", saved=True)
+    with next((here / "torn").rglob("mu.safetensors")).open("r+b") as file:
+        file.truncate(100)
+    edits: dict[str, Callable[[dict[str, Any]], object]] = {
+        "edited": lambda record: record["config"]["model"].update(n_layer=2),
+        "typed": lambda record: record["config"]["model"].update(n_layer=1.0),
+        "nan": lambda record: record["config"]["optim"].update(lr=float("nan")),
+        "older": lambda record: record["config"]["optim"].pop("seed"),
+        "future": lambda record: record.update(format=2),
+        "tokens": lambda record: record["config"]["data"].update(data="big"),
+    }
+    for name, edit in edits.items():
+        make_run(here / name, here / "text.txt", saved=True)
+        record = json.loads((here / name / "config.json").read_text())
+        edit(record)
+        (here / name / "config.json").write_text(json.dumps(record))
+    texts = {
+        "garbage": "{",
+        "deep": "[" * 100_000,
+        "foreign": '{"format": 1, "model": "llama"}',
+        "list": "[]",
+        "huge": "[" + " " * 1_000_001 + "]",
+        "stranger": '{"architectures": ["LlamaForCausalLM"]}',  # a model of another tool
+    }
     for name, text in texts.items():
         (here / name).mkdir()
         (here / name / "config.json").write_text(text)
+    (here / "stranger" / "checkpoints").mkdir()
+    (here / "stranger" / "checkpoints" / "precious.bin").write_bytes(b"1")
+    (here / "binary").mkdir()
+    (here / "binary" / "config.json").write_bytes(b"\xff\xfe\0")
+    (here / "loop.txt").symlink_to("loop.txt")
+    os.mkfifo(here / "pipe.txt")
     return here
 
 
@@ -187,6 +247,14 @@ COMMANDS: list[tuple[list[str], list[str]]] = [
     (["sample", "run", "--top-k", "-1"], ["--top-k", "-1"]),
     (["sample", "run", "--seed", "-1"], ["--seed", "-1"]),
     (["sample", "run", "--framework", "mxnet"], ["--framework", "mxnet", "torch"]),
+    (["sample", "run", "--device", "tpu"], ["--device", "tpu", "cuda"]),
+    (["sample", "run", "--temprature", "1"], ["--temprature", "did you mean --temperature?"]),
+    (["sample", "run", "--length", HUGE[:200] + "x"], ["--length", "whole number"]),
+    (["sample", "run", "--seed", HUGE], ["--seed", "from 0 to"]),
+    (["sample", "tokens"], ["RUN", "tokens", "name a run on text"]),
+    (["sample", "torn"], ["torn", "none of its 1 checkpoints"]),
+    (["sample", "edited"], ["config.json", "not that of the run's checkpoints"]),
+    (["sample", "notes.md"], ["notes.md", "not a run"]),
     (["curves", "jax:bf16"], ["B"]),
     (["curves", "jax", "torch:bf16"], ["jax", "policy"]),
     (["curves", "jax:bf16", "nothing"], ["nothing", "FRAMEWORK:POLICY"]),
@@ -204,6 +272,66 @@ def test_lockstep(argv: list[str], words: list[str], place: Path, monkeypatch: p
     streams = capsys.readouterr()
     check_line(status, streams.err, streams.out, words)
     assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--data", "a\nb.txt"], ["--data a\\nb.txt", "no such file"]),
+        (["--policy", "\x1b[31mred"], ["--policy \\x1b[31mred", "fp32"]),
+        (["--policy", "\udcff"], ["--policy \\udcff", "fp32"]),  # not UTF-8
+        (["--out", "", "--data", "text.txt"], ["--out", "''", "name a directory"]),
+        (["--model", ""], ["--model", "tiny"]),
+    ],
+)
+def test_text_that_would_break_the_line(
+    argv: list[str], words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(place)
+    status = cli.train("torch", argv)
+    streams = capsys.readouterr()
+    check_line(status, streams.err, streams.out, words)
+
+
+@contextlib.contextmanager
+def powerless() -> Iterator[None]:
+    """Without root's right to pass over permissions."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--data closed/text.txt", ["--data", "closed/text.txt", "Permission denied"]),
+        ("--data text.txt --out closed/run", ["--out", "closed/run", "Permission denied"]),
+        ("--data text.txt --out sealed/run", ["--out", "sealed/run", "sealed cannot be written"]),
+        ("--data text.txt --out sealed", ["--out", "sealed", "cannot be written"]),
+        ("--resume --out closed/run", ["closed/run", "Permission denied"]),
+    ],
+)
+def test_without_permission(
+    flags: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others than root
+        here = Path(folder)
+        here.chmod(0o755)
+        (here / "text.txt").write_text(TEXT)
+        for name, mode in (("closed", 0o000), ("sealed", 0o555)):
+            (here / name).mkdir(mode)
+        monkeypatch.chdir(here)
+        with powerless():
+            status = cli.train("torch", flags.split())
+        streams = capsys.readouterr()
+        check_line(status, streams.err, streams.out, words)
+        assert sorted(path.name for path in here.rglob("*")) == ["closed", "sealed", "text.txt"]
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("module", ["jax_impl.train", "torch_ref.train"])

@@ -154,8 +154,8 @@ def test_both_twins_end_in_the_same_place() -> None:
     jax_end, torch_end = ends
     assert (jax_end.updates, jax_end.loss_scale) == (torch_end.updates, torch_end.loss_scale)
     for name, weight in jax_end.params.items():
-        # 20 updates of at most 2e-3 each; two roundings of float16 apart: measured 9e-5.
-        np.testing.assert_allclose(weight, torch_end.params[name], rtol=0, atol=5e-4)
+        # 22 updates of at most 2e-3 each, from gradients that float16 rounds: measured 2.3e-5.
+        np.testing.assert_allclose(weight, torch_end.params[name], rtol=0, atol=2e-4)
 
 
 def test_plain_multisteps_fails(monkeypatch: pytest.MonkeyPatch) -> None:
