@@ -295,7 +295,8 @@ def _sample(given: argparse.Namespace) -> int:
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
     notices: list[str] = []
     state = loop.restore(config, run, notices.append)
-    print(*notices, sep="\n", end="\n" if notices else "", file=sys.stderr)
+    for notice in notices:
+        print(notice, file=sys.stderr)
     chosen = twin.load(framework, config)
     chosen.load(state)
     text = sampling.sample(

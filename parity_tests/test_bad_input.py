@@ -309,7 +309,7 @@ def powerless() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--data closed/text.txt", ["--data", "closed/text.txt", "Permission denied"]),
+        ("--model tiny --data closed/text.txt", ["--data", "closed/text.txt", "Permission denied"]),
         ("--data text.txt --out closed/run", ["--out", "closed/run", "Permission denied"]),
         ("--data text.txt --out sealed/run", ["--out", "sealed/run", "sealed cannot be written"]),
         ("--data text.txt --out sealed", ["--out", "sealed", "cannot be written"]),
@@ -321,7 +321,7 @@ def test_without_permission(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others than root
         here = Path(folder)
-        here.chmod(0o755)
+        here.chmod(0o777)
         (here / "text.txt").write_text(TEXT)
         for name, mode in (("closed", 0o000), ("sealed", 0o555)):
             (here / name).mkdir(mode)
