@@ -1,0 +1,94 @@
+"""A twin of numpy alone, so that what the loop does shows in milliseconds and without a framework.
+
+`python -m parity_tests.fake FLAGS` is its trainer; FAKE_PREPARE and FAKE_STEP are the seconds that
+compilation and a step seem to take.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lockstep import cli, twin
+from lockstep.config import Config
+from lockstep.params import Arrays
+from lockstep.twin import StepResult, TrainState
+
+
+class FakeTwin:
+    """`lockstep.twin.Twin`; its weights are the number of its updates."""
+
+    framework = "fake"
+    synchronous = False
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def describe(self) -> dict[str, Any]:
+        return {"device": "none", "platform": "cpu", "attention": "none", "versions": {}}
+
+    def load(self, state: TrainState) -> None:
+        self.now = state
+
+    def state(self) -> TrainState:
+        return self.now
+
+    def prepare(self) -> None:
+        pass
+
+    def place(self, window: np.ndarray) -> np.ndarray:
+        return window
+
+    def step(self, window: np.ndarray) -> Callable[[], StepResult]:
+        step = self.now.step + 1
+        weights = {name: np.full_like(w, step) for name, w in self.now.params.items()}
+        self.now = replace(self.now, params=weights, step=step, updates=step)
+        return lambda: self.result(step)
+
+    def result(self, step: int) -> StepResult:
+        return StepResult(1 / step, 1.0, 1e-3, self.now.loss_scale, False)
+
+    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+        raise NotImplementedError
+
+    def evaluate(self, batches: np.ndarray) -> float:
+        return 1 / (1 + self.now.step)
+
+    def intermediates(self, batch: np.ndarray) -> Arrays:
+        raise NotImplementedError
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        return np.zeros(self.config.model.vocab)
+
+    def peak_bytes(self) -> int:
+        return 0
+
+
+class SlowTwin(FakeTwin):
+    """The same, with pauses."""
+
+    def prepare(self) -> None:
+        if seconds := float(os.environ.get("FAKE_PREPARE", 0)):
+            print("preparing", file=sys.stderr, flush=True)
+            time.sleep(seconds)
+
+    def step(self, window: np.ndarray) -> Callable[[], StepResult]:
+        time.sleep(float(os.environ.get("FAKE_STEP", 0.02)))
+        return super().step(window)
+
+
+def build(config: Config) -> FakeTwin:
+    return SlowTwin(config) if __name__ == "__main__" else FakeTwin(config)
+
+
+def has_accelerator(device: str) -> bool:
+    return False
+
+
+if __name__ == "__main__":
+    twin.MODULES["fake"] = "__main__"
+    sys.exit(cli.train("fake"))
