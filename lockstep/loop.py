@@ -311,9 +311,9 @@ class Run:
         lines += [
             f"the run is in {out}: config.json, log.jsonl, checkpoints/",
             "next:",
-            f"  lockstep sample {out} --prompt 'class '",
+            f"  {_python()} -m lockstep sample {out} --prompt 'class '",
             "  # the same run in the other framework:",
-            f"  python -m {others[0]} {shlex.join(to_flags(config))}",
+            f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
         ]
         return "\n".join(lines)
 
@@ -323,6 +323,13 @@ class Run:
         context = self.config.model.context
         text = sampling.sample(self.twin, prompt, length=160, context=context)
         return sampling.shown(prompt + text)
+
+
+def _python() -> str:
+    """This interpreter as one would type it here: `make train` activates no environment."""
+    path = Path(sys.executable)
+    here = path.is_relative_to(Path.cwd())
+    return shlex.quote(str(path.relative_to(Path.cwd()))) if here else "python"
 
 
 def _quoted(text: str) -> list[str]:

@@ -267,11 +267,12 @@ def test_a_terminal_that_cannot_draw_gets_lines(process: Callable[..., Any]) -> 
 
 
 def test_a_pipe_gets_plain_lines_whatever_the_environment(process: Callable[..., Any]) -> None:
-    child = process(env={"FORCE_COLOR": "1", "PYTHONIOENCODING": "ascii"})
+    child = process("--out naïve", env={"FORCE_COLOR": "1", "PYTHONIOENCODING": "ascii"})
     out, err = child.communicate()
     assert (child.returncode, err) == (loop.DONE, "")
     assert not [c for c in out if c != "\n" and not " " <= c <= "~"]
     assert "step  1/12  loss 1.0000" in out
+    assert "the run is in 'na\\xefve'" in out
     assert "ETA" in out
 
 
@@ -491,6 +492,16 @@ def test_a_state_of_another_model_is_refused(capsys: Any) -> None:
     for command in (lambda: resume("--steps 20"), lambda: cli.main(["sample", "run"])):
         assert command() == cli.MISTAKE
         assert "config.json: its model is not that of the run's" in capsys.readouterr().err
+
+
+def test_the_device_decides_which_preset_the_flags_must_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six heads divide 10m's width, which an accelerator takes, and not tiny's."""
+    with pytest.raises(UserError, match="--d-model 128: not divisible by --n-head 6"):
+        cli._resolved("fake", {"n_head": 6})
+    monkeypatch.setattr(fake, "has_accelerator", lambda device: True)
+    assert cli._resolved("fake", {"n_head": 6}).model.model == "10m"
 
 
 def test_flags_of_a_config() -> None:

@@ -62,14 +62,8 @@ def process(framework: str, argv: list[str], pause: float = 0) -> subprocess.Pop
     return subprocess.Popen(
         [sys.executable, "-c", code, *argv], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=heed_ctrl_c,
         env=os.environ | cache | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-
-
-def heed_ctrl_c() -> None:
-    """A suite that runs in the background (&, nohup) ignores SIGINT, and its children with it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def rows(run: Path, kind: str = "train") -> list[dict[str, Any]]:
