@@ -7,6 +7,7 @@ import numpy as np
 from lockstep import batches, corpus, loop, twin
 from lockstep.config import Config, from_flags
 from lockstep.params import Arrays
+from lockstep.parity.compare import norm_gap as norm_gap
 from lockstep.twin import StepResult, TrainState, Twin
 
 FRAMEWORKS = ("jax", "torch")
@@ -56,14 +57,6 @@ def run(built: Twin, config: Config, steps: range | None = None) -> list[StepRes
     """The results of some optimizer steps, one after the other."""
     steps = range(config.optim.steps) if steps is None else steps
     return [built.step(built.place(window(config, step)))() for step in steps]
-
-
-def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
-    """The norm rule's figure: the larger of the relative gaps in 2-norm and in maximum norm."""
-    a, b = np.asarray(a, np.float64).ravel(), np.asarray(b, np.float64).ravel()
-    two = np.linalg.norm(a - b) / np.linalg.norm(b)
-    largest = np.abs(a - b).max() / np.abs(b).max()
-    return float(max(two, largest))
 
 
 def perturbed(config: Config, seed: int = 1) -> TrainState:
