@@ -210,6 +210,15 @@ def untapped(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
+@jax.custom_vjp
+def slotted(x: jax.Array, slot: jax.Array) -> jax.Array:
+    """x itself, to the last bit; the gradient of the unused slot is that of x."""
+    return x
+
+
+slotted.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
+
+
 class GPT(nnx.Module):
     """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
 

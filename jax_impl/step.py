@@ -15,7 +15,7 @@ import optax
 from flax import nnx, traverse_util
 
 from jax_impl.dropout import Dropout
-from jax_impl.model import GPT, Tap, mean_loss, untapped
+from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
 from jax_impl.optim import optimizer
 from jax_impl.precision import compiler_options, fused_attention, loss_scale
 from lockstep.config import Config
@@ -61,9 +61,11 @@ class Model:
         nnx.replace_by_pure_dict(state, tree)
         return nnx.merge(self.graph, state)(tokens, dropout, tap)
 
-    def loss(self, params: Params, batch: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+    def loss(
+        self, params: Params, batch: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+    ) -> jax.Array:
         """Mean loss of (B, T+1) tokens."""
-        return mean_loss(self(params, batch[:, :-1], dropout), batch[:, 1:], self.roles)
+        return mean_loss(self(params, batch[:, :-1], dropout, tap), batch[:, 1:], self.roles)
 
 
 def scanned(config: Config) -> bool:
@@ -89,7 +91,7 @@ class Trainer:
         self.loss_and_grads = self.jit(self.loss_and_grads_function)
         self.evaluate = self.jit(self.evaluate_function)
         self.logits = self.jit(self.logits_function)
-        self.intermediates = self.jit(self.intermediates_function)
+        self.trace = self.jit(self.trace_function)
 
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes it will see."""
@@ -182,17 +184,33 @@ class Trainer:
         params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
         return self.eval_model(params, tokens)
 
-    def intermediates_function(self, params: Params, batch: jax.Array) -> Params:
-        """Named activations on (B, T+1) tokens; the parameters are those of unrolled layers."""
+    def trace_function(
+        self, params: Params, state: State, batch: jax.Array
+    ) -> tuple[jax.Array, Params, Params, Params]:
+        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
+
+        `params` are those of unrolled layers, and so are the gradients.
+        """
         plain = Model(self.config, self.config.precision.roles, self.device, plain=True)
-        seen: Params = {}
+        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
-        def record(name: str, x: jax.Array) -> jax.Array:
-            seen[name] = x
-            return x
+        def scaled_loss(params: Params, slots: Params) -> tuple[jax.Array, Any]:
+            seen: Params = {}
 
-        plain(params, batch[:, :-1], tap=record)
-        return seen
+            def tap(name: str, x: jax.Array) -> jax.Array:
+                seen[name] = x
+                return slotted(x, slots[name]) if slots else x
+
+            loss = plain.loss(params, batch, tap=tap)
+            return scale.scale(loss), (loss, seen)
+
+        _, (_, shapes) = jax.eval_shape(scaled_loss, params, {})
+        slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        both = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)
+        (grads, seen_grads), (loss, seen) = both(params, slots)
+        # Widened first: unscaled in float16 they would flush to zero.
+        wide = {n: g.astype(jnp.promote_types(g.dtype, jnp.float32)) for n, g in seen_grads.items()}
+        return loss, seen, scale.unscale(wide), scale.unscale(grads)
 
 
 def updates_made(opt_state: Any) -> jax.Array:

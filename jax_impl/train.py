@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from jax_impl import bridge
+from jax_impl.memory import step_bytes
 from jax_impl.precision import configure, describe, find_device
 from jax_impl.step import Trainer
 from lockstep.config import Config
 from lockstep.memory import resident_peak
 from lockstep.params import Arrays, intermediates
-from lockstep.twin import StepResult, TrainState
+from lockstep.twin import StepResult, Trace, TrainState
 
 
 class JaxTwin:
@@ -37,6 +38,7 @@ class JaxTwin:
         return describe(self.config, self.device)
 
     def load(self, state: TrainState) -> None:
+        configure(self.config)  # of the process, in which another twin may have been built since
         bridge.load(self.trainer, state)
 
     def state(self) -> TrainState:
@@ -58,11 +60,13 @@ class JaxTwin:
     def evaluate(self, batches: np.ndarray) -> float:
         return float(self.trainer.evaluate(self.trainer.state.params, batches))
 
-    def intermediates(self, batch: np.ndarray) -> Arrays:
-        dtype = self.config.precision.roles.param
-        params = bridge.from_canonical(self.state().params, self.config.model, False, dtype)
-        seen = jax.device_get(self.trainer.intermediates(params, batch))
-        return {name: seen[name] for name in intermediates(self.config.model)}
+    def trace(self, batch: np.ndarray) -> Trace:
+        model, dtype = self.config.model, self.config.precision.roles.param
+        params = bridge.from_canonical(self.state().params, model, False, dtype)
+        traced = self.trainer.trace(params, self.trainer.state, batch)
+        loss, seen, seen_grads, grads = jax.device_get(traced)
+        seen, seen_grads = ({n: x[n] for n in intermediates(model)} for x in (seen, seen_grads))
+        return Trace(float(loss), seen, seen_grads, bridge.to_canonical(grads, model, False))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
@@ -70,6 +74,9 @@ class JaxTwin:
         padded[0, : len(tokens)] = tokens
         logits = self.trainer.logits(self.trainer.state.params, padded)
         return np.asarray(logits[0, len(tokens) - 1], np.float64)
+
+    def step_bytes(self, window: np.ndarray) -> int:
+        return step_bytes(self.trainer, window)
 
     def peak_bytes(self) -> int:
         stats = self.device.memory_stats() or {}

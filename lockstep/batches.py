@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config import Config
+
 SPLITS = {"train": 0, "val": 1}
 
 
@@ -35,3 +37,16 @@ def batch(
 def window(tokens: np.ndarray, *, accum: int, **which: Any) -> np.ndarray:
     """int32 (N, B, T+1): the N micro-batches of one optimizer step."""
     return np.stack([batch(tokens, micro_step=n, **which) for n in range(accum)])
+
+
+def of_step(config: Config, tokens: np.ndarray, step: int) -> np.ndarray:
+    """int32 (N, B, T+1): the training window of one optimizer step, from 0."""
+    return window(
+        tokens,
+        accum=config.optim.accum,
+        seed=config.optim.seed,
+        split="train",
+        step=step,
+        batch_size=config.optim.batch_size,
+        context=config.model.context,
+    )

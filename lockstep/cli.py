@@ -3,32 +3,25 @@
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import io
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lockstep import loop, rundir, sampling, twin
 from lockstep.config import (
-    PRESETS,
     Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
     flag_name,
     from_flags,
 )
 from lockstep.errors import UserError, require, require_range
-from lockstep.parity import curves
-from lockstep.parity.verdict import Verdict
+from lockstep.flags import Parser, add_flag, reader
+from lockstep.parity import instruments
 
-DIFFERENT = 1  # `lockstep curves` has found two programs, not one
 MISTAKE = 2
 MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
@@ -36,34 +29,6 @@ EXAMPLES = """\
 example:
   python -m {module} --policy bf16 --accum 4 --remat block --steps 1000
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, within 80 columns, whose errors are `UserError`s of one line."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Here and not in `parse_args`, which a subcommand's parser never gets to see."""
-        given, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            known = list(self._option_string_actions)
-            close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "see --help"
-            raise UserError(f"{unknown[0]}: unknown; {remedy}")
-        return given, unknown
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument ") + "; see --help")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=79)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def train(framework: str, argv: Sequence[str] | None = None) -> int:
@@ -110,13 +75,7 @@ def _resumed(out: Path, given: dict[str, Any]) -> Config:
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)
-    sections = {}
-    for field in dataclasses.fields(Config):
-        section = getattr(config, field.name)
-        names = {f.name for f in dataclasses.fields(section)}
-        changed = {name: value for name, value in given.items() if name in names}
-        sections[field.name] = dataclasses.replace(section, **changed)
-    return Config(**sections)
+    return config.changed(**given)
 
 
 def trainer_parser(module: str) -> Parser:
@@ -133,7 +92,7 @@ def trainer_parser(module: str) -> Parser:
         group = parser.add_argument_group(section.type.__doc__)
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             if "help" in field.metadata:
-                _add_flag(group, field)
+                add_flag(group, field)
     group.add_argument(
         "--out",
         metavar="DIR",
@@ -149,40 +108,6 @@ def trainer_parser(module: str) -> Parser:
         "--overwrite", action="store_true", help="replace the run in --out (default: off)"
     )
     return parser
-
-
-def _add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
-    """One flag from one field; `default` is shown in place of the field's own."""
-    about = field.metadata
-    name = flag_name(field.name)
-    unit = f"{about['unit']}; " if about["unit"] else ""
-    default = _shown(default) if default is not None else about["derived"] or _shown(field.default)
-    if field.type is bool:
-        group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
-        return
-    choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
-    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]  # type: ignore[index]
-    group.add_argument(
-        name,
-        metavar=metavar,
-        type=_reader(field.type),
-        help=f"{about['help']} ({unit}default: {default})",
-    )
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _reader(kind: Any) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return kind(text)
-        except ValueError:
-            wanted = {int: "a whole number", float: "a number"}[kind]
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}; give one") from None
-
-    return read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,27 +134,27 @@ def lockstep_parser() -> Parser:
     )
     sub.add_argument(
         "--length",
-        type=_reader(int),
+        type=reader(int),
         default=300,
         metavar="N",
         help="bytes to write (default: 300)",
     )
     sub.add_argument(
         "--temperature",
-        type=_reader(float),
+        type=reader(float),
         default=0.8,
         metavar="X",
         help="0 takes the likeliest byte each time (default: 0.8)",
     )
     sub.add_argument(
         "--top-k",
-        type=_reader(int),
+        type=reader(int),
         default=40,
         metavar="N",
         help="choose among the N likeliest; 0 among all (default: 40)",
     )
     sub.add_argument(
-        "--seed", type=_reader(int), default=0, metavar="N", help="seed of the choices (default: 0)"
+        "--seed", type=reader(int), default=0, metavar="N", help="seed of the choices (default: 0)"
     )
     sub.add_argument(
         "--framework",
@@ -240,40 +165,8 @@ def lockstep_parser() -> Parser:
         "--device", default="auto", metavar="auto|cpu|cuda", help="where to run (default: auto)"
     )
     sub.set_defaults(command=_sample)
-    _add_curves(commands)
+    instruments.add(commands)
     return parser
-
-
-def _add_curves(commands: Any) -> None:
-    sub = commands.add_parser(
-        "curves",
-        help="do two programs train the same curve, up to rounding?",
-        description="Trains A and B, each in a process of its own, and A's perturbed runs; says\n"
-        "whether the gap between the curves stays within A's own rounding noise.",
-        epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
-        argument_default=argparse.SUPPRESS,
-    )
-    about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
-    for side in ("A", "B"):
-        sub.add_argument(side.lower(), metavar=side, help=about)
-    defaults = curves.DEFAULTS
-    for section in (ModelConfig, DataConfig, OptimConfig):
-        group = sub.add_argument_group(section.__doc__)
-        for field in dataclasses.fields(section):
-            if "help" in field.metadata:
-                _add_flag(group, field, default=defaults.get(field.name))
-    sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
-                     "(default: runs/curves-A-B)")  # fmt: skip
-    sub.set_defaults(command=_curves)
-
-
-def _curves(given: argparse.Namespace) -> int:
-    flags = vars(given)
-    a, b, _ = (flags.pop(name) for name in ("a", "b", "command"))
-    stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
-    out = Path(flags.pop("out", rundir.RUNS / stem))
-    rundir.require_writable(out)
-    return DIFFERENT if curves.run(a, b, flags, out) is Verdict.DIFFERENT else 0
 
 
 def _sample(given: argparse.Namespace) -> int:

@@ -276,6 +276,16 @@ class Config:
             "generator that does not compile; drop --compile or set --dropout 0",
         )
 
+    def changed(self, **fields: Any) -> "Config":
+        """The same with some fields of its sections replaced."""
+        parts = {}
+        for section in dataclasses.fields(self):
+            old = getattr(self, section.name)
+            mine = {name: fields.pop(name) for name in vars(old) if name in fields}
+            parts[section.name] = dataclasses.replace(old, **mine)
+        assert not fields, f"no section has {', '.join(fields)}"
+        return Config(**parts)
+
     def to_json(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)
 

@@ -234,17 +234,7 @@ class Run:
 
     def draw(self, step: int) -> Any:
         """The window of one step (from 0), on its way to the device."""
-        optim = self.config.optim
-        tokens = batches.window(
-            self.data.train,
-            accum=optim.accum,
-            seed=optim.seed,
-            split="train",
-            step=step,
-            batch_size=optim.batch_size,
-            context=self.config.model.context,
-        )
-        return self.twin.place(tokens)
+        return self.twin.place(batches.of_step(self.config, self.data.train, step))
 
     def report(self, result: StepResult) -> None:
         optim, model = self.config.optim, self.config.model

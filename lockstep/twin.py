@@ -44,6 +44,18 @@ class StepResult(NamedTuple):
     skipped: bool
 
 
+class Trace(NamedTuple):
+    """One batch, forward and backward, dropout off; activations in the order of the forward pass.
+
+    Every gradient is that of the unscaled mean loss.
+    """
+
+    loss: float
+    activations: Arrays  # by the name of the module whose output they are, in their own dtype
+    activation_grads: Arrays  # the same names; at least float32
+    grads: Arrays  # of the parameters, by canonical name
+
+
 class Twin(Protocol):
     """One implementation of the model and its optimizer step."""
 
@@ -54,7 +66,9 @@ class Twin(Protocol):
         """Device, versions, attention backend: what a reader of config.json wants to know."""
         ...
 
-    def load(self, state: TrainState) -> None: ...
+    def load(self, state: TrainState) -> None:
+        """Replaces everything a step changes, and sets the process's numerics to this config's."""
+        ...
 
     def state(self) -> TrainState: ...
 
@@ -81,12 +95,22 @@ class Twin(Protocol):
         """Mean loss of int32 (M, B, T+1) batches under the evaluation policy, dropout off."""
         ...
 
-    def intermediates(self, batch: np.ndarray) -> Arrays:
-        """Named activations of one batch, in the order of the forward pass, dropout off."""
+    def trace(self, batch: np.ndarray) -> Trace:
+        """What one int32 (B, T+1) batch looks like inside, nothing recomputed.
+
+        Another program than the one that trains: what is looked at cannot be fused away.
+        """
         ...
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """float (V,): the scores of the token after int32 (t,) tokens, t from 1 to T."""
+        ...
+
+    def step_bytes(self, window: np.ndarray) -> int:
+        """Peak bytes that one optimizer step on an int32 (N, B, T+1) window needs for a while.
+
+        Beside weights, moments and the window; changes nothing.
+        """
         ...
 
     def peak_bytes(self) -> int:

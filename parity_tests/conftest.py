@@ -1,15 +1,106 @@
-"""Fixtures and strictness shared by the suite."""
+"""Fixtures and strictness shared by the suite, and the table of rungs it ends with."""
 
+import json
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from lockstep.parity import provenance
+from lockstep.parity.bugs import BY_NAME
+from lockstep.parity.pair import GPT
+from lockstep.parity.side import Side
+from parity_tests import tables
 
 # Before a framework is imported, and for the processes the tests start. The toys are too small to
 # share: with one thread each, two workers do not fight for two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("NPROC", "1")  # the same for XLA
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # one GPU for two frameworks
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A suite that was started in the background (&, nohup) ignores Ctrl-C, and so would the processes
 # that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep")
+    group.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the rungs run")
+    group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
+    group.addoption("--status", metavar="FILE", help="write what each rung said as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cpu":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another device only what asks for it runs there: the rest has both frameworks inside."""
+    device = config.getoption("--device")
+    if device != "cpu":
+        skip = pytest.mark.skip(reason=f"not run on {device}: a CPU test")
+        for item in items:
+            if "device" not in getattr(item, "fixturenames", ()):
+                item.add_marker(skip)
+
+
+class ByPrograms(LoadScopeScheduling):
+    """What shares compiled programs and remembered answers goes to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        case = nodeid.partition("[")[2].removesuffix("]")
+        if "::test_rung[" in nodeid:
+            policy, _, _, model, _, _ = case.split("-")
+            return f"{policy} {model}"
+        if "::test_caught[" in nodeid:
+            bug = BY_NAME[case]
+            return f"{bug.framework} {sorted(bug.flags.items())}"
+        return nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPrograms:
+    return ByPrograms(config, log)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--device")
+
+
+@pytest.fixture(scope="session")
+def sides() -> Iterator[tuple[Side, Side]]:
+    """Our two twins, each in a process of its own, which lives as long as the session."""
+    both = tuple(Side(framework, module) for framework, module in GPT.modules.items())
+    yield both  # type: ignore[misc]
+    for side in both:
+        side.close()
+
+
+# --- the table: outcomes come back from the workers as user properties
+
+
+OUTCOMES: list[dict[str, Any]] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, value in report.user_properties:
+        if name == "outcome" and report.when == "call":
+            OUTCOMES.append(json.loads(str(value)))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not OUTCOMES or hasattr(config, "workerinput"):
+        return
+    terminalreporter.section("rungs")
+    summary = tables.summarise(OUTCOMES)
+    terminalreporter.write_line(tables.status(summary))
+    if file := config.getoption("--status"):
+        content = provenance.about(config.getoption("--device")) | {"rungs": summary}
+        Path(file).write_text(json.dumps(content, indent=1) + "\n")

@@ -16,7 +16,7 @@ import numpy as np
 from lockstep import cli, twin
 from lockstep.config import Config
 from lockstep.params import Arrays
-from lockstep.twin import StepResult, TrainState
+from lockstep.twin import StepResult, Trace, TrainState
 
 
 class FakeTwin:
@@ -58,7 +58,10 @@ class FakeTwin:
     def evaluate(self, batches: np.ndarray) -> float:
         return 1 / (1 + self.now.step)
 
-    def intermediates(self, batch: np.ndarray) -> Arrays:
+    def trace(self, batch: np.ndarray) -> Trace:
+        raise NotImplementedError
+
+    def step_bytes(self, window: np.ndarray) -> int:
         raise NotImplementedError
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:

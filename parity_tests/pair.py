@@ -31,16 +31,7 @@ def text() -> np.ndarray:
 
 def window(config: Config, step: int) -> np.ndarray:
     """int32 (N, B, T+1): what the loop would draw."""
-    optim = config.optim
-    return batches.window(
-        text_tokens,
-        accum=optim.accum,
-        seed=optim.seed,
-        split="train",
-        step=step,
-        batch_size=optim.batch_size,
-        context=config.model.context,
-    )
+    return batches.of_step(config, text_tokens, step)
 
 
 text_tokens = text()

@@ -82,7 +82,7 @@ def read_jax(config: Config) -> Program:
         lambda params: jax.vjp(lambda p: trainer.model.loss(p, tokens[0]), params), state.params
     )
     plain = Model(config, config.precision.roles, trainer.device, plain=True).shapes
-    seen = jax.eval_shape(trainer.intermediates_function, plain, tokens[0])
+    _, seen, _, _ = jax.eval_shape(trainer.trace_function, plain, trainer.state, tokens[0])
     roles = {
         "parameters": state.params,
         "first moments": optax.tree.get(state.optimizer, "mu"),
@@ -202,5 +202,5 @@ def read_torch(config: Config) -> Program:
         ops=recorder.ops,
         saved=floats(recorder.values(saved)),
         state={role: {x.dtype for x in recorder.values(tree)} for role, tree in roles.items()},
-        intermediates={name: x.dtype.name for name, x in twin.intermediates(tokens[0]).items()},
+        intermediates={name: x.dtype.name for name, x in twin.trace(tokens[0]).activations.items()},
     )

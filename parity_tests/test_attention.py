@@ -195,7 +195,7 @@ def test_cudnn_does_not_work_here() -> None:
 
 def whole(twin: Twin, tokens: np.ndarray) -> np.ndarray:
     """(T, V) logits of one sequence; what follows its last token is no input."""
-    return twin.intermediates(np.append(tokens, 0).astype(np.int32)[None])["logits"][0]
+    return twin.trace(np.append(tokens, 0).astype(np.int32)[None]).activations["logits"][0]
 
 
 @pytest.mark.parametrize("policy", ["fp64", "bf16"])

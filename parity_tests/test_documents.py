@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from parity_tests import tables
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -33,3 +35,40 @@ def test_nothing_leads_nowhere(document: Path) -> None:
 def test_what_is_gone_is_seen() -> None:
     gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
     assert len(missing(gone, ROOT)) == 4
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
+def test_tables_are_those_of_the_results(document: Path) -> None:
+    text = document.read_text()
+    assert "<!-- table" in text
+    assert tables.written(text) == text, "write them anew: python -m parity_tests.tables"
+
+
+def test_a_figure_changed_by_hand_is_seen() -> None:
+    text = tables.written("<!-- table power -->\n<!-- end -->\n")
+    assert (
+        tables.written(text.replace("· | ·", "x | ·", 1))
+        == text
+        != text.replace("· | ·", "x | ·", 1)
+    )
+
+
+def phrases(text: str) -> list[str]:
+    """The rows of the phrasebook, without its head."""
+    table = text.partition("## Phrasebook")[2].strip().partition("\n\n")[0]
+    return table.splitlines()[2:]
+
+
+def incomplete(row: str) -> list[str]:
+    """The sides of a row that name no function of their twin (that it exists: `missing`)."""
+    sides = {"torch_ref": row.split("|")[2], "jax_impl": row.split("|")[3]}
+    return [t for t, cell in sides.items() if not re.search(rf"`{t}/\w+\.py:\w+`", cell)]
+
+
+def test_every_phrase_names_a_function_on_both_sides() -> None:
+    rows = phrases((ROOT / "docs" / "parity.md").read_text())
+    assert len(rows) >= 15
+    assert [row for row in rows if incomplete(row)] == []
+    assert incomplete("| remat | `torch_ref/remat.py:save_dots` | `jax.checkpoint` |") == [
+        "jax_impl"
+    ]

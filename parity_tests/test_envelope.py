@@ -9,13 +9,13 @@ import pytest
 from lockstep import loop
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.parity import curves, operands, worker
+from lockstep.parity import curves, operands
 from lockstep.parity.compare import error_ratios, norm_gap, norm_rule
 from lockstep.parity.envelope import compare, nudged, reordered
 from lockstep.parity.tolerances import ENVELOPE_CAP
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import perturbed as perturbed_state
-from parity_tests.pair import start, text_tokens, toy
+from parity_tests.pair import run, start, toy
 
 STEPS = 50
 GENERATOR = np.random.default_rng(0)
@@ -118,8 +118,7 @@ def curve(framework: str, config: Config, seed: int | None = None) -> np.ndarray
     state = perturbed_state(config)
     if seed is not None:
         state = replace(state, params=nudged(state.params, seed))
-    results = worker.curve(start(framework, config), config, text_tokens, state, lambda w: w)
-    return np.array([result.loss for result in results])
+    return np.array([result.loss for result in run(start(framework, config, state), config)])
 
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])

@@ -4,46 +4,21 @@ Overflows are injected through the data: the embedding of one token is infinite,
 that contains it has non-finite gradients, in both twins and with no change to either.
 """
 
-from dataclasses import dataclass, replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jax_impl.step
-from jax_impl.optim import adamw
 from jax_impl.precision import loss_scale
 from lockstep.config import Config
-from lockstep.schedule import learning_rates
-from lockstep.twin import StepResult, TrainState, Twin
+from lockstep.parity.automaton import Automaton
+from lockstep.twin import TrainState
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
 
 POISON = 255
-
-
-@dataclass
-class Automaton:
-    """GradScaler's transition, in plain Python."""
-
-    scale: float
-    factor: float
-    interval: int
-    good_steps: int = 0
-
-    def step(self, finite: bool) -> None:
-        if not finite:
-            self.scale, self.good_steps = float(np.float32(self.scale / self.factor)), 0
-            return
-        self.good_steps += 1
-        if self.good_steps == self.interval:
-            with np.errstate(over="ignore"):
-                grown = float(np.float32(self.scale) * np.float32(self.factor))
-            self.scale, self.good_steps = grown if np.isfinite(grown) else self.scale, 0
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,50 +70,10 @@ def overflowing(config: Config, seed: int) -> np.ndarray:
     return generator.random((config.optim.steps, config.optim.accum)) < share
 
 
-def check_automaton(config: Config, twin: Twin, windows: np.ndarray, overflows: np.ndarray) -> None:
-    """Runs the steps and holds each of them to the plain model."""
-    precision, rates = config.precision, learning_rates(config.optim)
-    model = Automaton(precision.loss_scale_init, precision.loss_scale_factor,
-                      precision.loss_scale_interval)  # fmt: skip
-    updates = 0
-    for window, micro_overflows in zip(windows, overflows):
-        before = twin.state()
-        result: StepResult = twin.step(twin.place(window))()
-        after = twin.state()
-        finite = not micro_overflows.any()
-        assert result.skipped == (not finite)
-        assert result.loss_scale == model.scale
-        assert result.lr == rates[updates]  # the schedule stands still on a skipped step
-        assert np.isfinite(result.grad_norm) == finite
-        model.step(finite)
-        updates += finite
-        assert (after.loss_scale, after.good_steps) == (model.scale, model.good_steps)
-        assert (after.step, after.updates) == (before.step + 1, updates)
-        moved = any(
-            (old[name] != new[name]).any()
-            for old, new in ((before.params, after.params), (before.mu, after.mu),
-                             (before.nu, after.nu))
-            for name in old
-        )  # fmt: skip
-        assert moved == finite
-        finite_weights = replace(after, params=after.params | {"embed.weight": np.zeros(1)})
-        assert all(np.isfinite(w).all() for w in finite_weights.params.values())
-
-
 def fp16(accum: int) -> Config:
     # torch multiplies float16 on a CPU at about 1 GFLOP/s: one narrow layer.
     return toy(policy="fp16", accum=accum, n_layer=1, d_model=16, context=8, batch_size=1, steps=30,
                loss_scale_init=2.0**10, loss_scale_interval=3)  # fmt: skip
-
-
-@pytest.mark.parametrize("accum", [1, 4])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_overflows_in_mid_window(framework: str, accum: int) -> None:
-    config = fp16(accum)
-    overflows = overflowing(config, seed=accum)
-    assert 5 < overflows.any(1).sum() < 20
-    twin = start(framework, config, poisoned(config))
-    check_automaton(config, twin, make_windows(config, overflows), overflows)
 
 
 def test_both_twins_end_in_the_same_place() -> None:
@@ -156,23 +91,6 @@ def test_both_twins_end_in_the_same_place() -> None:
     for name, weight in jax_end.params.items():
         # 22 updates of at most 2e-3 each, from gradients that float16 rounds: measured 2.3e-5.
         np.testing.assert_allclose(weight, torch_end.params[name], rtol=0, atol=2e-4)
-
-
-def test_plain_multisteps_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """optax.MultiSteps around AdamW, with nothing said of overflows, is not GradScaler."""
-
-    def plain(config, mask, dtype):
-        steps = optax.MultiSteps(adamw(config, mask, dtype), config.accum, use_grad_mean=False)
-        return optax.GradientTransformationExtraArgs(
-            steps.init, lambda grads, state, params, do_step: steps.update(grads, state, params)
-        )
-
-    monkeypatch.setattr(jax_impl.step, "optimizer", plain)
-    config = fp16(4)
-    overflows = overflowing(config, seed=4)
-    twin = start("jax", config, poisoned(config))
-    with pytest.raises(AssertionError):
-        check_automaton(config, twin, make_windows(config, overflows), overflows)
 
 
 def test_plain_multisteps_never_recovers_from_an_infinity() -> None:

@@ -19,8 +19,11 @@ MAY_IMPORT = {
     "model": {"dropout", "precision", "remat"},
     "optim": set(),
     "step": {"dropout", "model", "optim", "precision"},
+    "memory": {"step"},
     "bridge": {"step"},
-    "train": {"bridge", "precision", "step"},
+    "train": {"bridge", "memory", "precision", "step"},
+    "bugs": {"bridge", "dropout", "model", "optim", "precision", "remat", "step", "train"},
+    "rewrites": {"bridge", "dropout", "model", "optim", "precision", "remat", "step", "train"},
     "__init__": set(),
 }
 
@@ -119,9 +122,46 @@ def public_names(file: Path) -> list[str]:
     return [n.name for n in body if isinstance(n, kinds) and not n.name.startswith("_")]
 
 
-@pytest.mark.parametrize("name", [name for name in MAY_IMPORT if name != "__init__"])
+MIRRORED = [name for name in MAY_IMPORT if name not in ("__init__", "bugs", "rewrites")]
+
+
+@pytest.mark.parametrize("name", MIRRORED)
 def test_common_names_come_in_the_same_order(name: str) -> None:
     """So that a diff of the two folders reads as a phrasebook."""
     jax, torch = (public_names(ROOT / twin / f"{name}.py") for twin in TWINS)
     assert [n for n in jax if n in torch] == [n for n in torch if n in jax]
     assert set(jax) & set(torch), "the twins share no name here"
+
+
+# The rungs, their rules and what carries their questions: any pair of twins can stand there.
+INSTRUMENTS = ("automaton", "case", "compare", "envelope", "ladder", "matrix", "rungs", "side",
+               "trajectories", "verdict", "wire", "worker")  # fmt: skip
+
+
+def names_and_strings(source: str) -> str:
+    """What a source says outside of comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def named_in(source: str) -> set[str]:
+    """The frameworks, twins and parts of our model that a source names."""
+    model = {"attn", "mlp.", "embed", "qkv"}
+    text = names_and_strings(source).lower()
+    return {word for word in (*FRAMEWORKS, *TWINS, *model) if word in text}
+
+
+@pytest.mark.parametrize("name", INSTRUMENTS)
+def test_instruments_name_no_framework_and_no_model(name: str) -> None:
+    assert named_in((ROOT / "lockstep" / "parity" / f"{name}.py").read_text()) == set()
+
+
+def test_a_name_is_seen_and_a_docstring_is_none() -> None:
+    assert named_in('"""Of torch."""\nside = "torch"') == {"torch"}
+    assert named_in('"""Of torch."""') == set()
+    assert named_in("x = grads['blocks.0.attn.qkv.bias']") == {"attn", "qkv"}

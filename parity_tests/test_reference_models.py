@@ -98,7 +98,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     for framework in FRAMEWORKS:
         twin = start(framework, config, state)
         loss, grads = twin.loss_and_grads(batch)
-        logits = twin.intermediates(batch)["logits"]
+        logits = twin.trace(batch).activations["logits"]
         ours[framework] = Result(loss, logits, translate(config.model, grads))
     return Case(config.model, translate(config.model, state.params), batch, ours)
 

@@ -55,7 +55,7 @@ def save(trainer: Trainer) -> TrainState:
         mu={name: to_numpy(moments[p]["exp_avg"]) for name, p in named.items()},
         nu={name: to_numpy(moments[p]["exp_avg_sq"]) for name, p in named.items()},
         step=trainer.step,
-        updates=trainer.updates,
+        updates=int(next(iter(moments.values()))["step"]),  # Adam's own count
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],
     )

@@ -5,6 +5,7 @@ optimizer step: if any gradient of any micro-batch was not finite, nothing moves
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,12 @@ from torch_ref.optim import adamw
 from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
 
 
-def make_model(config: Config, roles: Roles, device: torch.device) -> GPT:
-    """The model of one policy, its weights in the param dtype and not yet loaded."""
+def make_model(config: Config, roles: Roles, device: torch.device, *, plain: bool = False) -> GPT:
+    """The model of one policy, not yet loaded; `plain` keeps everything."""
     fused = fused_attention(config.precision)
+    remat = "none" if plain else config.execution.remat
     with device:
-        model = GPT(config.model, roles, fused=fused, remat=config.execution.remat)
+        model = GPT(config.model, roles, fused=fused, remat=remat)
     return model.to(dtype(roles.param))
 
 
@@ -70,14 +72,9 @@ class Trainer:
 
     def optimizer_step(self, window: Tensor) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
-        accum, scale = len(window), self.scaler.get_scale()
+        scale = self.scaler.get_scale()
         self.step += 1
-        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
-        for micro_step, batch in enumerate(window):
-            dropout = self.dropout(micro_step)
-            loss = self.batch_loss(self.model, batch, self.roles, dropout) / accum
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
+        total = self.backward(window)
         self.scaler.unscale_(self.optimizer)
         norm = clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
         rate = float(self.rates[self.updates])
@@ -89,6 +86,16 @@ class Trainer:
         skipped = self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
         self.updates += not skipped  # and so the schedule stands still on a skipped step
         return self.result(torch.stack([total, norm.to(total.dtype)]), rate, scale, skipped)
+
+    def backward(self, window: Tensor) -> Tensor:
+        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
+        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
+        for micro_step, batch in enumerate(window):
+            dropout = self.dropout(micro_step)
+            loss = self.batch_loss(self.model, batch, self.roles, dropout) / len(window)
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config
@@ -121,12 +128,16 @@ class Trainer:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         loss = self.batch_loss(self.model, batch, self.roles)
         self.scaler.scale(loss).backward()
-        scale = self.scaler.get_scale()
-        grads = {
-            name: p.grad / scale for name, p in self.model.named_parameters() if p.grad is not None
-        }
+        grads = self.unscaled(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), grads
+
+    def unscaled(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Their `.grad`, at least in float32: in float16 they would flush to zero."""
+        scale = self.scaler.get_scale()
+        grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}
+        wide = {name: torch.promote_types(g.dtype, torch.float32) for name, g in grads.items()}
+        return {name: g.to(wide[name]) / scale for name, g in grads.items()}
 
     @torch.no_grad()
     def evaluate(self, batches: Tensor) -> Tensor:
@@ -140,22 +151,29 @@ class Trainer:
         with autocast(self.eval_roles, self.device):
             return self.evaluation_model()(tokens)
 
-    @torch.no_grad()
-    def intermediates(self, batch: Tensor) -> dict[str, Tensor]:
-        """Outputs of the named modules on (B, T+1) tokens, in the order they were computed."""
+    def trace(
+        self, batch: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
+        plain = make_model(self.config, self.roles, self.device, plain=True)
+        plain.load_state_dict(self.model.state_dict())
         seen: dict[str, Tensor] = {}
 
         def record(name: str) -> Callable:
-            return lambda module, inputs, output: seen.update({name: output})
+            def hook(module: Any, inputs: Any, output: Tensor) -> None:
+                output.retain_grad()
+                seen[name] = output
+
+            return hook
 
         *named, logits = intermediates(self.config.model)
-        modules = {name: self.model.get_submodule(name) for name in named}
-        hooks = [module.register_forward_hook(record(name)) for name, module in modules.items()]
-        with autocast(self.roles, self.device):
-            seen[logits] = self.model(batch[:, :-1])
-        for hook in hooks:
-            hook.remove()
-        return seen
+        for name in named:
+            plain.get_submodule(name).register_forward_hook(record(name))
+        plain.register_forward_hook(record(logits))
+        loss = batch_loss(plain, batch, self.roles)
+        self.scaler.scale(loss).backward()
+        grads = self.unscaled(dict(plain.named_parameters()))
+        return loss.detach(), seen, self.unscaled(seen), grads
 
     def evaluation_model(self) -> GPT:
         """The model itself, or a copy of its weights in the evaluation policy."""

@@ -17,8 +17,9 @@ from torch import Tensor
 from lockstep.config import Config
 from lockstep.memory import resident_peak
 from lockstep.params import Arrays, intermediates
-from lockstep.twin import StepResult, TrainState
+from lockstep.twin import StepResult, Trace, TrainState
 from torch_ref import bridge
+from torch_ref.memory import step_bytes
 from torch_ref.precision import configure, describe, find_device
 from torch_ref.step import Trainer
 
@@ -38,6 +39,7 @@ class TorchTwin:
         return describe(self.config, self.device)
 
     def load(self, state: TrainState) -> None:
+        configure(self.config)  # of the process, in which another twin may have been built since
         bridge.load(self.trainer, state)
 
     def state(self) -> TrainState:
@@ -62,13 +64,19 @@ class TorchTwin:
     def evaluate(self, batches: np.ndarray) -> float:
         return self.trainer.evaluate(self.place(batches)).item()
 
-    def intermediates(self, batch: np.ndarray) -> Arrays:
-        seen = bridge.to_canonical(self.trainer.intermediates(self.place(batch)))
-        return {name: seen[name] for name in intermediates(self.config.model)}
+    def trace(self, batch: np.ndarray) -> Trace:
+        loss, *traced = self.trainer.trace(self.place(batch))
+        seen, seen_grads, grads = (bridge.to_canonical(tensors) for tensors in traced)
+        names = intermediates(self.config.model)
+        seen, seen_grads = ({n: x[n] for n in names} for x in (seen, seen_grads))
+        return Trace(loss.item(), seen, seen_grads, grads)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         logits = self.trainer.logits(self.place(tokens[None]))
         return logits[0, -1].double().cpu().numpy()
+
+    def step_bytes(self, window: np.ndarray) -> int:
+        return step_bytes(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:
         cuda = self.device.type == "cuda"

@@ -3,8 +3,9 @@
 import numpy as np
 
 from lockstep.params import Arrays
-from lockstep.parity.tolerances import NORM
-from lockstep.parity.verdict import Finding, Verdict
+from lockstep.parity.tolerances import MEDIAN, NORM, RATIO
+from lockstep.parity.verdict import Finding, Verdict, within
+from lockstep.twin import TrainState
 
 SMALLEST = 32  # elements: the error of fewer is no statistic
 
@@ -19,25 +20,41 @@ def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
     return max(gaps)
 
 
-def norm_rule(ours: Arrays, theirs: Arrays, bound: float = NORM.bound) -> list[Finding]:
-    """Rungs 2-5 in float64: each tensor's gap, in the order given."""
+def norm_rule(ours: Arrays, theirs: Arrays, *, bound: float = NORM.bound) -> list[Finding]:
+    """In float64: each tensor's gap, in the order given."""
     assert list(ours) == list(theirs), "both sides must name the same tensors in the same order"
-    findings = []
-    for name, array in ours.items():
-        gap = norm_gap(array, theirs[name])
-        verdict = Verdict.EQUAL if gap <= bound else Verdict.DIFFERENT  # NaN is different
-        sides = f"norms {np.linalg.norm(array):.6g} and {np.linalg.norm(theirs[name]):.6g}"
-        findings.append(
-            Finding(
-                rule="relative gap",
-                where=name,
-                figure=gap,
-                bound=bound,
-                verdict=verdict,
-                detail=sides,
-            )
+    return [
+        within(
+            "relative gap",
+            name,
+            norm_gap(array, theirs[name]),
+            bound,
+            f"norms {np.linalg.norm(array):.6g} and {np.linalg.norm(theirs[name]):.6g}",
         )
-    return findings
+        for name, array in ours.items()
+    ]
+
+
+def gaps(ours: Arrays, theirs: Arrays) -> tuple[str, float]:
+    """The tensor with the largest gap, and that gap; NaN counts as infinite."""
+    each = {name: norm_gap(x, theirs[name]) for name, x in ours.items()}
+    name = max(each, key=lambda n: np.inf if np.isnan(each[n]) else each[n])
+    return name, each[name]
+
+
+def stacked(sets: list[Arrays]) -> Arrays:
+    """The tensors of several batches under one name, so that a norm is taken over all."""
+    return {name: np.stack([arrays[name] for arrays in sets], axis=-1) for name in sets[0]}
+
+
+def changed(before: TrainState, after: TrainState) -> list[str]:
+    """The tensors whose values are no longer the same."""
+    return [
+        f"{field} {name}"
+        for field in ("params", "mu", "nu")
+        for name, array in getattr(before, field).items()
+        if not np.array_equal(array, getattr(after, field)[name])
+    ]
 
 
 def error_ratios(ours: Arrays, theirs: Arrays, oracle: Arrays) -> dict[str, float]:
@@ -54,3 +71,32 @@ def error_ratios(ours: Arrays, theirs: Arrays, oracle: Arrays) -> dict[str, floa
             )
             ratios[name] = float(a / b) if b else 1.0 if a == 0 else np.inf
     return ratios
+
+
+def ratio_rule(
+    oracle: Arrays, ours: Arrays, theirs: Arrays, *, compute: str, slack: float = 1.0
+) -> list[Finding]:
+    """In lower precision: neither is farther from the truth than the other, by much.
+
+    `slack` widens the bounds where one of the two is expected to be closer.
+    """
+    assert list(ours) == list(theirs) == list(oracle), "the same tensors in the same order"
+    ratios = error_ratios(ours, theirs, oracle)
+    findings = [
+        within("error ratio", name, _fold(ratio), RATIO[compute].bound * slack, f"{ratio:.3g}")
+        for name, ratio in ratios.items()
+    ]
+    middle = float(np.median(list(ratios.values())))
+    where, bound = f"all {len(ratios)} tensors", MEDIAN[compute].bound * slack
+    return [*findings, within("median error ratio", where, _fold(middle), bound, f"{middle:.3g}")]
+
+
+def _fold(ratio: float) -> float:
+    """Twice as far off or half as far off is the same figure."""
+    return max(ratio, 1 / ratio if ratio else np.inf)
+
+
+def worst(findings: list[Finding]) -> Finding:
+    """The finding that decides: the most damning verdict, then the figure nearest its bound."""
+    order = list(Verdict)
+    return max(findings, key=lambda f: (order.index(f.verdict), f.share))

@@ -5,36 +5,48 @@ noise envelope that the gap between A and B is held against.
 """
 
 import json
-import os
-import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep import corpus
-from lockstep.errors import UserError, require
-from lockstep.parity.envelope import ORDER_SEEDS, WEIGHT_SEEDS, Comparison, compare
+from lockstep import batches, corpus, loop
+from lockstep.errors import require
+from lockstep.parity import bugs, ladder
+from lockstep.parity.envelope import (
+    ORDER_SEEDS,
+    WEIGHT_SEEDS,
+    Comparison,
+    compare,
+    nudged,
+    reordered,
+)
 from lockstep.parity.operands import Operand, comparable, parse
-from lockstep.parity.tolerances import ENVELOPE_CAP, NORM
-from lockstep.parity.verdict import Finding, Verdict
+from lockstep.parity.pair import GPT
+from lockstep.parity.side import Side
+from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
+from lockstep.parity.verdict import Verdict, within
 
 # Small enough for a CPU, learning slowly enough for an envelope that stays below its cap.
 DEFAULTS: dict[str, Any] = {
-    "model": "tiny", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "batch_size": 4,
-    "accum": 3, "steps": 150, "lr": 1e-3, "numerics": "strict",
+    "model": "tiny", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 256,
+    "batch_size": 4, "accum": 3, "steps": 150, "lr": 1e-3, "numerics": "strict",
 }  # fmt: skip
-PERTURBED = [{"kind": "nudged", "seed": seed} for seed in range(WEIGHT_SEEDS)] + [
-    {"kind": "reordered", "seed": seed} for seed in range(ORDER_SEEDS)
-]
-PLAIN = {"kind": "plain", "seed": 0}
+CHUNK = 100  # steps that travel to the side at once
+CURVES = ("loss", "loss_scale", "skipped")
+
+Change = Callable[[Any], Any]
 
 
-def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path) -> Verdict:
+def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "") -> Verdict:
     """Trains what must be trained, prints the verdict, writes curves.json and curves.png."""
-    a, b = (parse(text, {**DEFAULTS, **flags}) for text in (a_text, b_text))
+    bug = bugs.find(bug_text) if bug_text else None
+    shows = {k: v for k, v in bug.flags.items() if k not in ("policy", "dropout")} if bug else {}
+    a, b = (parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text))
     comparable(a, b)
     for side in (a, b):
         require(
@@ -45,29 +57,50 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path) -> Verdict:
         )
     data = corpus.load(a.config.data.data)
     corpus.check(data, a.config.model.vocab, a.config.model.context)
-    made_a, made_b = train(a, [PLAIN, *PERTURBED]), train(b, [PLAIN])
-    ours = a.losses if a.losses is not None else np.array(made_a["losses"][0])
-    theirs = b.losses if b.losses is not None else np.array(made_b["losses"][0])
+    planted = planted_side(bug, a, b) if bug else None
+    made = {"a": train(a, data.train, noise=True), "b": train(b, data.train)}
+    sides = {"a": a, "b": b}
+    if planted:
+        made["sick"] = train(planted, data.train, variant=bug_text)
+        sides["sick"] = planted
+    left, right = "a", "b"
+    if bug:  # it takes the place of its healthy self
+        left, right = ("a", "sick") if bug.framework == b.framework else ("sick", "b")
+    ours, theirs = (np.array(made[side]["loss"][0]) for side in (left, right))
     steps = min(len(ours), len(theirs))
-    perturbed = np.array(made_a["losses"][1:])[:, :steps]
-    result = judge(a, b, ours[:steps], theirs[:steps], perturbed)
+    perturbed = np.array(made["a"]["loss"][1:])[:, :steps]
+    result = judge(sides[left], sides[right], ours[:steps], theirs[:steps], perturbed)
     out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "a": {"name": a.name, "framework": a.framework, "config": a.config.to_json(), **made_a},
-        "b": {"name": b.name, "framework": b.framework, "config": b.config.to_json(), **made_b},
-        "gap": result.gap.tolist(), "envelope": result.envelope.tolist(),
-        "allowed": result.allowed.tolist(), "horizon": result.horizon,
-        "finding": asdict(result.finding),
+    content: dict[str, Any] = {
+        name: {"name": side.name, "framework": side.framework, "config": side.config.to_json(),
+               **made[name]}
+        for name, side in sides.items()
+    } | {
+        "compared": [left, right], "gap": result.gap.tolist(),
+        "envelope": result.envelope.tolist(), "allowed": result.allowed.tolist(),
+        "horizon": result.horizon, "finding": asdict(result.finding),
     }  # fmt: skip
     (out / "curves.json").write_text(json.dumps(content) + "\n")
-    print(f"{a.name} against {b.name}, {steps} steps")
+    print(f"{sides[left].name} against {sides[right].name}, {steps} steps")
     print(result.finding)
     last = max(result.horizon - 1, 0)
     print(
         f"the smallest gap that would have been called different: {result.allowed[last]:.2g} nats"
     )
+    if bug:
+        rung = ladder.RUNGS[bug.rung - 1]
+        print(f"planted: {bug.what}; the rung that catches it is {rung}: {rung.proves}")
     print(f"written: {', '.join(str(path) for path in written(content, out))}")
     return result.finding.verdict
+
+
+def planted_side(bug: bugs.Bug, a: Operand, b: Operand) -> Operand:
+    """The operand that gets the bug: the one of its framework, B where both are."""
+    operand = next((x for x in (b, a) if x.framework == bug.framework), None)
+    remedy = f"is a bug of {bug.framework}; make one operand {bug.framework}:POLICY"
+    require(operand is not None and operand.losses is None, "--bug", bug.name, remedy)
+    assert operand is not None
+    return replace(operand, name=f"{operand.name} with {bug.name}")
 
 
 def judge(
@@ -79,46 +112,66 @@ def judge(
         cap = max(ENVELOPE_CAP.get(compute, 0.0) for compute in computes)
         return compare(ours, theirs, perturbed, cap)
     result = compare(ours, theirs, perturbed, np.inf)
-    figure = float(result.gap[-1])
-    finding = Finding(
-        rule="largest gap in nats",
-        where=f"step {int(np.abs(ours - theirs).argmax()) + 1}",
-        figure=figure,
-        bound=NORM.bound,
-        verdict=Verdict.EQUAL if figure <= NORM.bound else Verdict.DIFFERENT,
-        detail=f"float64, all {len(ours)} steps",
+    finding = within(
+        "largest gap in nats",
+        f"step {int(np.abs(ours - theirs).argmax()) + 1}",
+        float(result.gap[-1]),
+        CURVE.bound,
+        f"float64, all {len(ours)} steps",
     )
-    allowed = np.full(len(ours), NORM.bound)
-    return Comparison(
-        gap=result.gap,
-        envelope=result.envelope,
-        allowed=allowed,
-        horizon=len(ours),
-        finding=finding,
-    )
+    allowed = np.full(len(ours), CURVE.bound)
+    return replace(result, allowed=allowed, horizon=len(ours), finding=finding)
 
 
-def train(operand: Operand, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The operand's curves, from a fresh process; nothing for a lone run that is there already."""
-    if operand.losses is not None and runs == [PLAIN]:
-        return {}
-    job = {"framework": operand.framework, "config": operand.config.to_json(), "runs": runs}
-    command = [sys.executable, "-m", "lockstep.parity.worker"]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        command,
-        input=json.dumps(job),
-        text=True,
-        stdout=subprocess.PIPE,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
-    if done.returncode:
-        raise UserError(
-            f"operand {operand.name}: its process ended with status {done.returncode}; "
-            "its message is above"
-        )
-    return json.loads(done.stdout)
+def train(
+    operand: Operand, tokens: np.ndarray, *, noise: bool = False, variant: str = ""
+) -> dict[str, Any]:
+    """Its curves, the plain run first; a lone run that is there already is not trained again."""
+    if operand.losses is not None and not noise:
+        return {"loss": [operand.losses.tolist()]}
+    side = Side(operand.framework, GPT.modules[operand.framework], variant=variant, remember=False)
+    runs: list[tuple[Change, Change]] = [(_same, _same)]
+    if noise:
+        runs += [(partial(nudged, seed=seed), _same) for seed in range(WEIGHT_SEEDS)]
+        runs += [(_same, partial(reordered, seed=seed)) for seed in range(ORDER_SEEDS)]
+    made: dict[str, Any] = {name: [] for name in CURVES}
+    try:
+        for number, (weight, order) in enumerate(runs, 1):
+            for name, values in curve(side, operand, tokens, weight, order, made).items():
+                made[name].append(values)
+            print(f"{operand.name}: run {number} of {len(runs)}", file=sys.stderr)
+    finally:
+        side.close()
+    if operand.losses is not None:
+        made["loss"][0] = operand.losses.tolist()
+    return made
+
+
+def curve(
+    side: Side,
+    operand: Operand,
+    tokens: np.ndarray,
+    weight: Change,
+    order: Change,
+    made: dict[str, Any],
+) -> dict[str, list[float]]:
+    """One whole run: what each of its steps reported."""
+    config = operand.config
+    state = loop.initial_state(config)
+    state = replace(state, params=weight(state.params))
+    curves: dict[str, list[float]] = {name: [] for name in CURVES}
+    for first in range(0, config.optim.steps, CHUNK):
+        steps = range(first, min(first + CHUNK, config.optim.steps))
+        windows = np.stack([order(batches.of_step(config, tokens, step)) for step in steps])
+        done = side.steps(config, state, windows)
+        state, made["about"] = done.end, done.about
+        for name, values in curves.items():
+            values += getattr(done, name).tolist()
+    return curves
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def written(content: dict[str, Any], out: Path) -> list[Path]:

@@ -14,17 +14,24 @@ from lockstep.parity.tolerances import ENVELOPE, LOSS_ULPS
 from lockstep.parity.verdict import Finding, Verdict
 
 WEIGHT_SEEDS, ORDER_SEEDS = 6, 2
+DIGITS = {"bfloat16": 7, "float16": 10}  # explicit bits of the mantissa
 
 
-def nudged(weights: Arrays, seed: int) -> Arrays:
-    """Every float32 weight moved by one ulp, up or down by a coin."""
+def nudged(weights: Arrays, seed: int, dtype: str = "float32") -> Arrays:
+    """Every float32 weight moved by one ulp, up or down by a coin.
+
+    With a half-precision `dtype`: rounded to it, up or down at random, the nearer the likelier.
+    """
     generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    return {
-        name: np.nextafter(
-            w, np.where(generator.random(w.shape) < 0.5, -np.inf, np.inf), dtype=np.float32
-        )
-        for name, w in weights.items()
-    }
+
+    def nudge(w: np.ndarray) -> np.ndarray:
+        coin = generator.random(w.shape)
+        if dtype == "float32":
+            return np.nextafter(w, np.where(coin < 0.5, -np.inf, np.inf), dtype=np.float32)
+        ulp = np.spacing(np.abs(w)) * 2.0 ** (23 - DIGITS[dtype])
+        return (w + (coin - 0.5) * ulp).astype(dtype).astype(np.float32)
+
+    return {name: nudge(w) for name, w in weights.items()}
 
 
 def reordered(window: np.ndarray, seed: int) -> np.ndarray:

@@ -8,21 +8,23 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+STYLES = {"a": "-", "b": "--", "sick": ":"}
+
 
 def draw(content: dict[str, Any], path: Path) -> None:
     """Writes a PNG from what curves.json holds."""
-    a, b = content["a"], content["b"]
-    scaled = any(max(side.get("loss_scales", [[1.0]])[0]) != 1.0 for side in (a, b))
+    shown = [(content[name], style) for name, style in STYLES.items() if name in content]
+    scaled = any(max(side.get("loss_scale", [[1.0]])[0]) != 1.0 for side, _ in shown)
+    names = [content[side]["name"] for side in content["compared"]]
     figure, axes = plt.subplots(
         3 if scaled else 2, 1, figsize=(8, 9 if scaled else 6.5), sharex=True, layout="constrained"
     )
     steps = range(1, len(content["gap"]) + 1)
-    for side, style in ((a, "-"), (b, "--")):
-        if "losses" in side:
-            axes[0].plot(steps, side["losses"][0][: len(steps)], style, label=side["name"])
+    for side, style in shown:
+        axes[0].plot(steps, side["loss"][0][: len(steps)], style, label=side["name"])
     axes[0].set_ylabel("loss (nats)")
     axes[0].legend()
-    axes[0].set_title(f"{a['name']} against {b['name']}: {content['finding']['verdict']}")
+    axes[0].set_title(f"{names[0]} against {names[1]}: {content['finding']['verdict']}")
     floor = 1e-17  # so that a gap of zero has a place on a log axis
     axes[1].semilogy(steps, [max(x, floor) for x in content["gap"]], label="gap, running max")
     axes[1].semilogy(steps, [max(x, floor) for x in content["envelope"]], label="noise envelope")
@@ -32,9 +34,9 @@ def draw(content: dict[str, Any], path: Path) -> None:
     axes[1].set_ylabel("nats")
     axes[1].legend()
     if scaled:
-        for side, style in ((a, "-"), (b, "--")):
-            if "loss_scales" in side:
-                scales, skipped = side["loss_scales"][0], side["skipped"][0]
+        for side, style in shown:
+            if "loss_scale" in side:
+                scales, skipped = side["loss_scale"][0], side["skipped"][0]
                 axes[2].semilogy(
                     range(1, len(scales) + 1), scales, style, base=2, label=side["name"]
                 )

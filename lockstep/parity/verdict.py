@@ -1,13 +1,14 @@
 """What an instrument says: equal, different, or that this configuration cannot tell."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
     EQUAL = "equal"
-    DIFFERENT = "different"
     INCONCLUSIVE = "inconclusive"
+    DIFFERENT = "different"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,37 @@ class Finding:
     verdict: Verdict
     detail: str = ""  # both sides' figures, or what the horizon is
 
+    @property
+    def share(self) -> float:
+        """How much of its bound the figure takes; a bound of zero allows nothing."""
+        if self.bound > 0 and not math.isnan(self.figure):
+            return self.figure / self.bound
+        return 0.0 if self.figure == 0 else math.inf
+
     def __str__(self) -> str:
         return (
             f"{self.verdict}: {self.rule} at {self.where} is {self.figure:.3g}, "
             f"bound {self.bound:.3g}{'; ' + self.detail if self.detail else ''}"
         )
+
+
+def at(where: str, findings: list[Finding]) -> list[Finding]:
+    return [replace(finding, where=f"{where}: {finding.where}") for finding in findings]
+
+
+def nothing(rule: str, where: str, wrong: list[str]) -> Finding:
+    """Equal if the list is empty."""
+    return within(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
+
+
+def within(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
+    """Equal if the figure is at most the bound; a NaN is not."""
+    verdict = Verdict.EQUAL if figure <= bound else Verdict.DIFFERENT
+    return Finding(
+        rule=rule,
+        where=where,
+        figure=float(figure),
+        bound=float(bound),
+        verdict=verdict,
+        detail=detail,
+    )

@@ -1,86 +1,121 @@
-"""One framework's curves, in a process of its own: JSON in, JSON out.
+"""One framework, in a process of its own: questions come in on stdin, answers go out on stdout.
 
-    python -m lockstep.parity.worker < job.json > curves.json
+    python -m lockstep.parity.worker jax_impl.train [VARIANT]
 
-A job is {"framework", "config", "runs": [{"kind": "plain" | "nudged" | "reordered", "seed"}]}.
+A variant is a planted bug or a harmless rewrite; it holds for the life of the process, so that no
+program traced before it is taken for one that has it.
 """
 
-import json
+import importlib
+import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from lockstep import batches, corpus, loop, twin
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.parity.envelope import nudged, reordered
-from lockstep.twin import StepResult, TrainState, Twin
+from lockstep.params import Arrays
+from lockstep.parity import wire
+from lockstep.parity.compare import stacked
+from lockstep.twin import StepResult, Twin
+
+KEPT = 8  # built twins: compiling one takes seconds
+
+Answer = tuple[dict[str, Any], Arrays]
 
 
-def curve(
-    built: Twin,
-    config: Config,
-    tokens: np.ndarray,
-    state: TrainState,
-    order: Callable[[np.ndarray], np.ndarray],
-) -> list[StepResult]:
-    """Every optimizer step of a run from `state`, each window passed through `order`."""
-    built.load(state)
-    results = []
-    for step in range(config.optim.steps):
-        window = batches.window(
-            tokens,
-            accum=config.optim.accum,
-            seed=config.optim.seed,
-            split="train",
-            step=step,
-            batch_size=config.optim.batch_size,
-            context=config.model.context,
-        )
-        results.append(built.step(built.place(order(window)))())
-    return results
+class Server:
+    def __init__(self, module: str) -> None:
+        self.build: Callable[[Config], Twin] = importlib.import_module(module).build
+        self.twins: OrderedDict[str, Twin] = OrderedDict()
+
+    def twin(self, config: Config) -> Twin:
+        """The built twin of a config, the least recently used one forgotten."""
+        key = repr(config)
+        if key not in self.twins:
+            while len(self.twins) >= KEPT:
+                self.twins.popitem(last=False)
+            self.twins[key] = self.build(config)
+        self.twins.move_to_end(key)
+        return self.twins[key]
+
+    def answer(self, header: dict[str, Any], arrays: Arrays) -> Answer:
+        twin = self.twin(Config.from_json(header["config"]))
+        given = arrays.pop("input")
+        twin.load(wire.unpack(header["state"], arrays))
+        return getattr(self, header["ask"])(twin, given)
+
+    def state(self, twin: Twin, given: np.ndarray) -> Answer:
+        """The state as it comes back."""
+        counters, arrays = wire.pack(twin.state())
+        return {"state": counters}, arrays
+
+    def traces(self, twin: Twin, given: np.ndarray) -> Answer:
+        traced = [twin.trace(batch) for batch in given]
+        arrays = {
+            f"{field}/{name}": x
+            for field in ("activations", "activation_grads", "grads")
+            for name, x in stacked([getattr(trace, field) for trace in traced]).items()
+        }
+        return {"loss": [trace.loss for trace in traced]}, arrays
+
+    def gradients(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {}, stacked([twin.loss_and_grads(batch)[1] for batch in given])
+
+    def first_moments(self, twin: Twin, given: np.ndarray) -> Answer:
+        """After one step on each window, every time from the state loaded."""
+        start, moments = twin.state(), []
+        for window in given:
+            twin.load(start)
+            twin.step(twin.place(window))()
+            moments.append(twin.state().mu)
+        return {}, stacked(moments)
+
+    def evaluate(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {"loss": twin.evaluate(given)}, {}
+
+    def logits(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {}, {"logits": twin.logits(given)}
+
+    def step_bytes(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {"bytes": twin.step_bytes(given)}, {}
+
+    def steps(self, twin: Twin, given: np.ndarray) -> Answer:
+        results = [twin.step(twin.place(window))() for window in given]
+        counters, arrays = wire.pack(twin.state())
+        curves = {f: [getattr(result, f) for result in results] for f in StepResult._fields}
+        return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
 
 
-def perform(job: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """The job's curves: losses, loss scales and skips, each (runs, steps), and who made them."""
-    config = Config.from_json(job["config"])
-    data = corpus.load(config.data.data)
-    corpus.check(data, config.model.vocab, config.model.context)
-    built = twin.load(job["framework"], config)
-    state = loop.initial_state(config)
-    curves = []
-    for number, run in enumerate(job["runs"], 1):
-        seed = run["seed"]
-        start = (
-            replace(state, params=nudged(state.params, seed)) if run["kind"] == "nudged" else state
-        )
-        order = (lambda w, seed=seed: reordered(w, seed)) if run["kind"] == "reordered" else _as_is
-        curves.append(curve(built, config, data.train, start, order))
-        say(f"{job['framework']}:{config.precision.policy}: run {number} of {len(job['runs'])}")
-    return {
-        "about": built.describe(),
-        "losses": [[result.loss for result in results] for results in curves],
-        "loss_scales": [[result.loss_scale for result in results] for results in curves],
-        "skipped": [[result.skipped for result in results] for results in curves],
-    }
+def plant(module: str, variant: str) -> None:
+    """Changes the twin for the life of this process: NAME, or NAME=SIZE of a graded bug."""
+    package, (name, _, size) = module.rpartition(".")[0], variant.partition("=")
+    named = importlib.import_module(f"{package}.bugs").BUGS
+    if name not in named:
+        named = importlib.import_module(f"{package}.rewrites").REWRITES
+    named[name](*([float(size)] if size else []))
 
 
-def _as_is(window: np.ndarray) -> np.ndarray:
-    return window
-
-
-def main() -> int:
-    try:
-        curves = perform(json.load(sys.stdin), lambda line: print(line, file=sys.stderr))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    json.dump(curves, sys.stdout)
+def main(module: str, variant: str = "") -> int:
+    # What a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    if variant:
+        plant(module, variant)
+    server = Server(module)
+    with suppress(BrokenPipeError):
+        while asked := wire.receive(sys.stdin.buffer):
+            try:
+                header, arrays = server.answer(*asked)
+            except UserError as error:
+                header, arrays = {"error": str(error)}, {}
+            wire.send(answers, header, arrays)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

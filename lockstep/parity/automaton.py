@@ -1,0 +1,77 @@
+"""Rung 7: one decision a step, GradScaler's."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.parity.case import Case
+from lockstep.parity.compare import changed
+from lockstep.parity.verdict import Finding, nothing
+from lockstep.schedule import learning_rates
+
+STEPS = 24
+
+
+@dataclass
+class Automaton:
+    """GradScaler's transition, in plain Python."""
+
+    scale: float
+    factor: float
+    interval: int
+    good_steps: int = 0
+
+    def step(self, finite: bool) -> None:
+        if not finite:
+            self.scale, self.good_steps = float(np.float32(self.scale / self.factor)), 0
+            return
+        self.good_steps += 1
+        if self.good_steps == self.interval:
+            with np.errstate(over="ignore"):
+                grown = float(np.float32(self.scale) * np.float32(self.factor))
+            self.scale, self.good_steps = grown if np.isfinite(grown) else self.scale, 0
+
+
+def loss_scale(case: Case) -> list[Finding]:
+    """Overflows in chosen micro-batches: scales, skips, rates and counts are the automaton's."""
+    overflowing = case.pair.overflowing
+    assert overflowing, "this pair has no way to overflow"
+    case = case.changed(loss_scale_init=2.0**10, loss_scale_interval=3)
+    config = case.config
+    chosen = choose(STEPS, config.optim.accum, case.seed)
+    config, state, windows = overflowing(config, case.windows(STEPS), chosen)
+    overflows = np.asarray(chosen.any(1))
+    table = learning_rates(config.optim)
+    automaton = Automaton(config.precision.loss_scale_init, config.precision.loss_scale_factor,
+                          config.precision.loss_scale_interval)  # fmt: skip
+    scales, updates = [], np.concatenate([[0], np.cumsum(~overflows)])
+    for overflow in overflows:
+        scales.append(automaton.scale)
+        automaton.step(finite=not overflow)
+    ends = (STEPS, int(updates[-1]), automaton.scale, automaton.good_steps)
+    found = []
+    for side in case.sides:
+        seen = side.steps(config, state, windows)
+        end = (seen.end.step, seen.end.updates, seen.end.loss_scale, seen.end.good_steps)
+        wrong: dict[str, np.ndarray] = {
+            "loss scales": seen.loss_scale != np.array(scales),
+            "skipped steps": seen.skipped != overflows,
+            "learning rates": seen.lr != table[updates[:-1]],
+            "finite gradient norms": np.isfinite(seen.grad_norm) == overflows,
+        }
+        for what, steps in wrong.items():
+            off = [f"step {t + 1}" for t in np.flatnonzero(steps)]
+            found.append(nothing(f"{what} not the automaton's", side.name, off))
+        counts = [f"{end} for {ends}"] if end != ends else []
+        found.append(nothing("step, updates, scale and good steps at the end", side.name, counts))
+        lone = side.steps(config, state, windows[overflows][:1])
+        found.append(nothing("moved by a skipped step", side.name, changed(state, lone.end)))
+    return found
+
+
+def choose(steps: int, accum: int, seed: int) -> np.ndarray:
+    """bool (S, N): about a third of the steps overflow, each in one or more micro-batches."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 4]))
+    chosen = generator.random((steps, accum)) < 1 - (2 / 3) ** (1 / accum)
+    chosen[2] = [False] * (accum - 1) + [True]  # one at least, and not in the first micro-batch
+    return chosen

@@ -1,0 +1,86 @@
+"""One pair under one config: where the rungs start from, and what they feed."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.params import Arrays
+from lockstep.parity.pair import Pair
+from lockstep.parity.side import Side
+from lockstep.twin import TrainState
+
+NOISE = 0.02  # of every weight: gains of one and biases of zero would hide bugs
+TRAINED_STEPS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`seed` decides weights and batches, not the config's own: no program is compiled anew."""
+
+    pair: Pair
+    a: Side
+    b: Side
+    config: Config
+    seed: int = 0
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.a, self.b
+
+    @property
+    def compute(self) -> str:
+        return self.config.precision.roles.compute
+
+    @property
+    def exact(self) -> bool:
+        """In float64 two correct programs agree to rounding; elsewhere they are as far off."""
+        return self.compute == "float64"
+
+    @property
+    def oracle(self) -> Config:
+        """What traces are held against: the same for all cases of one model."""
+        return self.exactly(self.config).changed(accum=1, layers="unroll", dropout=0.0)
+
+    def exactly(self, config: Config) -> Config:
+        return config.changed(policy="fp64", remat="none", numerics="strict")
+
+    def changed(self, **fields: object) -> "Case":
+        return replace(self, config=self.config.changed(**fields))
+
+    def windows(self, steps: int, config: Config | None = None) -> np.ndarray:
+        """int32 (S, N, B, T+1), from step 0."""
+        seeded = (config or self.config).changed(seed=self.config.optim.seed + self.seed)
+        return np.stack([self.pair.window(seeded, step) for step in range(steps)])
+
+    def batches(self, count: int) -> np.ndarray:
+        """int32 (count, B, T+1): the first micro-batch of each step."""
+        return self.windows(count)[:, 0]
+
+    @property
+    def starts(self) -> dict[str, TrainState]:
+        return {"perturbed": self.perturbed, "trained": self.trained}
+
+    @cached_property
+    def perturbed(self) -> TrainState:
+        """Initial weights plus noise, at step 0."""
+        seed = self.config.optim.seed + self.seed
+        state = self.pair.initial(self.config.changed(seed=seed))
+        generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
+        noisy: Arrays = {
+            name: weight + generator.normal(0, NOISE, weight.shape).astype(np.float32)
+            for name, weight in state.params.items()
+        }
+        return replace(state, params=noisy)
+
+    @cached_property
+    def trained(self) -> TrainState:
+        """The same after some steps of `a` in float32: with moments, and past Adam's start."""
+        plain = self.config.changed(
+            policy="fp32", accum=1, remat="none", dropout=0.0, numerics="strict"
+        )
+        steps = min(TRAINED_STEPS, plain.optim.steps // 2)  # within the schedule's table
+        end = self.a.steps(plain, self.perturbed, self.windows(steps, plain)).end
+        scale = {"loss_scale": self.perturbed.loss_scale, "good_steps": 0}
+        return replace(end, **scale)  # type: ignore[arg-type]

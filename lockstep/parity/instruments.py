@@ -1,0 +1,132 @@
+"""The instruments' commands: `lockstep curves`, `lockstep power`, `lockstep specificity`."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from lockstep import rundir
+from lockstep.config import DataConfig, ModelConfig, OptimConfig
+from lockstep.errors import require, require_range
+from lockstep.flags import add_flag, reader
+from lockstep.parity import bugs, curves, power, specificity
+from lockstep.parity.verdict import Verdict
+
+DIFFERENT = 1  # exit status: two programs, not one; a bug was missed; a false alarm
+
+
+def add(commands: Any) -> None:
+    """The three, each a subcommand."""
+    _add_curves(commands)
+    _add_power(commands)
+    _add_specificity(commands)
+
+
+def _add_curves(commands: Any) -> None:
+    sub = commands.add_parser(
+        "curves",
+        help="do two programs train the same curve, up to rounding?",
+        description="Trains A and B, each in a process of its own, and A's perturbed runs; says\n"
+        "whether the gap between the curves stays within A's own rounding noise.",
+        epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
+        argument_default=argparse.SUPPRESS,
+    )
+    about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
+    for side in ("A", "B"):
+        sub.add_argument(side.lower(), metavar=side, help=about)
+    defaults = curves.DEFAULTS
+    for section in (ModelConfig, DataConfig, OptimConfig):
+        group = sub.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                add_flag(group, field, default=defaults.get(field.name))
+    sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
+                     "(default: runs/curves-A-B)")  # fmt: skip
+    sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
+                     help="plant a bug in the operand of its framework; `lockstep power --list` "
+                     "names them (default: none)")  # fmt: skip
+    sub.set_defaults(command=_curves)
+
+
+def _add_power(commands: Any) -> None:
+    sub = commands.add_parser(
+        "power",
+        help="which rung of the parity ladder catches which planted bug?",
+        description="Plants each bug in its twin and climbs every rung against the other, healthy\n"
+        "twin. x: caught; .: not caught; ?: inconclusive; empty: the rung cannot stand there.",
+        epilog="examples:\n  lockstep power norm-eps clip-before-unscale\n  lockstep power --list",
+    )
+    sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
+    sub.add_argument("--list", action="store_true", help="name the bugs and end (default: off)")
+    sub.add_argument("--grade", action="store_true",
+                     help="also the smallest size that is seen (default: off)")  # fmt: skip
+    _add_device_and_out(sub)
+    sub.set_defaults(command=_power)
+
+
+def _add_specificity(commands: Any) -> None:
+    sub = commands.add_parser(
+        "specificity",
+        help="how often does the ladder call a correct program wrong?",
+        description="Climbs the rungs with fresh seeds and with harmless rewrites of either twin,\n"
+        "and counts false alarms.",
+    )
+    for name, default, what in (
+        ("--seeds", 20, "seeds of weights and batches for every rung"),
+        ("--curve-seeds", 50, "seeds for rung 8, the curves"),
+    ):
+        sub.add_argument(name, type=reader(int), default=default, metavar="N",
+                         help=f"{what} (default: {default})")  # fmt: skip
+    _add_device_and_out(sub)
+    sub.set_defaults(command=_specificity)
+
+
+def _add_device_and_out(sub: Any) -> None:
+    sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
+                     help="where the twins run (default: cpu)")  # fmt: skip
+    sub.add_argument("--out", metavar="FILE", help="write the result as JSON (default: not)")
+
+
+def _power(given: argparse.Namespace) -> int:
+    if given.list:
+        for bug in bugs.BUGS:
+            size = f"={bug.size:g}" if bug.size is not None else ""
+            print(f"{bug.name + size:28} {bug.framework:6} {bug.what}")
+        return 0
+    complete = power.run(given.bugs, _device(given), _out_file(given), _say, grade=given.grade)
+    return 0 if complete else DIFFERENT
+
+
+def _specificity(given: argparse.Namespace) -> int:
+    require_range("--seeds", given.seeds, 1)
+    require_range("--curve-seeds", given.curve_seeds, 1)
+    quiet = specificity.run(given.seeds, given.curve_seeds, _device(given), _out_file(given), _say)
+    return 0 if quiet else DIFFERENT
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _device(given: argparse.Namespace) -> str:
+    require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
+    return given.device
+
+
+def _out_file(given: argparse.Namespace) -> Path | None:
+    """Seen to be writable before an hour's work is done for it."""
+    if not given.out:
+        return None
+    path = Path(given.out)
+    rundir.require_writable(path.parent)
+    require(not path.is_dir(), "--out", given.out, "is a folder; name a file")
+    return path
+
+
+def _curves(given: argparse.Namespace) -> int:
+    flags = vars(given)
+    a, b, bug, _ = (flags.pop(name) for name in ("a", "b", "bug", "command"))
+    stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
+    out = Path(flags.pop("out", rundir.RUNS / stem))
+    rundir.require_writable(out)
+    return DIFFERENT if curves.run(a, b, flags, out, bug) is Verdict.DIFFERENT else 0

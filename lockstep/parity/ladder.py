@@ -1,0 +1,94 @@
+"""The rungs in order, where each can stand, and the climb."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep.parity import automaton, rungs, trajectories
+from lockstep.parity.case import Case
+from lockstep.parity.compare import worst
+from lockstep.parity.verdict import Finding, Verdict
+
+
+def _always(case: Case) -> str:
+    return ""
+
+
+def _accumulates(case: Case) -> str:
+    return "" if case.config.optim.accum > 1 else "one micro-batch a step"
+
+
+def _recomputes(case: Case) -> str:
+    return "" if case.config.execution.remat != "none" else "nothing is recomputed"
+
+
+def _scales(case: Case) -> str:
+    if not case.config.precision.roles.loss_scaling:
+        return "this policy has no loss scale"
+    return "" if case.pair.overflowing else "this pair has no way to overflow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    number: int
+    name: str
+    proves: str
+    climb: Callable[[Case], list[Finding]]
+    not_run: Callable[[Case], str] = _always  # why it cannot stand here, or ""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
+
+
+# fmt: off
+RUNGS = [
+    Rung(number=1, name="contract", climb=rungs.contract,
+         proves="states go in and come out unchanged, names in order; the rates are the table's"),
+    Rung(number=2, name="activations", climb=rungs.activations,
+         proves="every named intermediate, loss, evaluation and next-token logits"),
+    Rung(number=3, name="gradients", climb=rungs.gradients,
+         proves="every parameter's gradient and every intermediate's"),
+    Rung(number=4, name="one step", climb=rungs.one_step,
+         proves="parameters and both moments after one update; the size of the gradient"),
+    Rung(number=5, name="accumulation", climb=rungs.accumulation, not_run=_accumulates,
+         proves="N micro-batches are one batch of N times the rows"),
+    Rung(number=6, name="remat", climb=rungs.remat, not_run=_recomputes,
+         proves="what is recomputed is what was computed, dropout and all; less is kept"),
+    Rung(number=7, name="loss scale", climb=automaton.loss_scale, not_run=_scales,
+         proves="GradScaler's automaton, one decision a step"),
+    Rung(number=8, name="curves", climb=trajectories.curves,
+         proves="whole runs agree: in float64 to rounding, elsewhere within a program's own noise"),
+    Rung(number=9, name="fast to strict", climb=trajectories.fast,
+         proves="fast numerics stay within the strict ones' noise"),
+    Rung(number=10, name="checkpoints", climb=trajectories.checkpoints,
+         proves="either side goes on where the other stopped"),
+]
+# fmt: on
+
+
+def device_lacks(case: Case, device: str) -> str:
+    """Why a case cannot be run on this device at all, or ""."""
+    tf32 = case.config.precision.roles.tf32 and device == "cpu"
+    return "a CPU has no TF32" if tf32 else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one rung said of one case."""
+
+    rung: int
+    policy: str
+    verdict: Verdict
+    worst: Finding
+    findings: list[Finding]
+
+
+def climb(rung: Rung, case: Case) -> Outcome:
+    findings = rung.climb(case)
+    decisive = worst(findings)
+    return Outcome(
+        rung=rung.number,
+        policy=case.config.precision.policy,
+        verdict=decisive.verdict,
+        worst=decisive,
+        findings=findings,
+    )

@@ -1,0 +1,74 @@
+"""The configurations that the ladder is climbed in."""
+
+from collections import Counter
+from itertools import combinations, product
+from typing import Any
+
+from lockstep.config import Config, from_flags
+
+Row = dict[str, Any]
+
+# Small enough for a CPU that multiplies float16 at 1 GFLOP/s; large enough for statistics.
+SMALL: Row = {
+    "model": "tiny", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 16, "vocab": 256,
+    "batch_size": 2, "accum": 4, "steps": 60, "clip": 0.5, "lr": 1e-3, "numerics": "strict",
+    "policy": "fp64", "dropout": 0.1, "remat": "block", "layers": "unroll",
+}  # fmt: skip
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "policy": ("fp64", "fp32", "bf16", "fp16", "tf32"),
+    "remat": ("none", "sublayer", "block", "sqrt", "dots"),
+    "accum": (1, 4, 8),
+    "model": ("tiny", "gpt2"),
+    "layers": ("unroll", "scan"),
+}
+
+
+def config(row: Row, device: str) -> Config:
+    """Of a row of the matrix, or of any flags over `SMALL`.
+
+    Scanned layers are four, so that remat sqrt has two segments; unrolled ones two, for the sake
+    of the compiler. Only float64 has dropout: a reordered batch, of which the noise envelope is
+    made, has other masks.
+    """
+    flags = {**SMALL, **row}
+    if flags["layers"] == "scan":
+        flags["n_layer"] = row.get("n_layer", 4)
+    if flags["policy"] != "fp64":
+        flags["dropout"] = 0.0
+    elif "steps" not in row:
+        flags["steps"] = 100
+    return from_flags({**flags, "device": device}, accelerator=False)
+
+
+def full(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
+    return [dict(zip(factors, values)) for values in product(*factors.values())]
+
+
+def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
+    """A small set of rows in which every two values of two factors meet.
+
+    Greedy: each row has the most pairs not yet met, and of such rows the values used least.
+    """
+    rows: list[Row] = []
+    used: Counter[tuple[str, Any]] = Counter()
+    candidates = full(factors)
+    missing = set().union(*(pairs(row) for row in candidates))
+
+    def gain(row: Row) -> tuple[int, int]:
+        return len(pairs(row) & missing), -sum(used[value] for value in row.items())
+
+    while missing:
+        best = max(candidates, key=gain)
+        rows.append(best)
+        missing -= pairs(best)
+        used.update(best.items())
+    return rows
+
+
+def pairs(row: Row) -> set[tuple[Any, ...]]:
+    return set(combinations(row.items(), 2))
+
+
+def label(row: Row) -> str:
+    return "-".join(str(row[name]) for name in row)

@@ -1,0 +1,86 @@
+"""What a rung needs to know of the two implementations that it compares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from lockstep import batches, corpus, loop, twin
+from lockstep.config import Config
+from lockstep.params import Arrays
+from lockstep.twin import TrainState
+
+Overflowing = tuple[Config, TrainState, np.ndarray]
+
+
+def _all(config: Config, grads: Arrays) -> Arrays:
+    return grads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two implementations of one thing, and what to feed them.
+
+    Args:
+        modules: framework -> a module with `build(config) -> Twin`.
+        initial: the state at step 0 that a config's seed stands for.
+        window: (config, step from 0) -> the micro-batches of that step, (N, B, ...).
+        with_truth: gradients without what is zero in exact arithmetic: there only noise is left,
+            of which no two programs have the same.
+        overflowing: (config, windows (S, N, B, ...), bool (S, N)) -> config, state and windows,
+            so that the gradients of the chosen micro-batches, and of no others, are not finite.
+        causal: whether `logits` says what follows a prefix of a row.
+    """
+
+    modules: dict[str, str]
+    initial: Callable[[Config], TrainState]
+    window: Callable[[Config, int], np.ndarray]
+    with_truth: Callable[[Config, Arrays], Arrays] = _all
+    overflowing: Callable[[Config, np.ndarray, np.ndarray], Overflowing] | None = None
+    causal: bool = False
+
+
+@cache
+def _tokens(data: str) -> np.ndarray:
+    return corpus.load(data).train
+
+
+def _window(config: Config, step: int) -> np.ndarray:
+    return batches.of_step(config, _tokens(config.data.data), step)
+
+
+def _with_truth(config: Config, grads: Arrays) -> Arrays:
+    """Where nothing rotates the keys, their bias adds the same to all scores of a query."""
+    if config.model.position != "learned" or not config.model.bias:
+        return grads
+    d = config.model.d_model
+    queries_and_values = np.r_[0:d, 2 * d : 3 * d]
+    return {
+        name: grad[queries_and_values] if name.endswith("qkv.bias") else grad
+        for name, grad in grads.items()
+    }
+
+
+def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Overflowing:
+    """One token's embedding is infinite, and stands in the chosen micro-batches alone.
+
+    Untied: as a row of the head it would be in every micro-batch's logits.
+    """
+    config = config.changed(tied=False)
+    state = loop.initial_state(config)
+    poison = config.model.vocab - 1
+    state.params["embed.weight"][poison] = np.inf
+    windows = np.where(windows == poison, 0, windows)
+    windows[chosen, 0, 0] = poison
+    return config, state, windows
+
+
+GPT = Pair(
+    modules=twin.MODULES,
+    initial=loop.initial_state,
+    window=_window,
+    with_truth=_with_truth,
+    overflowing=_overflowing,
+    causal=True,
+)

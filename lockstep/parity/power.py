@@ -1,0 +1,133 @@
+"""`lockstep power`: which rung catches which planted bug, and how small a bug can be.
+
+A ladder that has never failed has proven nothing. Each bug is planted in a fresh process of its
+twin, and every rung that can stand in its configuration is climbed against the healthy other one.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError
+from lockstep.parity import bugs, matrix, provenance
+from lockstep.parity.bugs import Bug
+from lockstep.parity.case import Case
+from lockstep.parity.ladder import RUNGS, Rung, climb
+from lockstep.parity.pair import GPT
+from lockstep.parity.side import Side
+from lockstep.parity.verdict import Verdict
+
+CRASH = "crash"  # the sick process ended: caught, if not by a figure
+PROBES = (2, 3, 4, 8)  # the rungs by which the size of a graded bug is judged
+GRADES = {  # the five whose smallest size is looked for, and the largest and smallest tried
+    "norm-eps": "the norms' epsilon: its distance from 1e-5",
+    "softmax-scale": "the scores: relative",
+    "decay": "weight decay: relative",
+    "learning-rate": "learning rate: relative",
+    "mask-probability": "the masks' probability: absolute",
+}
+SMALLEST = 48  # halvings of 1/4
+
+
+def healthy() -> dict[str, Side]:
+    return {framework: Side(framework, module) for framework, module in GPT.modules.items()}
+
+
+def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
+    """The healthy twin first: oracle, trained weights and envelope are its."""
+    (other,) = (side for name, side in others.items() if name != sick.framework)
+    return Case(pair=GPT, a=other, b=sick, config=matrix.config(row, device))
+
+
+def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
+    """Rung number -> verdict, of those that can stand here."""
+    verdicts: dict[str, str] = {}
+    for rung in rungs:
+        if not rung.not_run(case):
+            try:
+                verdicts[str(rung.number)] = str(climb(rung, case).verdict)
+            except UserError:
+                verdicts[str(rung.number)] = CRASH
+    return verdicts
+
+
+def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -> dict[str, str]:
+    """What each rung says of one bug."""
+    sick = Side(bug.framework, GPT.modules[bug.framework], variant=bug.name)
+    try:
+        return caught(against(sick, others, bug.flags, device), rungs)
+    finally:
+        sick.close()
+
+
+def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> float | None:
+    """The smallest size, to a factor of 2, that some rung calls different; None if none is."""
+    bug = bugs.BY_NAME[name]
+    row = {**bug.flags, "policy": policy, "accum": 1, "remat": "none"}
+    if policy != "fp64":
+        row["dropout"] = 0.0
+
+    def seen(halvings: int) -> bool:
+        size = 0.25 / 2**halvings
+        given = 1e-5 + size if name == "norm-eps" else size
+        variant = f"{name}={given!r}"
+        sick = Side(bug.framework, GPT.modules[bug.framework], variant=variant, remember=False)
+        try:
+            case = against(sick, others, row, device)
+            probes = (RUNGS[number - 1] for number in PROBES)
+            return any(caught(case, [rung])[str(rung.number)] != "equal" for rung in probes)
+        finally:
+            sick.close()
+
+    if not seen(0):
+        return None
+    low, high = 0, SMALLEST + 1  # seen, and taken for not seen
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seen(middle) else (low, middle)
+    return 0.25 / 2**low
+
+
+def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None],
+        grade: bool) -> bool:  # fmt: skip
+    """Prints the table as it grows; returns whether every bug was caught where it should be."""
+    chosen = [bugs.find(name) for name in names] or bugs.BUGS
+    others = healthy()
+    table: dict[str, dict[str, Any]] = {}
+    complete = True
+    say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
+    try:
+        for bug in chosen:
+            row = {"framework": bug.framework, "what": bug.what, "rung": bug.rung}
+            if bug.device not in ("cpu", device):
+                table[bug.name] = row | {"verdicts": {}, "why": f"not run: needs {bug.device}"}
+                say(f"{bug.name:28}  not run: needs {bug.device}")
+                continue
+            verdicts = examine(bug, others, device, RUNGS)
+            table[bug.name] = row | {"verdicts": verdicts}
+            missed = verdicts.get(str(bug.rung)) not in (Verdict.DIFFERENT, CRASH)
+            complete &= not missed
+            marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
+            say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
+        sizes = {}
+        if grade:
+            for name, unit in GRADES.items():
+                sizes[name] = {"unit": unit}
+                policies = ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16")
+                for policy in policies:
+                    size = sizes[name][policy] = smallest(name, policy, others, device)  # type: ignore
+                    say(f"smallest {name} seen under {policy}: {size and f'{size:.1e}'}")
+    finally:
+        for side in others.values():
+            side.close()
+    if out:
+        content = provenance.about(device) | {"bugs": table, "smallest": sizes}
+        out.write_text(json.dumps(content, indent=1) + "\n")
+        say(f"written: {out}")
+    return complete
+
+
+def mark(verdict: str | None) -> str:
+    """x caught, ? inconclusive, . not caught, nothing where the rung cannot stand."""
+    return {None: "", "equal": ".", "inconclusive": "?"}.get(verdict, "x")

@@ -1,0 +1,157 @@
+"""One framework in a process of its own, as the rungs see it: questions with remembered answers."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.params import Arrays
+from lockstep.parity import wire
+from lockstep.twin import TrainState
+
+ROOT = Path(__file__).parents[2]
+
+
+class Traces(NamedTuple):
+    """`lockstep.twin.Trace` of K batches, K the last axis of everything."""
+
+    loss: np.ndarray
+    activations: Arrays
+    activation_grads: Arrays
+    grads: Arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Some optimizer steps: what each reported, (steps,), and the state after the last."""
+
+    loss: np.ndarray
+    grad_norm: np.ndarray
+    lr: np.ndarray
+    loss_scale: np.ndarray
+    skipped: np.ndarray
+    end: TrainState
+    about: dict[str, Any]
+
+
+class Side:
+    """Everything here is a pure function of its arguments, so answers can be kept."""
+
+    def __init__(
+        self, framework: str, module: str, *, variant: str = "", remember: bool = True
+    ) -> None:
+        """Starts nothing; the process starts with the first question.
+
+        Args:
+            module: has `build(config) -> Twin`.
+            variant: a planted bug or a rewrite that the process has from its start to its end.
+            remember: keep every answer, for as long as this object lives.
+        """
+        self.framework, self.module, self.variant = framework, module, variant
+        self.remember = remember
+        self.process: subprocess.Popen[bytes] | None = None
+        self.answers: dict[bytes, tuple[dict[str, Any], Arrays]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.framework} with {self.variant}" if self.variant else self.framework
+
+    def state(self, config: Config, state: TrainState) -> TrainState:
+        """The state as the twin gives it back."""
+        header, arrays = self.ask("state", config, state, np.zeros(0))
+        return wire.unpack(header["state"], arrays)
+
+    def traces(self, config: Config, state: TrainState, batches: np.ndarray) -> Traces:
+        """Of (K, B, T+1) batches: everything with K as its last axis."""
+        header, arrays = self.ask("traces", config, state, batches)
+        fields = ("activations", "activation_grads", "grads")
+        return Traces(np.array(header["loss"]), *(wire.group(arrays, field) for field in fields))
+
+    def gradients(self, config: Config, state: TrainState, batches: np.ndarray) -> Arrays:
+        """Of the program that trains, on (K, B, T+1) batches: K is the last axis."""
+        return self.ask("gradients", config, state, batches)[1]
+
+    def first_moments(self, config: Config, state: TrainState, windows: np.ndarray) -> Arrays:
+        """Adam's, after one step on each of (K, N, B, T+1) windows alone: K is the last axis."""
+        return self.ask("first_moments", config, state, windows)[1]
+
+    def evaluate(self, config: Config, state: TrainState, batches: np.ndarray) -> float:
+        return self.ask("evaluate", config, state, batches)[0]["loss"]
+
+    def logits(self, config: Config, state: TrainState, tokens: np.ndarray) -> np.ndarray:
+        return self.ask("logits", config, state, tokens)[1]["logits"]
+
+    def step_bytes(self, config: Config, state: TrainState, window: np.ndarray) -> int:
+        return self.ask("step_bytes", config, state, window)[0]["bytes"]
+
+    def steps(self, config: Config, state: TrainState, windows: np.ndarray) -> Steps:
+        header, arrays = self.ask("steps", config, state, windows)
+        curves = {name: np.array(values) for name, values in header["curves"].items()}
+        end = wire.unpack(header["state"], arrays)
+        return Steps(**curves, end=end, about=header["about"])
+
+    def ask(
+        self, question: str, config: Config, state: TrainState, given: np.ndarray
+    ) -> tuple[dict[str, Any], Arrays]:
+        """Raises UserError if the twin does, or if its process has ended."""
+        counters, arrays = wire.pack(state)
+        header = {"ask": question, "config": config.to_json(), "state": counters}
+        arrays["input"] = given
+        if not self.remember:
+            return self._exchange(header, arrays)
+        key = _digest(header, arrays)
+        if key not in self.answers:
+            self.answers[key] = self._exchange(header, arrays)
+        return self.answers[key]
+
+    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        process = self.process = self.process or self._start()
+        assert process.stdin and process.stdout
+        try:
+            wire.send(process.stdin, header, arrays)
+            answer = wire.receive(process.stdout)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            status = process.wait()
+            self.close()
+            raise UserError(f"{self.name}: its process ended with status {status}; see above")
+        if "error" in answer[0]:
+            raise UserError(f"{self.name}: {answer[0]['error']}")
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "lockstep.parity.worker", self.module]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        return subprocess.Popen(
+            command + [self.variant] * bool(self.variant),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+    def close(self) -> None:
+        if self.process:
+            assert self.process.stdin and self.process.stdout
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            self.process = None
+
+
+def _digest(header: dict[str, Any], arrays: Arrays) -> bytes:
+    content = hashlib.sha256(json.dumps(header).encode())
+    for name, array in arrays.items():
+        content.update(f"{name} {array.dtype} {array.shape} ".encode())
+        content.update(array.tobytes())
+    return content.digest()

@@ -1,0 +1,54 @@
+"""What passes between the instruments and a framework's process: a line of JSON, then tensors."""
+
+import json
+from typing import IO, Any
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from lockstep.params import Arrays
+from lockstep.twin import TrainState
+
+COUNTERS = ("step", "updates", "loss_scale", "good_steps")
+ARRAYS = ("params", "mu", "nu")
+
+
+def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
+    body = safetensors.save({name: _plain(x) for name, x in arrays.items()})
+    names = {"names": list(arrays), "body": len(body)}  # safetensors sorts; the order is kept here
+    stream.write(json.dumps(header | names).encode() + b"\n" + body)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays] | None:
+    """None where the other side has closed."""
+    line = stream.readline()
+    if not line:
+        return None
+    header = json.loads(line)
+    body = stream.read(header["body"])
+    if len(body) < header["body"]:
+        return None
+    arrays = safetensors.load(body)
+    return header, {name: arrays[name] for name in header["names"]}
+
+
+def _plain(x: np.ndarray) -> np.ndarray:
+    """bfloat16 as float32, which holds it exactly: safetensors cannot read it back from memory."""
+    return np.array(x, np.float32 if x.dtype.name == "bfloat16" else None, order="C")
+
+
+def pack(state: TrainState) -> tuple[dict[str, Any], Arrays]:
+    arrays = {f"{f}/{name}": x for f in ARRAYS for name, x in getattr(state, f).items()}
+    return {name: getattr(state, name) for name in COUNTERS}, arrays
+
+
+def unpack(counters: dict[str, Any], arrays: Arrays) -> TrainState:
+    params, mu, nu = (group(arrays, field) for field in ARRAYS)
+    return TrainState(params=params, mu=mu, nu=nu, **{name: counters[name] for name in COUNTERS})
+
+
+def group(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays named PREFIX/NAME, by NAME."""
+    start = prefix + "/"
+    return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}

@@ -1,0 +1,147 @@
+"""The tables of the documents, made from the results that are committed beside them.
+
+pytest parity_tests/test_ladder.py --full --status docs/results/parity-cpu.json
+lockstep power --grade --out docs/results/power-cpu.json
+lockstep specificity --out docs/results/specificity-cpu.json
+python -m parity_tests.tables      # writes every table anew
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lockstep.parity.ladder import RUNGS
+from lockstep.parity.matrix import FACTORS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "parity.md")
+BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+ORDER = ("not run", "equal", "inconclusive", "different")
+SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
+
+Summary = dict[str, dict[str, dict[str, Any]]]  # rung -> policy -> how many, the worst of them
+
+
+def summarise(outcomes: list[dict[str, Any]]) -> Summary:
+    """Of each rung and policy: the worst verdict, the cases, the finding nearest its bound."""
+    summary: Summary = {str(rung.number): {} for rung in RUNGS}
+    for outcome in outcomes:
+        cell = summary[str(outcome["rung"])].setdefault(
+            outcome["policy"], {"verdict": "not run", "cases": 0}
+        )
+        if outcome["verdict"] == "not run":
+            cell["why"] = outcome["why"]
+            continue
+        cell["cases"] += 1
+        new = {"row": outcome["row"], **outcome["worst"]}
+        if _rank(outcome["verdict"], new) > _rank(cell["verdict"], cell.get("worst")):
+            cell |= {"verdict": outcome["verdict"], "worst": new}
+    return summary
+
+
+def _rank(verdict: str, worst: dict[str, Any] | None) -> tuple[int, float]:
+    if worst is None:
+        return ORDER.index(verdict), -1.0
+    share = worst["figure"] / worst["bound"] if worst["bound"] else float(worst["figure"] > 0)
+    return ORDER.index(verdict), share
+
+
+def status(summary: Summary) -> str:
+    """Rung by policy: the verdict, the figure nearest its bound, and how many cases."""
+    policies = FACTORS["policy"]
+    rows = []
+    for rung in RUNGS:
+        cells = summary[str(rung.number)]
+        rows.append([str(rung), *(_cell(cells.get(policy)) for policy in policies)])
+    return markdown(["rung", *policies], rows)
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    if cell["verdict"] == "not run":
+        return f"not run: {cell['why']}"
+    worst = cell["worst"]
+    figure = f"{worst['figure']:.2g} of {worst['bound']:.2g}; " if worst["bound"] else ""
+    return f"{SHOWN[cell['verdict']]} ({figure}{cell['cases']})"
+
+
+def power(content: dict[str, Any]) -> str:
+    """Bug by rung: x caught, . not, empty where the rung cannot stand."""
+    rows = []
+    for name, bug in content["bugs"].items():
+        marks = []
+        for rung in RUNGS:
+            verdict = bug["verdicts"].get(str(rung.number))
+            mark = {None: "", "equal": "·", "inconclusive": "?"}.get(verdict, "x")
+            marks.append(f"**{mark}**" if rung.number == bug["rung"] and mark == "x" else mark)
+        what = bug["what"] + (f" ({bug['why']})" if "why" in bug else "")
+        rows.append([f"`{name}`", bug["framework"], what, *marks])
+    return markdown(["bug", "in", "what is wrong", *(str(r.number) for r in RUNGS)], rows)
+
+
+def smallest(content: dict[str, Any]) -> str:
+    policies = ("fp64", "fp32", "bf16")
+    rows = [
+        [f"`{name}`", sizes["unit"], *(_size(sizes, policy) for policy in policies)]
+        for name, sizes in content["smallest"].items()
+    ]
+    return markdown(["bug", "its size", *policies], rows)
+
+
+def _size(sizes: dict[str, Any], policy: str) -> str:
+    if policy not in sizes:
+        return ""
+    return f"{sizes[policy]:.1e}" if sizes[policy] else "not seen at 0.25"
+
+
+def specificity(content: dict[str, Any]) -> str:
+    """False alarms and climbs, and the figure of each rule that came nearest to its bound."""
+    rows = []
+    for rung in RUNGS:
+        for policy, cell in content["rungs"].get(str(rung.number), {}).items():
+            worst = "; ".join(
+                f"{rule} {held['figure']:.2g} of {held['bound']:.2g}"
+                for rule, held in cell["worst"].items()
+                if held["bound"]
+            )
+            alarms = f"{cell['false_alarms']} of {cell['climbs']}"
+            rows.append([str(rung), policy, alarms, worst])
+    return markdown(["rung", "policy", "false alarms", "worst figure of its bound"], rows)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+TABLES = {
+    "status": ("parity", lambda content: status(content["rungs"])),
+    "power": ("power", power),
+    "smallest": ("power", smallest),
+    "specificity": ("specificity", specificity),
+}
+
+
+def render(name: str, device: str = "cpu") -> str:
+    """The table, and where its figures come from."""
+    stem, make = TABLES[name]
+    content = json.loads((RESULTS / f"{stem}-{device}.json").read_text())
+    versions = ", ".join(f"{package} {version}" for package, version in content["versions"].items())
+    source = (
+        f"`{content['command']}` on {content['device']}, {content['date']}, "
+        f"commit {content['commit']}, Python {content['python']}, {versions}"
+    )
+    return f"\n{make(content)}\n\n{source}\n\n"
+
+
+def written(text: str) -> str:
+    """A document with every table rendered anew."""
+    return BLOCK.sub(lambda block: block[1] + render(block[2]) + block[4], text)
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        document.write_text(written(document.read_text()))

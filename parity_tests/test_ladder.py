@@ -1,0 +1,51 @@
+"""Every rung in a pairwise covering of the matrix, or with --full in all of it."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from lockstep.parity import ladder, matrix
+from lockstep.parity.case import Case
+from lockstep.parity.ladder import RUNGS, Rung
+from lockstep.parity.matrix import Row
+from lockstep.parity.pair import GPT
+from lockstep.parity.side import Side
+from lockstep.parity.verdict import Verdict
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "rung" not in metafunc.fixturenames:
+        return
+    rows = matrix.full() if metafunc.config.getoption("--full") else matrix.covering()
+    cases = {f"{matrix.label(row)}-{rung.number}": (row, rung) for row in rows for rung in RUNGS}
+    metafunc.parametrize(("row", "rung"), cases.values(), ids=cases.keys())
+
+
+def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:
+    jax, torch = sides
+    case = Case(pair=GPT, a=jax, b=torch, config=matrix.config(row, device))
+    outcome: dict[str, Any]
+    if why := ladder.device_lacks(case, device):
+        outcome = {"verdict": "not run", "why": why}
+    elif why := rung.not_run(case):
+        pytest.skip(f"not run: {why}")
+    else:
+        climbed = ladder.climb(rung, case)
+        outcome = {"verdict": str(climbed.verdict), "worst": asdict(climbed.worst)}
+    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
+    record_property("outcome", json.dumps({**where, **outcome}))
+    if "why" in outcome:
+        pytest.skip(f"not run: {outcome['why']}")
+    assert climbed.verdict is Verdict.EQUAL, f"rung {rung}, {matrix.label(row)}: {climbed.worst}"
+
+
+def test_every_two_values_meet() -> None:
+    rows, every = matrix.covering(), matrix.full()
+    assert set().union(*map(matrix.pairs, rows)) == set().union(*map(matrix.pairs, every))
+    assert len(rows) < len(every) / 8
+    assert len(every) == math.prod(len(values) for values in matrix.FACTORS.values())
+    short = rows[:-1]
+    assert set().union(*map(matrix.pairs, short)) != set().union(*map(matrix.pairs, every))

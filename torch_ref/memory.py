@@ -1,0 +1,53 @@
+"""What one optimizer step needs beside its state."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_ref.step import Trainer
+
+
+def step_bytes(trainer: Trainer, window: Tensor) -> int:
+    """The peak of activations and gradients; the update itself, in one kernel, needs no more."""
+    if trainer.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        trainer.backward(window)
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        with Live() as live:
+            trainer.backward(window)
+        peak = live.peak
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return peak
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the storages that were made under it and are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage.data_ptr(), storage.nbytes()
+        if key not in self.seen:
+            self.seen.add(key)
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.bytes -= size
