@@ -125,16 +125,22 @@ TABLES = {
 }
 
 
-def render(name: str, device: str = "cpu") -> str:
-    """The table, and where its figures come from."""
+def render(name: str) -> str:
+    """The table, and where its figures come from; for the rungs, one for each device."""
     stem, make = TABLES[name]
-    content = json.loads((RESULTS / f"{stem}-{device}.json").read_text())
-    versions = ", ".join(f"{package} {version}" for package, version in content["versions"].items())
-    source = (
-        f"`{content['command']}` on {content['device']}, {content['date']}, "
-        f"commit {content['commit']}, Python {content['python']}, {versions}"
-    )
-    return f"\n{make(content)}\n\n{source}\n\n"
+    parts = []
+    for device in ("cpu", "cuda") if name == "status" else ("cpu",):
+        file = RESULTS / f"{stem}-{device}.json"
+        if not file.exists():
+            command = f"pytest parity_tests --device {device} --status {file.relative_to(ROOT)}"
+            parts.append(f"On {device}: not run. `{command}` does.")
+            continue
+        content = json.loads(file.read_text())
+        versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+        parts += [make(content), f"`{content['command']}` on {content['device']}, "
+                  f"{content['date']}, commit {content['commit']}, Python {content['python']}, "
+                  f"{versions}."]  # fmt: skip
+    return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def written(text: str) -> str:

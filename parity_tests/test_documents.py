@@ -22,7 +22,7 @@ def missing(text: str, folder: Path) -> list[str]:
             found.append(f"{file}:{name}")
     for file in re.findall(r"`(?:parity_tests/)?(test_\w+\.py)`", text):
         found += [] if (ROOT / "parity_tests" / file).exists() else [file]
-    for link in re.findall(r"\]\(([\w./-]+)\)", text):
+    for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text):
         found += [] if (folder / link).exists() else [link]
     return found
 

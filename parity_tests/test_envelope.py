@@ -1,5 +1,6 @@
 """The instruments on made-up curves whose verdict is known, then on the twins."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from lockstep import loop
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.parity import curves, operands
-from lockstep.parity.compare import error_ratios, norm_gap, norm_rule
+from lockstep.parity.compare import error_ratios, norm_gap, norm_rule, ratio_rule, worst
 from lockstep.parity.envelope import compare, nudged, reordered
 from lockstep.parity.tolerances import ENVELOPE_CAP
 from lockstep.parity.verdict import Verdict
@@ -107,11 +108,30 @@ def test_norm_rule() -> None:
 
 
 def test_error_ratios() -> None:
-    truth = {"x": np.ones(64), "exact": np.ones(64), "small": np.ones(4)}
-    near = {**truth, "x": truth["x"] + 1e-6}
-    far = {**truth, "x": truth["x"] - 4e-6, "exact": truth["exact"] + 1e-9}
+    """Two batches, of which one has errors a thousand times larger."""
+    size = np.array([1.0, 1000.0])
+    truth = {"x": np.ones((64, 2)), "exact": np.ones((64, 2)), "small": np.ones((4, 2))}
+    near = {**truth, "x": truth["x"] + 1e-6 * size}
+    far = {**truth, "x": truth["x"] - 4e-6 * size, "exact": truth["exact"] + 1e-9}
     assert error_ratios(far, near, truth) == pytest.approx({"x": 4.0, "exact": np.inf})
     assert error_ratios(near, near, truth) == {"x": 1.0, "exact": 1.0}
+    mixed = {**truth, "x": truth["x"] + 1e-6 * size * [4, 1]}
+    assert error_ratios(mixed, near, truth)["x"] == pytest.approx(2.0)
+
+
+def test_ratio_rule() -> None:
+    truth = {f"t{i}": np.zeros((64, 1)) for i in range(5)}
+    ones = {name: x + 1 for name, x in truth.items()}
+    verdicts = {
+        factor: worst(
+            ratio_rule(truth, {**ones, "t0": ones["t0"] * factor}, ones, compute="bfloat16")
+        ).verdict
+        for factor in (1.0, 1.49, 1 / 1.49, 1.51, 1 / 1.51, 0.0, np.nan)
+    }
+    assert [v is Verdict.EQUAL for v in verdicts.values()] == [True] * 3 + [False] * 4
+    shifted = {name: x * 1.2 for name, x in ones.items()}  # each within its bound, not the median
+    found = [f for f in ratio_rule(truth, shifted, ones, compute="bfloat16")]
+    assert [f.rule for f in found if f.verdict is Verdict.DIFFERENT] == ["median error ratio"]
 
 
 def curve(framework: str, config: Config, seed: int | None = None) -> np.ndarray:
@@ -141,6 +161,22 @@ def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert "float64, all 5 steps" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"curves.json", "curves.png"}
+
+
+def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"device": "cpu", "steps": 3, "n_layer": 1, "d_model": 16}
+    verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, "softmax-scale=0.5")
+    assert verdict is Verdict.DIFFERENT
+    assert "the rung that catches it is 2 activations" in capsys.readouterr().out
+    content = json.loads((tmp_path / "curves.json").read_text())
+    healthy, sick, other = (content[side]["loss"][0] for side in ("a", "sick", "b"))
+    assert np.allclose(healthy, other, rtol=0, atol=1e-12)
+    assert content["compared"] == ["sick", "b"] and not np.allclose(sick, other, rtol=0, atol=1e-9)
+
+
+def test_a_bug_needs_an_operand_of_its_framework(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--bug erf-gelu: is a bug of torch"):
+        curves.run("jax:fp64", "jax:bf16", {}, tmp_path, "erf-gelu")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.parity import ladder, matrix
+from lockstep.parity import ladder, matrix, trajectories
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
@@ -40,6 +40,18 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
     if "why" in outcome:
         pytest.skip(f"not run: {outcome['why']}")
     assert climbed.verdict is Verdict.EQUAL, f"rung {rung}, {matrix.label(row)}: {climbed.worst}"
+
+
+@pytest.mark.parametrize("model", matrix.FACTORS["model"])
+def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, Side]) -> None:
+    """float64, 300 steps, N = 3, dropout on, clipping active."""
+    row = {"model": model, "steps": 300, "accum": 3, "remat": "none"}
+    case = Case(pair=GPT, a=sides[0], b=sides[1], config=matrix.config(row, device))
+    outcome = ladder.climb(RUNGS[7], case)
+    assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
+    run = trajectories.whole_run(sides[1], case)
+    assert (run.grad_norm > case.config.optim.clip).mean() > 0.9
+    assert run.loss[-1] < run.loss[0] - 1  # and something was learned
 
 
 def test_every_two_values_meet() -> None:

@@ -17,9 +17,15 @@ def about(device: str) -> dict[str, Any]:
     """Of this process, to be put at the head of a result's JSON."""
     return {
         "device": device, "cores": os.cpu_count(), "date": str(date.today()), "commit": commit(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
         "python": platform.python_version(), "versions": versions(),
     }  # fmt: skip
+
+
+def _program() -> str:
+    """The command as one types it; `python -m pytest` shows itself as a file of its package."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.stem == "__main__" else path.name
 
 
 def versions() -> dict[str, str]:
