@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from lockstep.parity import provenance
-from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from parity_tests import tables
@@ -51,21 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
-class ByPrograms(LoadScopeScheduling):
-    """What shares compiled programs and remembered answers goes to one worker."""
+@pytest.hookimpl(optionalhook=True)  # the suite runs without xdist, too
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from parity_tests.scheduling import ByPrograms
 
-    def _split_scope(self, nodeid: str) -> str:
-        case = nodeid.partition("[")[2].removesuffix("]")
-        if "::test_rung[" in nodeid:
-            policy, _, _, model, _, _ = case.split("-")
-            return f"{policy} {model}"
-        if "::test_caught[" in nodeid:
-            bug = BY_NAME[case]
-            return f"{bug.framework} {sorted(bug.flags.items())}"
-        return nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPrograms:
     return ByPrograms(config, log)
 
 

@@ -18,6 +18,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
+STEPS = 30  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: caught, if not by a figure
 PROBES = (2, 3, 4, 8)  # the rungs by which the size of a graded bug is judged
 GRADES = {  # the five whose smallest size is looked for, and the largest and smallest tried
@@ -37,7 +38,8 @@ def healthy() -> dict[str, Side]:
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
     """The healthy twin first: oracle, trained weights and envelope are its."""
     (other,) = (side for name, side in others.items() if name != sick.framework)
-    return Case(pair=GPT, a=other, b=sick, config=matrix.config(row, device))
+    config = matrix.config({"steps": STEPS, **row}, device)
+    return Case(pair=GPT, a=other, b=sick, config=config)
 
 
 def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:

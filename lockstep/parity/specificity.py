@@ -5,6 +5,7 @@ stay green. What each rung's figure came to at worst is kept beside its bound.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,12 @@ class Record:
 
 def run(seeds: int, curve_seeds: int, device: str, out: Path | None,
         say: Callable[[str], None]) -> bool:  # fmt: skip
-    """Prints each false alarm as it comes; returns whether there was none."""
+    """Prints what was tried and each false alarm; returns whether there was none."""
     record = Record()
     others = power.healthy()
     try:
         for what, case, numbers in cases(seeds, curve_seeds, others, device):
+            began = time.perf_counter()
             for rung in RUNGS:
                 if rung.number in numbers and not rung.not_run(case):
                     policy = case.config.precision.policy
@@ -67,6 +69,8 @@ def run(seeds: int, curve_seeds: int, device: str, out: Path | None,
                     record.add(rung.number, policy, what, climb(rung, case).findings)
                     for alarm in record.alarms[before:]:
                         say(f"rung {rung} under {policy}, {what}: {alarm['said']}")
+            seconds = time.perf_counter() - began
+            say(f"{case.config.precision.policy}, {what}: {seconds:.0f} s")
     finally:
         for side in others.values():
             side.close()
