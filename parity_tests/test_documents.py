@@ -72,3 +72,17 @@ def test_every_phrase_names_a_function_on_both_sides() -> None:
     assert incomplete("| remat | `torch_ref/remat.py:save_dots` | `jax.checkpoint` |") == [
         "jax_impl"
     ]
+
+
+def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> None:
+    def outcome(verdict: str, figure: float, policy: str = "bf16") -> dict:
+        worst = {"figure": figure, "bound": 2.0}
+        return {"rung": 3, "policy": policy, "row": "r", "verdict": verdict, "worst": worst}
+
+    lacking = {"rung": 3, "policy": "tf32", "row": "r", "verdict": "not run", "why": "no TF32"}
+    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5), lacking]
+    assert "equal (1.5 of 2; 3)" in tables.status(tables.summarise(outcomes))
+    assert "not run: no TF32" in tables.status(tables.summarise(outcomes))
+    for verdict, shown in (("inconclusive", "inconclusive"), ("different", "**different**")):
+        worse = [*outcomes, outcome(verdict, 0.1), outcome("equal", 1.9)]
+        assert f"{shown} (0.1 of 2; 5)" in tables.status(tables.summarise(worse))

@@ -14,6 +14,8 @@ from lockstep.parity import bugs, power
 from lockstep.parity.bugs import BUGS, REWRITES, Bug
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.side import Side
+from lockstep.parity.specificity import Record, cases
+from lockstep.parity.verdict import within
 
 PLANTED: dict[str, Any] = {"jax": jax_impl.bugs.BUGS, "torch": torch_ref.bugs.BUGS}
 REWRITTEN: dict[str, Any] = {
@@ -30,6 +32,28 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     rung = RUNGS[bug.rung - 1]
     verdicts = power.examine(bug, others, device, [rung])
     assert verdicts[str(rung.number)] in ("different", power.CRASH), f"rung {rung}"
+
+
+def test_a_false_alarm_is_counted() -> None:
+    record = Record()
+    record.add(
+        3, "bf16", "seed 0", [within("ratio", "x", 1.0, 1.5), within("ratio", "y", 1.2, 1.5)]
+    )
+    record.add(
+        3, "bf16", "seed 1", [within("ratio", "x", 1.7, 1.5), within("ratio", "y", 1.1, 1.5)]
+    )
+    cell = record.rungs["3"]["bf16"]
+    assert (cell["climbs"], cell["false_alarms"]) == (2, 1)
+    assert cell["worst"]["ratio"] == {"figure": 1.7, "bound": 1.5, "where": "seed 1: x"}
+    assert [alarm["what"] for alarm in record.alarms] == ["seed 1"]
+
+
+def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
+    others = power.healthy()  # of which none is asked, so no process starts
+    plain = [(what, rungs) for what, case, rungs in cases(4, 6, others, "cpu") if "seed" in what]
+    assert len([1 for _, rungs in plain if len(rungs) == len(RUNGS)]) == 4 * 4  # policies
+    assert len([1 for _, rungs in plain if rungs == {8}]) == 2 * 3
+    assert {what.split()[-1] for what, _ in plain} == set("012345")
 
 
 @pytest.mark.parametrize("framework", PLANTED)

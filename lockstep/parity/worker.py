@@ -23,7 +23,7 @@ from lockstep.parity import wire
 from lockstep.parity.compare import stacked
 from lockstep.twin import StepResult, Twin
 
-KEPT = 8  # built twins: compiling one takes seconds
+KEPT = 24  # built twins: compiling one takes seconds, and a case has a dozen configs
 
 Answer = tuple[dict[str, Any], Arrays]
 
