@@ -32,7 +32,9 @@ SMALLEST = 48  # halvings of 1/4
 
 
 def healthy() -> dict[str, Side]:
-    return {framework: Side(framework, module) for framework, module in GPT.modules.items()}
+    return {
+        framework: Side(framework, module, small=True) for framework, module in GPT.modules.items()
+    }
 
 
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
@@ -56,7 +58,7 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
 
 def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -> dict[str, str]:
     """What each rung says of one bug."""
-    sick = Side(bug.framework, GPT.modules[bug.framework], variant=bug.name)
+    sick = Side(bug.framework, GPT.modules[bug.framework], variant=bug.name, small=True)
     try:
         return caught(against(sick, others, bug.flags, device), rungs)
     finally:
@@ -74,7 +76,9 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
         size = 0.25 / 2**halvings
         given = 1e-5 + size if name == "norm-eps" else size
         variant = f"{name}={given!r}"
-        sick = Side(bug.framework, GPT.modules[bug.framework], variant=variant, remember=False)
+        sick = Side(
+            bug.framework, GPT.modules[bug.framework], variant=variant, remember=False, small=True
+        )
         try:
             case = against(sick, others, row, device)
             probes = (RUNGS[number - 1] for number in PROBES)

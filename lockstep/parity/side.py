@@ -18,6 +18,8 @@ from lockstep.params import Arrays
 from lockstep.parity import wire
 from lockstep.twin import TrainState
 
+# A model of the matrix is too small to share: with more threads two processes fight for the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,7 +49,13 @@ class Side:
     """Everything here is a pure function of its arguments, so answers can be kept."""
 
     def __init__(
-        self, framework: str, module: str, *, variant: str = "", remember: bool = True
+        self,
+        framework: str,
+        module: str,
+        *,
+        variant: str = "",
+        remember: bool = True,
+        small: bool = False,
     ) -> None:
         """Starts nothing; the process starts with the first question.
 
@@ -55,9 +63,10 @@ class Side:
             module: has `build(config) -> Twin`.
             variant: a planted bug or a rewrite that the process has from its start to its end.
             remember: keep every answer, for as long as this object lives.
+            small: compute on one thread.
         """
         self.framework, self.module, self.variant = framework, module, variant
-        self.remember = remember
+        self.remember, self.environment = remember, ONE_THREAD if small else {}
         self.process: subprocess.Popen[bytes] | None = None
         self.answers: dict[bytes, tuple[dict[str, Any], Arrays]] = {}
 
@@ -136,7 +145,9 @@ class Side:
             command + [self.variant] * bool(self.variant),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=os.environ
+            | self.environment
+            | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def close(self) -> None:

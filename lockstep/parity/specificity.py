@@ -111,7 +111,7 @@ def cases(seeds: int, curve_seeds: int, others: dict[str, Side], device: str) ->
             for side in (a, b):
                 side.answers.clear()
     for framework, name in named_rewrites():
-        sick = Side(framework, GPT.modules[framework], variant=name)
+        sick = Side(framework, GPT.modules[framework], variant=name, small=True)
         try:
             for row in ROWS:
                 for policy in REWRITE_POLICIES:
