@@ -53,7 +53,7 @@ def _add_power(commands: Any) -> None:
         "power",
         help="which rung of the parity ladder catches which planted bug?",
         description="Plants each bug in its twin and climbs every rung against the other, healthy\n"
-        "twin. x: caught; .: not caught; ?: inconclusive; empty: the rung cannot stand there.",
+        "twin. x: caught; .: not caught; ?: inconclusive; empty: no such rung there.",
         epilog="examples:\n  lockstep power norm-eps clip-before-unscale\n  lockstep power --list",
     )
     sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
