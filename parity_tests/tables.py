@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 
@@ -71,14 +72,15 @@ def _cell(cell: dict[str, Any] | None) -> str:
 def power(content: dict[str, Any]) -> str:
     """Bug by rung: x caught, . not, empty where the rung cannot stand."""
     rows = []
-    for name, bug in content["bugs"].items():
+    for name, bug in BY_NAME.items():
+        result = content["bugs"][name]
         marks = []
         for rung in RUNGS:
-            verdict = bug["verdicts"].get(str(rung.number))
+            verdict = result["verdicts"].get(str(rung.number))
             mark = {None: "", "equal": "·", "inconclusive": "?"}.get(verdict, "x")
-            marks.append(f"**{mark}**" if rung.number == bug["rung"] and mark == "x" else mark)
-        what = bug["what"] + (f" ({bug['why']})" if "why" in bug else "")
-        rows.append([f"`{name}`", bug["framework"], what, *marks])
+            marks.append(f"**{mark}**" if rung.number == bug.rung and mark == "x" else mark)
+        what = bug.what + (f" ({result['why']})" if "why" in result else "")
+        rows.append([f"`{name}`", bug.framework, what, *marks])
     return markdown(["bug", "in", "what is wrong", *(str(r.number) for r in RUNGS)], rows)
 
 
@@ -118,22 +120,23 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 TABLES = {
-    "status": ("parity", lambda content: status(content["rungs"])),
-    "power": ("power", power),
-    "smallest": ("power", smallest),
-    "specificity": ("specificity", specificity),
-}
+    "status": ("parity", "pytest parity_tests --device {device} --status {file}",
+               lambda content: status(content["rungs"])),
+    "power": ("power", "lockstep power --out {file}", power),
+    "smallest": ("smallest", "lockstep power --grade --out {file}", smallest),
+    "specificity": ("specificity", "lockstep specificity --out {file}", specificity),
+}  # fmt: skip
 
 
 def render(name: str) -> str:
     """The table, and where its figures come from; for the rungs, one for each device."""
-    stem, make = TABLES[name]
+    stem, command, make = TABLES[name]
     parts = []
     for device in ("cpu", "cuda") if name == "status" else ("cpu",):
         file = RESULTS / f"{stem}-{device}.json"
         if not file.exists():
-            command = f"pytest parity_tests --device {device} --status {file.relative_to(ROOT)}"
-            parts.append(f"On {device}: not run. `{command}` does.")
+            call = command.format(device=device, file=file.relative_to(ROOT))
+            parts.append(f"On {device}: not measured yet. `{call}` does it.")
             continue
         content = json.loads(file.read_text())
         versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())

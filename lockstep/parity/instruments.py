@@ -59,8 +59,8 @@ def _add_power(commands: Any) -> None:
     sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
     sub.add_argument("--list", action="store_true", help="name the bugs and end (default: off)")
     sub.add_argument("--grade", action="store_true",
-                     help="also the smallest size that is seen (default: off)")  # fmt: skip
-    _add_device_and_out(sub)
+                     help="how small can the graded bugs be? (default: off)")  # fmt: skip
+    _add_device_and_out(sub, " (with BUGs: their rows of it)")
     sub.set_defaults(command=_power)
 
 
@@ -81,10 +81,10 @@ def _add_specificity(commands: Any) -> None:
     sub.set_defaults(command=_specificity)
 
 
-def _add_device_and_out(sub: Any) -> None:
+def _add_device_and_out(sub: Any, also: str = "") -> None:
     sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
                      help="where the twins run (default: cpu)")  # fmt: skip
-    sub.add_argument("--out", metavar="FILE", help="write the result as JSON (default: not)")
+    sub.add_argument("--out", metavar="FILE", help=f"write the result as JSON{also} (default: not)")
 
 
 def _power(given: argparse.Namespace) -> int:
@@ -93,8 +93,11 @@ def _power(given: argparse.Namespace) -> int:
             size = f"={bug.size:g}" if bug.size is not None else ""
             print(f"{bug.name + size:28} {bug.framework:6} {bug.what}")
         return 0
-    complete = power.run(given.bugs, _device(given), _out_file(given), _say, grade=given.grade)
-    return 0 if complete else DIFFERENT
+    if given.grade:
+        require(not given.bugs, "--grade", given.bugs, "takes no names; it has its own five")
+        power.grade(_device(given), _out_file(given), _say)
+        return 0
+    return 0 if power.run(given.bugs, _device(given), _out_file(given), _say) else DIFFERENT
 
 
 def _specificity(given: argparse.Namespace) -> int:

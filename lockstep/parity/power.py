@@ -95,8 +95,7 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
     return 0.25 / 2**low
 
 
-def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None],
-        grade: bool) -> bool:  # fmt: skip
+def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
     """Prints the table as it grows; returns whether every bug was caught where it should be."""
     chosen = [bugs.find(name) for name in names] or bugs.BUGS
     others = healthy()
@@ -105,33 +104,50 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
     say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
     try:
         for bug in chosen:
-            row = {"framework": bug.framework, "what": bug.what, "rung": bug.rung}
             if bug.device not in ("cpu", device):
-                table[bug.name] = row | {"verdicts": {}, "why": f"not run: needs {bug.device}"}
+                table[bug.name] = {"verdicts": {}, "why": f"not run: needs {bug.device}"}
                 say(f"{bug.name:28}  not run: needs {bug.device}")
                 continue
             verdicts = examine(bug, others, device, RUNGS)
-            table[bug.name] = row | {"verdicts": verdicts}
+            table[bug.name] = {"verdicts": verdicts, "commit": provenance.commit()}
             missed = verdicts.get(str(bug.rung)) not in (Verdict.DIFFERENT, CRASH)
             complete &= not missed
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
-        sizes = {}
-        if grade:
-            for name, unit in GRADES.items():
-                sizes[name] = {"unit": unit}
-                policies = ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16")
-                for policy in policies:
-                    size = sizes[name][policy] = smallest(name, policy, others, device)  # type: ignore
-                    say(f"smallest {name} seen under {policy}: {size and f'{size:.1e}'}")
     finally:
-        for side in others.values():
-            side.close()
-    if out:
-        content = provenance.about(device) | {"bugs": table, "smallest": sizes}
-        out.write_text(json.dumps(content, indent=1) + "\n")
-        say(f"written: {out}")
+        _close(others)
+    if names and out and out.exists():  # the other bugs' rows stay
+        former = json.loads(out.read_text())["bugs"]
+        table = {name: row for name, row in former.items() if name in bugs.BY_NAME} | table
+    _write(out, device, {"bugs": table}, say)
     return complete
+
+
+def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
+    """Prints how small the graded bugs can be and still be seen."""
+    others, sizes = healthy(), dict[str, dict[str, Any]]()
+    try:
+        for name, unit in GRADES.items():
+            sizes[name] = {"unit": unit}
+            # Only float64 has dropout here (see matrix.config).
+            for policy in ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16"):
+                size = smallest(name, policy, others, device)
+                sizes[name][policy] = size
+                say(f"{name} under {policy}: {f'{size:.1e}' if size else 'not seen at 0.25'}")
+    finally:
+        _close(others)
+    _write(out, device, {"smallest": sizes}, say)
+
+
+def _close(sides: dict[str, Side]) -> None:
+    for side in sides.values():
+        side.close()
+
+
+def _write(out: Path | None, device: str, content: dict[str, Any], say: Callable) -> None:
+    if out:
+        out.write_text(json.dumps(provenance.about(device) | content, indent=1) + "\n")
+        say(f"written: {out}")
 
 
 def mark(verdict: str | None) -> str:

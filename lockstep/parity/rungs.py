@@ -32,9 +32,14 @@ WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none
 def contract(case: Case) -> list[Finding]:
     """What goes in comes out, under the same names, and the rates are the table's."""
     found = []
-    table, numbered = learning_rates(case.config.optim), _numbered(case.perturbed)
+    table, counters = learning_rates(case.config.optim), {"step": 7, "updates": 5}
+    if case.config.precision.roles.loss_scaling:
+        counters |= {"loss_scale": 64, "good_steps": 3}
+    numbered = replace(_numbered(case.perturbed), **counters)  # type: ignore[arg-type]
     for side in case.sides:
         back = side.state(case.config, numbered)
+        lost = [name for name in counters if getattr(back, name) != counters[name]]
+        found.append(nothing("counters changed by loading", side.name, lost))
         found.append(nothing("changed by loading", side.name, changed(numbered, back)))
         moved = [name for name, other in zip(numbered.params, back.params) if name != other]
         found.append(nothing("out of order", side.name, moved))
@@ -51,8 +56,10 @@ def contract(case: Case) -> list[Finding]:
 def activations(case: Case) -> list[Finding]:
     """Every named intermediate; in float64 the loss, the evaluation and the logits of a prefix."""
     found = []
-    plain, batches = _plain(case), case.batches(BATCHES)
-    for start, state in case.starts.items():
+    plain, batches, starts = _plain(case), case.batches(BATCHES), case.starts
+    if case.exact and case.pair.offset:
+        starts["offset"] = case.pair.offset(case.perturbed)
+    for start, state in starts.items():
         traces = [side.traces(plain, state, batches) for side in case.sides]
         seen = [traced.activations for traced in traces]
         if not case.exact:
@@ -61,7 +68,7 @@ def activations(case: Case) -> list[Finding]:
             continue
         for side, traced, arrays in zip(case.sides, traces, seen):
             arrays["loss"] = traced.loss
-            arrays["evaluation"] = np.array(side.evaluate(plain, state, batches))
+            arrays["evaluation"] = np.array(side.evaluate(case.config, state, batches))
             if case.pair.causal:
                 prefix = batches[0, 0, : batches.shape[2] // 2]
                 arrays["next logits"] = side.logits(plain, state, prefix)
