@@ -113,12 +113,6 @@ def bias_rounded_twice() -> None:
     model.affine = lambda x, kernel, bias: x @ kernel + bias
 
 
-def softmax_in_compute() -> None:
-    """torch's kernel works in float32 inside, so there it would be none."""
-    right = model.attend
-    model.attend = lambda q, k, v, policy: right(q, k, v, policy.with_output_dtype(v.dtype))
-
-
 def loss_in_compute() -> None:
     """Cross-entropy keeps its input's dtype in optax."""
 
@@ -200,7 +194,6 @@ BUGS: dict[str, Callable[..., None]] = {
     "decay-everywhere": default_decay_mask,
     "fast-variance": fast_variance,
     "bias-rounded-twice": bias_rounded_twice,
-    "softmax-in-compute": softmax_in_compute,
     "loss-in-compute": loss_in_compute,
     "excess-precision": excess_precision,
     "tf32-by-default": default_matmul_precision,

@@ -103,7 +103,6 @@ BUGS: list[Bug] = [
     _bug("torch", 2, "rope-in-float32", "RoPE turns in float32, under float64"),
     _bug("torch", 2, "norms-in-bfloat16", "norms in bfloat16", **BF16),
     _bug("torch", 2, "residual-in-bfloat16", "the residual stream in bfloat16", **BF16),
-    _bug("jax", 2, "softmax-in-compute", "softmax in bfloat16", **BF16),
     _bug("torch", 2, "logits-in-float32", "the head is not cast: better than allowed",
          **GPT2, **BF16),
     _bug("torch", 3, "whole-tree-cast", "all parameters are cast at once", **BF16),
