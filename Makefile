@@ -19,7 +19,7 @@ train: setup
 	$(BIN)/python -m jax_impl.train --policy bf16
 
 test: setup check
-	$(BIN)/python -m pytest -n auto --durations=10
+	$(BIN)/python -m pytest parity_tests -n auto --durations=10
 
 check: setup
 	$(BIN)/ruff check .
