@@ -176,8 +176,9 @@ def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: tor
 def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
     loss = jax_impl.step.Model.loss
 
-    def jax_loss(self: Any, params: Any, *args: Any) -> jax.Array:
-        return loss(self, jax.tree.map(lambda p: p.astype(self.roles.compute), params), *args)
+    def jax_loss(self: Any, params: Any, *args: Any, **rest: Any) -> jax.Array:
+        cast = jax.tree.map(lambda p: p.astype(self.roles.compute), params)
+        return loss(self, cast, *args, **rest)
 
     def torch_loss(model: Any, batch: Any, roles: Any, dropout: Any = None) -> torch.Tensor:
         half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
