@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
+from lockstep.parity.power import mark as power_marks
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -77,7 +78,7 @@ def power(content: dict[str, Any]) -> str:
         marks = []
         for rung in RUNGS:
             verdict = result["verdicts"].get(str(rung.number))
-            mark = {None: "", "equal": "·", "inconclusive": "?"}.get(verdict, "x")
+            mark = power_marks(verdict).replace(".", "·")
             marks.append(f"**{mark}**" if rung.number == bug.rung and mark == "x" else mark)
         what = bug.what + (f" ({result['why']})" if "why" in result else "")
         rows.append([f"`{name}`", bug.framework, what, *marks])

@@ -31,7 +31,7 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     others = {side.framework: side for side in sides}
     rung = RUNGS[bug.rung - 1]
     verdicts = power.examine(bug, others, device, [rung])
-    assert verdicts[str(rung.number)] in ("different", power.CRASH), f"rung {rung}"
+    assert verdicts == {str(rung.number): "different"}  # a crash would be no catch
 
 
 def test_a_false_alarm_is_counted() -> None:

@@ -19,9 +19,9 @@ from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
 STEPS = 30  # of a whole run: what a bug does to a curve it does early
-CRASH = "crash"  # the sick process ended: caught, if not by a figure
+CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught
 PROBES = (2, 3, 4, 8)  # the rungs by which the size of a graded bug is judged
-GRADES = {  # the five whose smallest size is looked for, and the largest and smallest tried
+GRADES = {  # the five whose smallest size is looked for, and what that size is
     "norm-eps": "the norms' epsilon: its distance from 1e-5",
     "softmax-scale": "the scores: relative",
     "decay": "weight decay: relative",
@@ -82,7 +82,7 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
         try:
             case = against(sick, others, row, device)
             probes = (RUNGS[number - 1] for number in PROBES)
-            return any(caught(case, [rung])[str(rung.number)] != "equal" for rung in probes)
+            return any(Verdict.DIFFERENT in caught(case, [rung]).values() for rung in probes)
         finally:
             sick.close()
 
@@ -110,7 +110,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
                 continue
             verdicts = examine(bug, others, device, RUNGS)
             table[bug.name] = {"verdicts": verdicts, "commit": provenance.commit()}
-            missed = verdicts.get(str(bug.rung)) not in (Verdict.DIFFERENT, CRASH)
+            missed = verdicts.get(str(bug.rung)) != Verdict.DIFFERENT
             complete &= not missed
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
@@ -151,5 +151,6 @@ def _write(out: Path | None, device: str, content: dict[str, Any], say: Callable
 
 
 def mark(verdict: str | None) -> str:
-    """x caught, ? inconclusive, . not caught, nothing where the rung cannot stand."""
-    return {None: "", "equal": ".", "inconclusive": "?"}.get(verdict, "x")
+    """x caught, ? inconclusive, . not caught, ! crashed, nothing where the rung cannot stand."""
+    marks = {None: "", "equal": ".", "inconclusive": "?", CRASH: "!", "different": "x"}
+    return marks[verdict]

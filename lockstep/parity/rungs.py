@@ -128,17 +128,14 @@ def accumulation(case: Case) -> list[Finding]:
     whole = split.changed(accum=1, batch_size=n * rows)
     state, windows = case.trained, case.windows(1 if case.exact else WINDOWS)
     joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
-    if case.exact:
-        splits, wholes = (
-            [_everything(side.steps(config, state, given)) for side in case.sides]
-            for config, given in ((split, windows), (whole, joined))
-        )
-    else:
-        splits, wholes = (
-            [_sums(case, side, config, state, given) for side in case.sides]
-            for config, given in ((split, windows), (whole, joined))
-        )
-        truth = _sums(case, case.a, case.exactly(split), state, windows)
+
+    def made(side: Side, config: Config, given: np.ndarray) -> Arrays:
+        if case.exact:
+            return _everything(side.steps(config, state, given))
+        return _sums(case, side, config, state, given)
+
+    splits = [made(side, split, windows) for side in case.sides]
+    wholes = [made(side, whole, joined) for side in case.sides]
     pairs = {side.name: pair for side, *pair in zip(case.sides, splits, wholes)}
     for where, both in {**pairs, "across": splits}.items():
         if case.exact:
@@ -147,6 +144,7 @@ def accumulation(case: Case) -> list[Finding]:
             # A sum of N parts, each rounded, is closer to the truth than one rounded sum, by up to
             # the root of N.
             slack = 1.0 if where == "across" else math.sqrt(n)
+            truth = made(case.a, case.exactly(split), windows)
             found += at(where, ratio_rule(truth, *both, compute=case.compute, slack=slack))
     return found
 
