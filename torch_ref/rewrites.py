@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.config import ModelConfig, OptimConfig
 from lockstep.precision import Roles
-from torch_ref import model, optim, step
+from torch_ref import model, optim, recipe, step
 from torch_ref.precision import dtype
 
 
@@ -225,6 +225,11 @@ def adamw_written_out() -> None:
     _use_adamw(WrittenOutAdamW, foreach=False)
 
 
+def recipe_written_out() -> None:
+    """The step that mistakes are planted in, without any."""
+    recipe.with_mistake("")()
+
+
 def two_threads() -> None:
     """Two threads in every kernel that splits its work."""
     torch.set_num_threads(2)
@@ -250,6 +255,7 @@ REWRITES: dict[str, Callable[[], None]] = {
     "foreach-adamw": foreach_adamw,
     "single-tensor-adamw": single_tensor_adamw,
     "adamw-written-out": adamw_written_out,
+    "recipe-written-out": recipe_written_out,
     "two-threads": two_threads,
     "without-onednn": without_onednn,
 }

@@ -146,8 +146,8 @@ REWRITES: dict[str, tuple[str, ...]] = {
         "qkv-split", "linear-transposed", "embedding-by-index", "attention-by-einsum",
         "additive-mask", "rotation-by-complex-numbers", "norms-written-out",
         "activations-written-out", "loss-by-logsumexp", "micro-batches-backwards", "norm-by-loop",
-        "foreach-adamw", "single-tensor-adamw", "adamw-written-out", "two-threads",
-        "without-onednn",
+        "foreach-adamw", "single-tensor-adamw", "adamw-written-out",
+        "recipe-written-out", "two-threads", "without-onednn",
     ),
 }  # fmt: skip
 

@@ -46,10 +46,10 @@ class Record:
             worst = max(wrong, key=lambda f: f.share)
             self.alarms.append({"rung": rung, "policy": policy, "what": what, "said": str(worst)})
         for finding in findings:
-            held = cell["worst"].setdefault(finding.rule, {"figure": -1.0})
-            if finding.figure > held["figure"]:
+            held = cell["worst"].get(finding.rule)
+            if held is None or finding.share > held["share"]:
                 cell["worst"][finding.rule] = {
-                    "figure": finding.figure, "bound": finding.bound,
+                    "figure": finding.figure, "bound": finding.bound, "share": finding.share,
                     "where": f"{what}: {finding.where}",
                 }  # fmt: skip
 
