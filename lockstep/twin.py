@@ -1,4 +1,4 @@
-"""`Twin`: the small protocol that each implementation fulfils.
+"""`Runner` and `Twin`: the small protocols that each implementation fulfils.
 
 The loop, the instruments and the benchmark grid know nothing else, so that another trainer, or a
 user's own pair of models, can stand where ours stand.
@@ -56,8 +56,8 @@ class Trace(NamedTuple):
     grads: Arrays  # of the parameters, by canonical name
 
 
-class Twin(Protocol):
-    """One implementation of the model and its optimizer step."""
+class Runner(Protocol):
+    """Whatever takes optimizer steps on given weights and batches: a twin, or a peer beside it."""
 
     framework: str
     synchronous: bool  # whether `step` returns only when the step is done
@@ -87,6 +87,14 @@ class Twin(Protocol):
         """
         ...
 
+    def peak_bytes(self) -> int:
+        """Peak memory so far: the allocator's on CUDA, the process's resident set on a CPU."""
+        ...
+
+
+class Twin(Runner, Protocol):
+    """One implementation of the model and its optimizer step, and what can be seen inside."""
+
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         """Mean loss and unscaled gradients of one int32 (B, T+1) batch, dropout off."""
         ...
@@ -111,10 +119,6 @@ class Twin(Protocol):
 
         Beside weights, moments and the window; changes nothing.
         """
-        ...
-
-    def peak_bytes(self) -> int:
-        """Peak memory so far: the allocator's on CUDA, the process's resident set on a CPU."""
         ...
 
 
