@@ -1,1 +1,1 @@
-"""The framework tables: a grid of cells, each measured in a process of its own, and their report."""
+"""The framework tables: a grid of cells, each in a process of its own, and their report."""
