@@ -11,7 +11,7 @@ Row = dict[str, Any]
 # Small enough for a CPU that multiplies float16 at 1 GFLOP/s; large enough for statistics.
 SMALL: Row = {
     "model": "tiny", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 16, "vocab": 256,
-    "batch_size": 2, "accum": 4, "steps": 60, "clip": 0.5, "lr": 1e-3, "numerics": "strict",
+    "batch_size": 2, "accum": 4, "steps": 40, "clip": 0.5, "lr": 1e-3, "numerics": "strict",
     "policy": "fp64", "dropout": 0.1, "remat": "block", "layers": "unroll",
     # At 2**16 the first gradients overflow; at 2**10 many are subnormal, which XLA's CPU backend
     # flushes to zero and torch does not.
@@ -49,6 +49,7 @@ def full(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
 def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
     """A small set of rows in which every two values of two factors meet.
 
+    Each pair of values of the two longest factors needs a row of its own, and these come first.
     Greedy: each row has the most pairs not yet met, and of such rows the values used least.
     """
     rows: list[Row] = []
@@ -59,11 +60,18 @@ def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
     def gain(row: Row) -> tuple[int, int]:
         return len(pairs(row) & missing), -sum(used[value] for value in row.items())
 
-    while missing:
+    def take(candidates: list[Row]) -> None:
         best = max(candidates, key=gain)
         rows.append(best)
-        missing -= pairs(best)
+        missing.difference_update(pairs(best))
         used.update(best.items())
+
+    longest = sorted(factors, key=lambda name: len(factors[name]))[-2:]
+    for values in product(*(factors[name] for name in longest)):
+        given = dict(zip(longest, values)).items()
+        take([row for row in candidates if given <= row.items()])
+    while missing:
+        take(candidates)
     return rows
 
 

@@ -79,9 +79,9 @@ def activations(case: Case) -> list[Finding]:
 def gradients(case: Case) -> list[Finding]:
     """Those of the program that trains; and, traced, those of the intermediates."""
     found = []
-    plain, batches = _plain(case), case.batches(BATCHES)
+    plain, one, batches = _plain(case), case.config.changed(accum=1), case.batches(BATCHES)
     for start, state in case.starts.items():
-        trained = [side.gradients(case.config, state, batches) for side in case.sides]
+        trained = [side.gradients(one, state, batches) for side in case.sides]
         traces = [side.traces(plain, state, batches) for side in case.sides]
         inner = [_d(traced.activation_grads) for traced in traces]
         if case.exact:
@@ -152,10 +152,10 @@ def accumulation(case: Case) -> list[Finding]:
 def remat(case: Case) -> list[Finding]:
     """What is recomputed is what was computed, dropout and all; and less is kept."""
     found = []
-    with_masks = case.config.changed(dropout=DROPOUT)
+    with_masks = case.config.changed(dropout=DROPOUT, accum=1)
     for side in case.sides:
         ours, theirs = (
-            side.steps(config, case.perturbed, case.windows(1))
+            side.steps(config, case.perturbed, case.windows(1, with_masks))
             for config in (with_masks, with_masks.changed(remat="none"))
         )
         name, gap = gaps(_gradient(ours), _gradient(theirs))

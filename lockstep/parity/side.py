@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from lockstep.twin import TrainState
 # A model of the matrix is too small to share: with more threads two processes fight for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
 ROOT = Path(__file__).parents[2]
+KEPT = 500  # answers, of a few MB at most; those of one row and what rows share are some hundred
 
 
 class Traces(NamedTuple):
@@ -62,13 +64,13 @@ class Side:
         Args:
             module: has `build(config) -> Twin`.
             variant: a planted bug or a rewrite that the process has from its start to its end.
-            remember: keep every answer, for as long as this object lives.
+            remember: keep the answers, the latest `KEPT` of them.
             small: compute on one thread.
         """
         self.framework, self.module, self.variant = framework, module, variant
         self.remember, self.environment = remember, ONE_THREAD if small else {}
         self.process: subprocess.Popen[bytes] | None = None
-        self.answers: dict[bytes, tuple[dict[str, Any], Arrays]] = {}
+        self.answers: OrderedDict[bytes, tuple[dict[str, Any], Arrays]] = OrderedDict()
 
     @property
     def name(self) -> str:
@@ -120,6 +122,9 @@ class Side:
         key = _digest(header, arrays)
         if key not in self.answers:
             self.answers[key] = self._exchange(header, arrays)
+            if len(self.answers) > KEPT:
+                self.answers.popitem(last=False)
+        self.answers.move_to_end(key)
         return self.answers[key]
 
     def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
