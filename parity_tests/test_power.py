@@ -14,7 +14,7 @@ from lockstep.parity import bugs, power
 from lockstep.parity.bugs import BUGS, REWRITES, Bug
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.side import Side
-from lockstep.parity.specificity import Record, cases
+from lockstep.parity.specificity import PARTS, Record, cases
 from lockstep.parity.verdict import within
 
 PLANTED: dict[str, Any] = {"jax": jax_impl.bugs.BUGS, "torch": torch_ref.bugs.BUGS}
@@ -51,10 +51,13 @@ def test_a_false_alarm_is_counted() -> None:
 
 def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
     others = power.healthy()  # of which none is asked, so no process starts
-    plain = [(what, rungs) for what, case, rungs in cases(4, 6, others, "cpu") if "seed" in what]
-    assert len([1 for _, rungs in plain if len(rungs) == len(RUNGS)]) == 4 * 4  # policies
-    assert len([1 for _, rungs in plain if rungs == {8}]) == 2 * 3
-    assert {what.split()[-1] for what, _ in plain} == set("012345")
+    tried = {part: list(cases(part, 4, 6, others, "cpu")) for part in PARTS}
+    assert len(tried.pop("rewrites")) == sum(map(len, REWRITES.values())) * 2 * 3
+    for part, climbed in tried.items():
+        assert {case.config.precision.policy for _, case, _ in climbed} == {part}
+        rungs = {what.split()[-1]: len(rungs) for what, _, rungs in climbed}
+        curves = {} if part == "fp64" else dict.fromkeys("45", 1)
+        assert rungs == dict.fromkeys("0123", len(RUNGS)) | curves
 
 
 @pytest.mark.parametrize("framework", PLANTED)

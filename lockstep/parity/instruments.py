@@ -71,13 +71,15 @@ def _add_specificity(commands: Any) -> None:
         description="Climbs the rungs with fresh seeds and with harmless rewrites of either twin,\n"
         "and counts false alarms.",
     )
+    sub.add_argument("parts", metavar="PART", nargs="*",
+                     help=f"{', '.join(specificity.PARTS)} (default: all)")  # fmt: skip
     for name, default, what in (
         ("--seeds", 20, "seeds of weights and batches for every rung"),
         ("--curve-seeds", 50, "seeds for rung 8, the curves"),
     ):
         sub.add_argument(name, type=reader(int), default=default, metavar="N",
                          help=f"{what} (default: {default})")  # fmt: skip
-    _add_device_and_out(sub)
+    _add_device_and_out(sub, " (with PARTs: these of it)")
     sub.set_defaults(command=_specificity)
 
 
@@ -103,7 +105,8 @@ def _power(given: argparse.Namespace) -> int:
 def _specificity(given: argparse.Namespace) -> int:
     require_range("--seeds", given.seeds, 1)
     require_range("--curve-seeds", given.curve_seeds, 1)
-    quiet = specificity.run(given.seeds, given.curve_seeds, _device(given), _out_file(given), _say)
+    device, out = _device(given), _out_file(given)
+    quiet = specificity.run(given.parts, given.seeds, given.curve_seeds, device, out, _say)
     return 0 if quiet else DIFFERENT
 
 

