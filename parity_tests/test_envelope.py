@@ -13,7 +13,7 @@ from lockstep.errors import UserError
 from lockstep.parity import curves, operands
 from lockstep.parity.compare import error_ratios, norm_gap, norm_rule, ratio_rule, worst
 from lockstep.parity.envelope import compare, nudged, reordered
-from lockstep.parity.tolerances import ENVELOPE_CAP
+from lockstep.parity.tolerances import ENVELOPE_CAP, RATIO
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import run, start, toy
@@ -132,6 +132,14 @@ def test_ratio_rule() -> None:
     shifted = {name: x * 1.2 for name, x in ones.items()}  # each within its bound, not the median
     found = [f for f in ratio_rule(truth, shifted, ones, compute="bfloat16")]
     assert [f.rule for f in found if f.verdict is Verdict.DIFFERENT] == ["median error ratio"]
+
+
+def test_what_is_float32_under_every_policy_has_its_bound() -> None:
+    truth = {"x": np.ones((64, 1))}
+    for error, bound in ((1e-7, RATIO["float32"]), (1e-4, RATIO["bfloat16"])):
+        near, far = ({"x": truth["x"] * (1 + error * k)} for k in (1, 2))
+        found, _ = ratio_rule(truth, far, near, compute="bfloat16")
+        assert (found.figure, found.bound) == (pytest.approx(2.0, rel=1e-3), bound.bound)
 
 
 def curve(framework: str, config: Config, seed: int | None = None) -> np.ndarray:
