@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jmp
 import optax
 
-from jax_impl import bridge, dropout, model, optim, precision, step
+from jax_impl import bridge, dropout, model, optim, precision, remat, step
 
 # --- accumulation and the loss scale
 
@@ -163,7 +163,12 @@ def gradient_stopped_at_norm() -> None:
     model._rms_norm = rms_norm
 
 
-# --- dropout
+# --- remat and dropout
+
+
+def dots_recomputes_affine() -> None:
+    """The policy that keeps matmuls does not see into a function with its own derivative."""
+    remat.save_dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
 def masks_of_64_bits() -> None:
@@ -199,6 +204,7 @@ BUGS: dict[str, Callable[..., None]] = {
     "tf32-by-default": default_matmul_precision,
     "untransposed-kernel": untransposed_kernel,
     "gradient-stopped-at-norm": gradient_stopped_at_norm,
+    "dots-recomputes-affine": dots_recomputes_affine,
     "masks-of-64-bits": masks_of_64_bits,
     "one-mask-for-all-layers": one_mask_for_all_layers,
 }

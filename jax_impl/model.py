@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import jmp
 import optax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_impl.dropout import Dropout
 from jax_impl.precision import policy as make_policy
-from jax_impl.remat import recompute_cheap, remat_sublayer, through_blocks
+from jax_impl.remat import AFFINE, recompute_cheap, remat_sublayer, through_blocks
 from lockstep import rotary
 from lockstep.config import ModelConfig
 from lockstep.precision import Roles
@@ -34,7 +35,7 @@ def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _affine_forward(x, kernel, bias):  # type: ignore[no-untyped-def]
-    return affine(x, kernel, bias), (x, kernel)
+    return checkpoint_name(affine(x, kernel, bias), AFFINE), (x, kernel)
 
 
 def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]

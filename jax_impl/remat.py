@@ -18,8 +18,13 @@ from lockstep.params import segments
 Params = Any  # one block's parameters, a tree of arrays
 Layer = Callable[[Params, Any, jax.Array], jax.Array]  # (params, layer index, x) -> x
 
-# Matmuls without a batch dimension are the weights'; those of attention have one.
-save_dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+# Matmuls without a batch dimension are the weights'; those of attention have one. One with a bias
+# is a function with a derivative of its own, into which no policy looks: its result has a name.
+AFFINE = "affine"
+save_dots = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(AFFINE),
+)
 
 # What a fused torch kernel would not keep either: recomputing it costs no matmul, and XLA is free
 # to keep it all the same.

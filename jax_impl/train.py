@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jax_impl import bridge
-from jax_impl.memory import step_bytes
+from jax_impl.cost import step_bytes, step_flops
 from jax_impl.precision import configure, describe, find_device
 from jax_impl.step import Trainer
 from lockstep.config import Config
@@ -77,6 +77,9 @@ class JaxTwin:
 
     def step_bytes(self, window: np.ndarray) -> int:
         return step_bytes(self.trainer, window)
+
+    def step_flops(self, window: np.ndarray) -> int:
+        return step_flops(self.trainer, window)
 
     def peak_bytes(self) -> int:
         stats = self.device.memory_stats() or {}

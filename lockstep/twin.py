@@ -121,6 +121,13 @@ class Twin(Runner, Protocol):
         """
         ...
 
+    def step_flops(self, window: np.ndarray) -> int:
+        """FLOPs of the matmuls of one optimizer step on an int32 (N, B, T+1) window.
+
+        What remat recomputes counts again; changes nothing.
+        """
+        ...
+
 
 def load(framework: str, config: Config) -> Twin:
     """Imports a framework and builds its twin."""

@@ -64,6 +64,9 @@ class FakeTwin:
     def step_bytes(self, window: np.ndarray) -> int:
         raise NotImplementedError
 
+    def step_flops(self, window: np.ndarray) -> int:
+        raise NotImplementedError
+
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         return np.zeros(self.config.model.vocab)
 

@@ -14,6 +14,7 @@ import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jax_impl.cost import inner_jaxprs
 from jax_impl.step import Model
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
@@ -130,15 +131,6 @@ def equations(jaxpr: core.Jaxpr, names: list[str]) -> Iterator[Op]:
         for inner in inner_jaxprs(eqn):
             arguments = eqn.invars[len(eqn.invars) - len(inner.invars) :]
             yield from equations(inner, [name(variable) for variable in arguments])
-
-
-def inner_jaxprs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    for parameter in eqn.params.values():
-        for value in parameter if isinstance(parameter, tuple | list) else [parameter]:
-            if isinstance(value, core.ClosedJaxpr):
-                yield value.jaxpr
-            elif isinstance(value, core.Jaxpr):
-                yield value
 
 
 # --- torch

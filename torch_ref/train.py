@@ -19,7 +19,7 @@ from lockstep.memory import resident_peak
 from lockstep.params import Arrays, intermediates
 from lockstep.twin import StepResult, Trace, TrainState
 from torch_ref import bridge
-from torch_ref.memory import step_bytes
+from torch_ref.cost import step_bytes, step_flops
 from torch_ref.precision import configure, describe, find_device
 from torch_ref.step import Trainer
 
@@ -77,6 +77,9 @@ class TorchTwin:
 
     def step_bytes(self, window: np.ndarray) -> int:
         return step_bytes(self.trainer, self.place(window))
+
+    def step_flops(self, window: np.ndarray) -> int:
+        return step_flops(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:
         cuda = self.device.type == "cuda"

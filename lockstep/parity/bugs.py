@@ -127,6 +127,8 @@ BUGS: list[Bug] = [
     _bug("torch", 6, "dropout-redrawn", "the recomputed forward draws other masks"),
     _bug("torch", 6, "sqrt-runs-block", "remat sqrt runs block", remat="sqrt"),
     _bug("torch", 6, "remat-does-nothing", "nothing is recomputed"),
+    _bug("jax", 6, "dots-recomputes-affine", "remat dots recomputes matmuls with a bias",
+         model="gpt2", remat="dots"),
     # resuming
     _bug("torch", 1, "moments-lost", "a resumed run forgets Adam's second moments"),
     _bug("torch", 1, "adam-count-lost", "a resumed run starts Adam's count anew"),

@@ -162,7 +162,17 @@ def remat(case: Case) -> list[Finding]:
         where, bound = f"{side.name}: {name}", SAME[case.compute].bound
         found.append(within("gap to what keeps everything", where, gap, bound))
         found.append(kept_bytes(case, side))
-    return found
+    return [*found, same_flops(case)]
+
+
+def same_flops(case: Case) -> Finding:
+    """Both recompute the same matmuls. Unrolled: a loop cannot leave out what its last turn need
+    not do."""
+    config = case.config.changed(accum=1, dropout=0.0, layers="unroll")
+    window = case.windows(1, config)[0]
+    ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
+    gap, detail = abs(ours - theirs), f"{ours:,} and {theirs:,}"
+    return within("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
 
 
 def kept_bytes(case: Case, side: Side) -> Finding:

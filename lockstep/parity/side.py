@@ -104,6 +104,9 @@ class Side:
     def step_bytes(self, config: Config, state: TrainState, window: np.ndarray) -> int:
         return self.ask("step_bytes", config, state, window)[0]["bytes"]
 
+    def step_flops(self, config: Config, state: TrainState, window: np.ndarray) -> int:
+        return self.ask("step_flops", config, state, window)[0]["flops"]
+
     def steps(self, config: Config, state: TrainState, windows: np.ndarray) -> Steps:
         header, arrays = self.ask("steps", config, state, windows)
         curves = {name: np.array(values) for name, values in header["curves"].items()}

@@ -84,6 +84,9 @@ class Server:
     def step_bytes(self, twin: Twin, given: np.ndarray) -> Answer:
         return {"bytes": twin.step_bytes(given)}, {}
 
+    def step_flops(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {"flops": twin.step_flops(given)}, {}
+
     def steps(self, twin: Twin, given: np.ndarray) -> Answer:
         results = [twin.step(twin.place(window))() for window in given]
         counters, arrays = wire.pack(twin.state())

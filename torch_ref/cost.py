@@ -1,4 +1,4 @@
-"""What one optimizer step needs beside its state."""
+"""What one optimizer step costs, counted."""
 
 import weakref
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_ref.step import Trainer
 
@@ -23,6 +24,14 @@ def step_bytes(trainer: Trainer, window: Tensor) -> int:
         peak = live.peak
     trainer.optimizer.zero_grad(set_to_none=True)
     return peak
+
+
+def step_flops(trainer: Trainer, window: Tensor) -> int:
+    """Two for each multiply-add of each matmul, recomputed ones too."""
+    with FlopCounterMode(display=False) as counter:
+        trainer.backward(window)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return counter.get_total_flops()
 
 
 class Live(TorchDispatchMode):
