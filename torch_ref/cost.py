@@ -44,9 +44,10 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage())
+        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            if storage.data_ptr() not in given:  # a view of a weight is no new storage
+                self._count(storage)
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -60,3 +61,8 @@ class Live(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         self.seen.discard(key)
         self.bytes -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
