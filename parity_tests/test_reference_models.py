@@ -5,7 +5,6 @@ to float32 in its rotary table, norm and softmax, which under float64 is a cast 
 float64 inside that module here, so that the claim is about the model. Nothing is downloaded.
 """
 
-import re
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
+from benchmarks.peers import hf_model
 from lockstep.config import ModelConfig
 from lockstep.params import Arrays
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
@@ -35,32 +34,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("tiny", dict(n_layer=1, n_head=3, d_model=36, context=14, vocab=61, tied=True)),
 }  # fmt: skip
 
-NAMES = {
-    "gpt2": {
-        r"^embed": "transformer.wte",
-        r"^position": "transformer.wpe",
-        r"^blocks": "transformer.h",
-        r"^norm": "transformer.ln_f",
-        r"^head": "lm_head",
-        r"\.norm(\d)": r".ln_\1",
-        r"attn\.qkv": "attn.c_attn",
-        r"attn\.proj": "attn.c_proj",
-        r"mlp\.up": "mlp.c_fc",
-        r"mlp\.down": "mlp.c_proj",
-    },
-    "tiny": {
-        r"^embed": "model.embed_tokens",
-        r"^blocks": "model.layers",
-        r"^norm": "model.norm",
-        r"^head": "lm_head",
-        r"\.norm1": ".input_layernorm",
-        r"\.norm2": ".post_attention_layernorm",
-        r"attn\.qkv": "self_attn.{}_proj",
-        r"attn\.proj": "self_attn.o_proj",
-        r"mlp\.(gate|up|down)": r"mlp.\1_proj",
-    },
-}
-
 
 class Result(NamedTuple):
     loss: float
@@ -70,22 +43,9 @@ class Result(NamedTuple):
 
 class Case(NamedTuple):
     model: ModelConfig
-    weights: Arrays  # in transformers' names and layouts
+    weights: Arrays
     batch: np.ndarray
     ours: dict[str, Result]
-
-
-def translate(model: ModelConfig, arrays: Arrays) -> Arrays:
-    """Canonical names and layouts -> transformers'."""
-    out: Arrays = {}
-    for name, array in arrays.items():
-        for ours, theirs in NAMES[model.model].items():
-            name = re.sub(ours, theirs, name)
-        if model.model == "gpt2" and name.startswith("transformer.h") and array.ndim == 2:
-            array = array.T  # Conv1D is in x out
-        parts = zip("qkv", np.split(array, 3)) if "{}" in name else [("", array)]
-        out |= {name.format(letter): part for letter, part in parts}
-    return out
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -99,8 +59,8 @@ def case(request: pytest.FixtureRequest) -> Case:
         twin = start(framework, config, state)
         loss, grads = twin.loss_and_grads(batch)
         logits = twin.trace(batch).activations["logits"]
-        ours[framework] = Result(loss, logits, translate(config.model, grads))
-    return Case(config.model, translate(config.model, state.params), batch, ours)
+        ours[framework] = Result(loss, logits, hf_model.translate(config.model, grads))
+    return Case(config.model, state.params, batch, ours)
 
 
 @pytest.fixture
@@ -111,31 +71,10 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
-def build(model: ModelConfig, **changed: Any) -> torch.nn.Module:
-    if model.model == "gpt2":
-        options: dict[str, Any] = dict(
-            n_embd=model.d_model, n_layer=model.n_layer, n_head=model.n_head
-        )
-        options |= dict(n_positions=model.context, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-        make: Any = (GPT2LMHeadModel, GPT2Config)
-    else:
-        options = dict(hidden_size=model.d_model, intermediate_size=model.d_mlp)
-        options |= dict(num_hidden_layers=model.n_layer, num_attention_heads=model.n_head)
-        options |= dict(max_position_embeddings=model.context, rms_norm_eps=1e-5)
-        make = (LlamaForCausalLM, LlamaConfig)
-    options |= dict(vocab_size=model.vocab, tie_word_embeddings=model.tied)
-    options |= dict(bos_token_id=None, eos_token_id=None) | changed
-    return make[0](make[1](attn_implementation="eager", **options)).double()
-
-
 def theirs(case: Case, **changed: Any) -> Result:
-    model = build(case.model, **changed)
+    model = hf_model.build(case.model, **changed).double()
+    hf_model.load(model, case.model, case.weights)
     named = dict(model.named_parameters())
-    assert named.keys() == case.weights.keys()
-    with torch.no_grad():
-        for name, parameter in named.items():
-            assert parameter.shape == case.weights[name].shape, name
-            parameter.copy_(torch.from_numpy(case.weights[name].copy()))
     batch = torch.from_numpy(case.batch).long()
     logits = model(batch[:, :-1], use_cache=False).logits
     loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

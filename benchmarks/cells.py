@@ -1,0 +1,80 @@
+"""One measurement: who trains, what, and for how long."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from lockstep.config import Config, from_flags
+from lockstep.errors import require
+
+Flags = dict[str, Any]
+
+
+class Contender(NamedTuple):
+    """A module with `build(config) -> Runner`, and the flags that are its own."""
+
+    module: str
+    what: str
+    flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
+
+
+CONTENDERS = {
+    "jax": Contender("jax_impl.train", "ours in JAX"),
+    "torch": Contender("torch_ref.train", "ours in PyTorch, eager"),
+    "torch-compiled": Contender("torch_ref.train", "ours in PyTorch, compiled", {"compile": True}),
+    "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
+    "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
+    "nanogpt": Contender("benchmarks.peers.nanogpt", "an eager loop as in nanoGPT"),
+    "bare-jax": Contender("benchmarks.peers.bare_jax", "a jitted step written by hand"),
+}
+
+# What decides the numbers of a run is the rest; these only say how it is carried out.
+CARRIED_OUT = ("remat", "layers", "compile", "attention", "numerics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """`warmup` steps, then `windows` timed windows of `steps` optimizer steps each."""
+
+    table: str
+    contender: str
+    flags: Flags = field(default_factory=dict)
+    device: str = "cpu"
+    warmup: int = 2
+    windows: int = 5
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        names = ", ".join(CONTENDERS)
+        require(self.contender in CONTENDERS, "contender", self.contender, f"unknown; use {names}")
+
+    @property
+    def total(self) -> int:
+        return self.warmup + self.windows * self.steps
+
+    @property
+    def config(self) -> Config:
+        flags = {"steps": self.total, **self.flags, **CONTENDERS[self.contender].flags}
+        return from_flags({**flags, "device": self.device}, accelerator=self.device != "cpu")
+
+    @property
+    def name(self) -> str:
+        """Of its file: readable, and different for whatever is different."""
+        config = self.config
+        model, optim = config.model, config.optim
+        shape = f"n{optim.accum}-b{optim.batch_size}-t{model.context}"
+        content = json.dumps([asdict(self), config.to_json()], sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+        policy, remat = config.precision.policy, config.execution.remat
+        return f"{self.table}-{self.contender}-{policy}-{shape}-{remat}-{digest}"
+
+
+def workload(config: dict[str, Any]) -> str:
+    """What two cells must share for their losses to be the same: a config's JSON, less the rest."""
+    kept = {
+        section: {name: value for name, value in fields.items() if name not in CARRIED_OUT}
+        for section, fields in config.items()
+        if section != "run"
+    }
+    return json.dumps(kept, sort_keys=True)

@@ -1,0 +1,151 @@
+"""One cell, in a process of its own: `python -m benchmarks.measure CELL.json RESULT.json`."""
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import CONTENDERS, Cell
+from lockstep import flops, loop, params
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.memory import ResidentGrowth
+from lockstep.parity import provenance
+from lockstep.parity.pair import GPT
+from lockstep.twin import Runner, StepResult
+
+# How the frameworks, the drivers and Python say that there is no memory left.
+NO_MEMORY = ("out of memory", "RESOURCE_EXHAUSTED", "MemoryError", "can't allocate memory")
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Everything that a report wants to know of a cell that could run."""
+    config, clock = cell.config, Clock()
+    runner: Runner = importlib.import_module(CONTENDERS[cell.contender].module).build(config)
+    state = loop.initial_state(config)
+    runner.load(state)
+    clock.lap("start")
+    runner.prepare()
+    clock.lap("compile")
+    about = runner.describe()
+    growth = ResidentGrowth()
+    windows = (GPT.window(config, step) for step in range(cell.total))
+    results = [runner.step(runner.place(next(windows)))()]
+    clock.lap("first step")
+    results += take(runner, [next(windows) for _ in range(cell.warmup - 1)])
+    seconds = []
+    for _ in range(cell.windows):
+        drawn = [next(windows) for _ in range(cell.steps)]
+        began = time.perf_counter()
+        results += take(runner, drawn)
+        seconds.append((time.perf_counter() - began) / cell.steps)
+    on_cpu = about["platform"] == "cpu"
+    peak = growth.bytes() if on_cpu else runner.peak_bytes()
+    needed = account(runner, config)
+    held = 0 if on_cpu else state_bytes(config)
+    return {
+        "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
+        "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
+        "predicted_bytes": None if needed is None else needed + held,
+        **throughput(config, seconds, about["device"]), **outcome(results),
+    }  # fmt: skip
+
+
+class Clock:
+    """Seconds between one thing and the next."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self.last = now - self.last, now
+
+
+def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
+    """All are started before the first is waited for, but for one: as the loop does it."""
+    results, pending = [], list[Callable[[], StepResult]]()
+    for window in windows:
+        pending.append(runner.step(runner.place(window)))
+        if len(pending) > 1:
+            results.append(pending.pop(0)())
+    return results + [wait() for wait in pending]
+
+
+def throughput(config: Config, seconds: list[float], device: str) -> dict[str, Any]:
+    """Of the median window: tokens/s with their quartiles, and MFU where the peak is known."""
+    tokens = config.optim.accum * config.optim.batch_size * config.model.context
+    rates = [tokens / s for s in seconds]
+    low, middle, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
+    peak = flops.peak(device, config.precision.roles)
+    mfu = middle * flops.per_token(config.model) / peak if peak else None
+    return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
+
+
+def outcome(results: list[StepResult]) -> dict[str, Any]:
+    """What was computed, for a faster cell that computes something else is void."""
+    return {
+        "losses": [result.loss for result in results], "final_loss": results[-1].loss,
+        "skipped": sum(result.skipped for result in results),
+        "loss_scale": results[-1].loss_scale,
+    }  # fmt: skip
+
+
+def account(runner: Runner, config: Config) -> int | None:
+    """What the framework itself says one step needs beside its state; the peers do not say."""
+    step_bytes = getattr(runner, "step_bytes", None)
+    return step_bytes(GPT.window(config, 0)) if step_bytes else None
+
+
+def state_bytes(config: Config) -> int:
+    """Weights and both moments."""
+    width = 8 if config.precision.roles.param == "float64" else 4
+    return 3 * width * params.count(config.model)
+
+
+def reserved_bytes() -> int | None:
+    """torch's allocator holds more than it has handed out; JAX's is asked not to preallocate."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.max_memory_reserved() if torch and torch.cuda.is_available() else None
+
+
+def attempt(cell: Cell) -> dict[str, Any]:
+    """The result, or why there is none, which is one too."""
+    try:
+        return {"status": "ok", **measure(cell)}
+    except UserError as error:
+        return {"status": "not supported", "why": str(error)}
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        status = "OOM" if any(words in text for words in NO_MEMORY) else "failed"
+        return {"status": status, "why": text.splitlines()[0][:300]}
+
+
+def main(given: str, out: str) -> int:
+    cell = Cell(**json.loads(Path(given).read_text()))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if cell.contender == "bare-jax":  # the race is fair under the flags that our twin sets
+        importlib.import_module("jax_impl.precision").use_onednn()
+    content = {
+        "cell": vars(cell), "config": cell.config.to_json(), **provenance.about(cell.device),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell),
+    }  # fmt: skip
+    write(Path(out), content)
+    return 0
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""The training loop of Accelerate's documentation, on our weights, batches, groups and rates.
+
+https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
+"""
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from benchmarks.peers.hf_common import (
+    HuggingFace,
+    MicroBatch,
+    Record,
+    compile_ahead,
+    mixed_precision,
+)
+from benchmarks.peers.hf_state import Trained
+from lockstep.config import Config
+from lockstep.errors import require
+from lockstep.twin import StepResult, TrainState
+
+
+class Loop:
+    """The loop's body, with what the Accelerator has prepared."""
+
+    def __init__(self, trained: Trained, device: torch.device, state: TrainState) -> None:
+        config = trained.config
+        self.trained, self.clip = trained, config.optim.clip
+        if config.execution.remat == "block":
+            trained.net.activation_checkpointing_enable({"use_reentrant": False})
+        self.accelerator = Accelerator(
+            mixed_precision=mixed_precision(config.precision),
+            gradient_accumulation_steps=config.optim.accum,
+            dynamo_backend="inductor" if config.execution.compile else "no",
+            cpu=device.type == "cpu",
+        )
+        trained.load_scaler(self.accelerator.scaler, state)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
+            trained.net, trained.optimizer, trained.scheduler
+        )
+        self.model.train()
+        self.record, self.steps = Record(self.accelerator), 0
+
+    def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
+        """Accelerate passes over the optimizer and the schedule until the last micro-batch."""
+        accelerator, record = self.accelerator, self.record
+        for micro_batch in window:
+            with accelerator.accumulate(self.model):
+                loss = self.model(**micro_batch).loss
+                accelerator.backward(loss)  # of loss / N
+                if accelerator.sync_gradients:
+                    record.norm = accelerator.clip_grad_norm_(self.model.parameters(), self.clip)
+                    record.before(self.optimizer)
+                self.optimizer.step()
+                if accelerator.sync_gradients:
+                    record.after()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+            record.loss = record.loss + loss.detach() / len(window)
+        self.steps += 1
+        return record.take()
+
+    def try_step(self, micro_batch: MicroBatch) -> None:
+        """Forward and backward, which change nothing: they compile."""
+        self.accelerator.backward(self.model(**micro_batch).loss)
+        self.model.zero_grad()
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[MicroBatch]) -> float:
+        self.model.eval()
+        losses = [self.model(**batch).loss for batch in batches]
+        self.model.train()
+        return torch.stack(losses).mean().item()
+
+
+class AccelerateLoop(HuggingFace):
+    """`lockstep.twin.Runner`; with `evaluate`, under the training's policy."""
+
+    framework = "accelerate"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        precision = config.precision
+        same = precision.eval_roles == precision.roles
+        require(same, "--eval-policy", precision.eval_policy, "Accelerate has one policy; drop it")
+        self.synchronous = self.device.type == "cpu"
+        self.loop: Loop | None = None
+
+    def load(self, state: TrainState) -> None:
+        self.loop = None
+        gc.collect()  # prepared, a model is part of a cycle, and two need not fit
+        self.loop = Loop(self.begin(state), self.device, state)
+
+    @property
+    def loaded(self) -> Loop:
+        assert self.loop, "load a state first"
+        self.require_claim()
+        return self.loop
+
+    def state(self) -> TrainState:
+        return self.loaded.trained.save(self.loaded.steps, self.loaded.accelerator.scaler)
+
+    def prepare(self) -> None:
+        if self.config.execution.compile:
+            compile_ahead(lambda: self.loaded.try_step(self.blank_window()[0]))
+
+    def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
+        return self.loaded.step(window)
+
+    def evaluate(self, batches: np.ndarray) -> float:
+        """Mean loss of int32 (M, B, T+1) batches."""
+        return self.loaded.evaluate(self.place(batches))
+
+
+def build(config: Config) -> AccelerateLoop:
+    return AccelerateLoop(config)

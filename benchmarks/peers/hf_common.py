@@ -1,0 +1,192 @@
+"""What the two Hugging Face peers have in common: refusals, numerics, batches, what is reported."""
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor
+
+from benchmarks.peers import hf_model
+from benchmarks.peers.hf_state import Trained, attention
+from lockstep.config import Config, PrecisionConfig
+from lockstep.errors import UserError, require
+from lockstep.memory import resident_peak
+from lockstep.precision import POLICIES
+from lockstep.twin import StepResult, TrainState
+
+MicroBatch = dict[str, Tensor]
+Wait = Callable[[], StepResult]
+
+
+def check(config: Config) -> None:
+    """Raises UserError for what Hugging Face has no counterpart of."""
+    model, policy, roles = config.model, config.precision.policy, config.precision.roles
+    require(model.dropout == 0, "--dropout", model.dropout, "transformers drops others; use 0")
+    wide = hf_model.family(model) == "gpt2"
+    remedy = "AMP keeps its parameters in float32; use params=float32"
+    require(roles in POLICIES.values(), "--policy", policy, remedy)
+    remedy = "transformers' Llama casts to float32 inside; use --policy fp32"
+    require(wide or roles.param == "float32", "--policy", policy, remedy)
+    remedy = "transformers recomputes every block or nothing; use block or none"
+    remat = config.execution.remat
+    require(remat in ("none", "block"), "--remat", remat, remedy)
+    remedy = "Accelerate has no fp16 on a CPU; use --device cuda or --policy bf16"
+    cpu = find_device(config.run.device).type == "cpu"
+    require(not (cpu and roles.loss_scaling), "--policy", policy, remedy)
+
+
+def find_device(asked: str) -> torch.device:
+    """The device of `--device auto|cpu|cuda`.
+
+    Raises:
+        UserError: cuda was asked for and there is none, or it would be several.
+    """
+    count = torch.cuda.device_count()
+    remedy = f"PyTorch {torch.__version__} sees no CUDA device; use --device cpu"
+    require(asked != "cuda" or count > 0, "--device", asked, remedy)
+    if asked == "cpu" or count == 0:
+        return torch.device("cpu")
+    remedy = f"transformers' Trainer takes all {count} GPUs; let CUDA_VISIBLE_DEVICES show one"
+    require(count == 1, "--device", asked, remedy)
+    return torch.device("cuda", 0)
+
+
+def mixed_precision(precision: PrecisionConfig) -> str:
+    """Accelerate's name for what autocast casts to."""
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(precision.roles.compute, "no")
+
+
+def micro_batches(inputs: Tensor, targets: Tensor) -> list[MicroBatch]:
+    """Along the first axis, under the names that transformers gives them.
+
+    `labels` alone would be shifted once more, and the last target lost; `shift_labels` are taken
+    as they are, and counted for the mean.
+    """
+    names = ("input_ids", "labels", "shift_labels")
+    return [dict(zip(names, (x, y, y))) for x, y in zip(inputs, targets)]
+
+
+def halves(tokens: np.ndarray) -> tuple[Tensor, Tensor]:
+    """int32 (..., T+1) -> inputs and targets (..., T)."""
+    wide = torch.from_numpy(tokens).long()
+    return wide[..., :-1].contiguous(), wide[..., 1:].contiguous()
+
+
+class HuggingFace:
+    """The part of `lockstep.twin.Runner` in which the two do not differ."""
+
+    def __init__(self, config: Config) -> None:
+        check(config)
+        self.config, self.device = config, find_device(config.run.device)
+        self.claim: object = None
+
+    def begin(self, state: TrainState) -> Trained:
+        """Model and optimizer at step 0, in a process whose numerics are this config's.
+
+        Accelerate keeps precision and accumulation in its classes: what was made before is void.
+        """
+        global _holder
+        strict, tf32 = self.config.precision.strict, self.config.precision.roles.tf32
+        if strict:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(strict)
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        torch.backends.cudnn.fp32_precision = "tf32" if tf32 else "ieee"
+        transformers.logging.set_verbosity_error()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        self.claim = _holder = object()
+        return Trained.start(self.config, self.device, state)
+
+    def require_claim(self) -> None:
+        if self.claim is not _holder:
+            raise RuntimeError("another peer was loaded in this process since: load this one again")
+
+    def describe(self) -> dict[str, Any]:
+        packages = ("torch", "transformers", "accelerate")
+        cuda = self.device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name() if cuda else "cpu",
+            "platform": self.device.type,
+            "attention": attention(self.config.precision),
+            "versions": {name: version(name) for name in packages},
+        }
+
+    def place(self, window: np.ndarray) -> list[MicroBatch]:
+        parts = halves(window)
+        if self.device.type == "cuda":
+            x, y = (part.pin_memory().to(self.device, non_blocking=True) for part in parts)
+            parts = x, y
+        return micro_batches(*parts)
+
+    def blank_window(self) -> list[MicroBatch]:
+        """Of the shape that every step has."""
+        optim, context = self.config.optim, self.config.model.context
+        return self.place(np.zeros((optim.accum, optim.batch_size, context + 1), np.int32))
+
+    def peak_bytes(self) -> int:
+        cuda = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+
+
+_holder: object = None
+
+
+class Record:
+    """What one optimizer step tells on its way: Hugging Face's own logs are rounded or late."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.loss: Tensor | float = 0.0  # the micro-batches' shares so far
+        self.norm = torch.zeros(())
+        self.rate, self.scale, self.skipped = 0.0, 1.0, False
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """With what the optimizer is about to step."""
+        self.rate, self.scale = float(optimizer.param_groups[0]["lr"]), self.get_scale()
+
+    def after(self) -> None:
+        """The scale falls on a step that was skipped, and on no other."""
+        self.skipped = self.get_scale() < self.scale
+
+    def get_scale(self) -> float:
+        return self.accelerator.scaler.get_scale() if self.accelerator.scaler else 1.0
+
+    def take(self) -> Wait:
+        """Starts the copy to the host, waits for it when called; what follows is another step."""
+        assert isinstance(self.loss, Tensor)
+        metrics = torch.stack([self.loss, self.norm.to(self.loss)])
+        rest = (self.rate, self.scale, self.skipped)
+        self.loss = 0.0
+        host = metrics.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event() if metrics.is_cuda else None
+        if copied:
+            copied.record()
+
+        def wait() -> StepResult:
+            if copied:
+                copied.synchronize()
+            loss, norm = host.tolist()
+            return StepResult(loss, norm, *rest)
+
+        return wait
+
+
+def compile_ahead(function: Callable[[], Any]) -> None:
+    """Calls what compiles.
+
+    Raises:
+        UserError: the compiler fails, for want of a C++ compiler for example.
+    """
+    try:
+        function()
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        reason = str(error).partition("\n")[0]
+        remedy = "install what it misses or drop --compile"
+        raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None

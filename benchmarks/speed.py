@@ -1,0 +1,180 @@
+"""`python -m benchmarks.speed`: what our own code costs, against a peer that does the same by hand.
+
+Two processes stay alive and take turns: A B, B A, A B ... Each turn is some optimizer steps. The
+ratio of a pair is free of the machine's drift, and of many pairs there is an interval.
+"""
+
+import importlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import CONTENDERS, Cell
+from benchmarks.measure import take, write
+from benchmarks.suites import SMALL
+from lockstep import loop
+from lockstep.errors import UserError, require_range
+from lockstep.flags import Parser, reader
+from lockstep.parity import provenance
+from lockstep.parity.pair import GPT
+
+ROOT = Path(__file__).parent.parent
+FLOOR = 0.97  # of the peer's speed, by the lower end of the interval
+STEPS, WARMUP = 1, 3  # a turn; before the first
+# Student's t for 95 %, two-sided, by degrees of freedom up to 60.
+T_95 = {19: 2.093, 24: 2.064, 29: 2.045, 39: 2.023, 59: 2.001}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """Two contenders, each with a policy: how fast `ours` is, with `theirs` as 1."""
+
+    ours: str
+    theirs: str
+    policies: tuple[str, str] = ("fp32", "fp32")
+    floor: float | None = FLOOR  # None: reported, not bounded
+
+    @property
+    def name(self) -> str:
+        return " against ".join(
+            f"{who} in {policy}" for who, policy in zip((self.ours, self.theirs), self.policies)
+        )
+
+
+BF16 = ("bf16", "bf16")
+RACES = [
+    Race(ours="torch", theirs="nanogpt"),
+    Race(ours="torch", theirs="nanogpt", policies=BF16),
+    Race(ours="jax", theirs="bare-jax"),
+    Race(ours="jax", theirs="bare-jax", policies=BF16),
+    Race(ours="jax", theirs="jax", policies=("bf16", "fp32"), floor=None),
+    Race(ours="torch", theirs="torch", policies=("bf16", "fp32"), floor=None),
+]
+
+
+class Racer:
+    """A contender in a process of its own, which answers each line with the seconds of a turn."""
+
+    def __init__(self, contender: str, policy: str) -> None:
+        self.name = f"{contender} in {policy}"
+        words = [sys.executable, "-m", "benchmarks.speed", "--racer", contender, policy]
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.turn()  # that it is ready
+
+    def turn(self) -> float:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise UserError(f"{self.name}: ended with status {self.process.wait()}; see above")
+        return float(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def answer(contender: str, policy: str) -> None:
+    """The racer's side: a line in, the seconds of one turn out."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    flags = {**SMALL, "batch_size": 4, "policy": policy, "steps": 10_000}
+    config = Cell(table="speed", contender=contender, flags=flags).config
+    if contender == "bare-jax":
+        importlib.import_module("jax_impl.precision").use_onednn()
+    runner = importlib.import_module(CONTENDERS[contender].module).build(config)
+    runner.load(loop.initial_state(config))
+    runner.prepare()
+    windows = [GPT.window(config, step) for step in range(STEPS)]
+    for _ in range(WARMUP):
+        take(runner, windows)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        take(runner, windows)
+        print(time.perf_counter() - began, file=answers, flush=True)
+
+
+def run(race: Race, pairs: int) -> dict[str, Any]:
+    """The two take turns, and which of them begins changes with each pair."""
+    racers = [Racer(who, how) for who, how in zip((race.ours, race.theirs), race.policies)]
+    turns: list[tuple[float, float]] = []
+    try:
+        for pair in range(pairs):
+            order = (0, 1) if pair % 2 == 0 else (1, 0)
+            seconds = {index: racers[index].turn() for index in order}
+            turns.append((seconds[0], seconds[1]))
+    finally:
+        for racer in racers:
+            racer.close()
+    return {**asdict(race), "name": race.name, "seconds": turns, **interval(turns)}
+
+
+def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
+    """The speed of ours with theirs as 1: geometric mean of the pairs, and its 95 % interval."""
+    logs = [math.log(theirs / ours) for ours, theirs in turns]
+    freedom = max((n for n in T_95 if n < len(logs)), default=19)
+    half = T_95[freedom] * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.mean(logs)
+    return {"speed": math.exp(middle), "low": math.exp(middle - half),
+            "high": math.exp(middle + half)}  # fmt: skip
+
+
+def held(result: dict[str, Any]) -> bool:
+    return result["floor"] is None or result["low"] >= result["floor"]
+
+
+def markdown(results: list[dict[str, Any]]) -> str:
+    lines = ["| race | speed, theirs = 1 | 95 % interval | pairs | floor | |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for result in results:
+        bounded = result["floor"] is not None
+        cells = [
+            result["name"], f"{result['speed']:.3f}",
+            f"{result['low']:.3f} to {result['high']:.3f}", str(len(result["seconds"])),
+            f"{result['floor']:g}" if bounded else "",
+            ("holds" if held(result) else "**falls short**") if bounded else "",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks.speed", description=__doc__)
+    parser.add_argument("--pairs", metavar="N", type=reader(int), default=20,
+                        help="turns of each (default: 20)")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    try:
+        given = parser.parse_args(argv)
+        require_range("--pairs", given.pairs, 20)
+        results = []
+        for race in RACES:
+            results.append(run(race, given.pairs))
+            print(json.dumps({k: v for k, v in results[-1].items() if k != "seconds"}), flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    table = markdown(results)
+    print(table)
+    if given.out:
+        write(given.out, {**provenance.about("cpu"), "base": SMALL, "races": results,
+                          "markdown": table})  # fmt: skip
+    return 0 if all(map(held, results)) else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--racer"]:
+        answer(*sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -1,0 +1,121 @@
+"""Which cells a suite has, the most valuable first."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks.cells import Cell, Flags
+
+OURS = ("jax", "torch", "torch-compiled")
+PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
+REMAT = ("none", "sublayer", "block", "sqrt", "dots")
+# GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
+TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
+              "vocab": 256}  # fmt: skip
+SMALL: Flags = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "context": 256,
+                "vocab": 256}  # fmt: skip
+
+
+class Command(NamedTuple):
+    """Something else that a suite runs, which writes its own result as JSON."""
+
+    name: str
+    words: tuple[str, ...]  # of the command line after `python -m`; {out} is the result's file
+
+
+Task = Cell | Command
+
+
+class Suite(NamedTuple):
+    what: str
+    device: str
+    rounds: int  # the grid is walked so often: a machine that drifts shows in their spread
+    tasks: list[Task]
+
+
+def cells(table: str, contenders: tuple[str, ...], rows: list[Flags], **length: Any) -> list[Task]:
+    """Row after row, the contenders of one next to each other: they are what is compared."""
+    return [
+        Cell(table=table, contender=contender, flags=flags, **length)
+        for flags in rows
+        for contender in contenders
+    ]
+
+
+def policies(base: Flags, *names: str) -> list[Flags]:
+    return [{**base, "policy": name} for name in names]
+
+
+def smoke(device: str) -> Suite:
+    quick = {"device": device, "warmup": 1, "windows": 3, "steps": 1}
+    toy = TOY | {"batch_size": 2}
+    rows = policies(toy, "bf16", "fp32")
+    return Suite("does it run at all, in three minutes", device, 1, [
+        *cells("frameworks", ("jax", "torch"), rows, **quick),
+        *cells("frameworks", PEERS, rows[:1], **quick),
+        *cells("accumulation", ("jax", "torch"), [rows[0] | {"accum": 4}], **quick),
+        *cells("remat", ("jax", "torch"), [rows[0] | {"remat": "block"}], **quick),
+    ])  # fmt: skip
+
+
+def cpu(device: str) -> Suite:
+    whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
+    base = SMALL | {"batch_size": 4}
+    rows = policies(base, "bf16", "fp32")
+    return Suite("what an hour on two cores can tell", device, 2, [
+        *cells("frameworks", OURS + PEERS, rows, **whole),
+        *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
+        *cells("remat", ("jax", "torch"), [rows[0] | {"remat": mode} for mode in REMAT], **whole),
+        *laws(device), Command("speed", ("benchmarks.speed", "--out", "{out}")),
+    ])  # fmt: skip
+
+
+def gpu(device: str) -> Suite:
+    """On one CUDA GPU; on a CPU, its rehearsal with toys."""
+    rehearsal = device == "cpu"
+    quick = {"device": device, "warmup": 1, "windows": 2, "steps": 1}
+    whole = quick if rehearsal else {"device": device, "warmup": 5, "windows": 8, "steps": 5}
+    every = ("bf16", "fp32", "tf32", "fp16")
+    toy = TOY | {"batch_size": 4}
+
+    def model(name: str, batch: int) -> Flags:
+        return toy if rehearsal else {"model": name, "batch_size": batch}
+
+    gpt2, small, medium = model("gpt2", 32), model("10m", 256), model("30m", 128)
+    headline = cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"),
+                     policies(gpt2, "bf16"), **whole)  # fmt: skip
+    parity = ["pytest", "parity_tests/test_ladder.py", "--device", device, "--status", "{out}"]
+    return Suite("smoke, parity on CUDA, the tables", device, 2, [
+        *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
+        Command("parity", tuple(parity + ["-k", "fp64-none"] * rehearsal)),
+        *headline,
+        *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
+        *cells("10m", OURS, policies(small, *every), **whole),
+        *cells("30m", OURS, policies(medium, *every), **whole),
+        *cells("accumulation", OURS, accumulation(gpt2 | {"policy": "bf16"}, 32, (1, 4, 16)),
+               **whole),
+        *cells("remat", OURS, [gpt2 | {"policy": "bf16", "remat": mode} for mode in REMAT],
+               **whole),
+        *laws(device),
+    ])  # fmt: skip
+
+
+def accumulation(base: Flags, rows: int, splits: tuple[int, ...]) -> list[Flags]:
+    """So many rows in one optimizer step, as N micro-batches of a N-th each."""
+    return [base | {"accum": n, "batch_size": max(1, rows // n)} for n in splits]
+
+
+def laws(device: str) -> list[Task]:
+    """Each framework in a process of its own."""
+    return [
+        Command(f"growth-{framework}",
+                ("benchmarks.growth", framework, "--device", device, "--out", "{out}"))
+        for framework in ("jax", "torch")
+    ]  # fmt: skip
+
+
+SUITES: dict[str, Callable[[str], Suite]] = {"smoke": smoke, "cpu": cpu, "gpu": gpu}
+
+
+def argv(task: Command, out: str) -> list[str]:
+    return [sys.executable, "-m", *(word.format(out=out) for word in task.words)]
