@@ -33,6 +33,10 @@ class Law:
     def holds(self) -> bool:
         return bool(self.figure <= self.bound)
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Law":
+        return cls(**{name: value for name, value in content.items() if name != "holds"})
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "holds": self.holds}
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import CONTENDERS, Cell
+from benchmarks.cells import CONTENDERS, Cell, Flags
 from benchmarks.measure import take, write
 from benchmarks.suites import SMALL
 from lockstep import loop
@@ -62,9 +62,10 @@ RACES = [
 class Racer:
     """A contender in a process of its own, which answers each line with the seconds of a turn."""
 
-    def __init__(self, contender: str, policy: str) -> None:
+    def __init__(self, contender: str, policy: str, model: Flags = SMALL) -> None:
         self.name = f"{contender} in {policy}"
-        words = [sys.executable, "-m", "benchmarks.speed", "--racer", contender, policy]
+        flags = {**model, "batch_size": 4, "policy": policy, "steps": 10_000}
+        words = [sys.executable, "-m", "benchmarks.speed", "--racer", contender, json.dumps(flags)]
         self.process = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -80,17 +81,14 @@ class Racer:
         return float(answer)
 
     def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()  # closes its input, which ends it, and waits
 
 
-def answer(contender: str, policy: str) -> None:
+def answer(contender: str, flags: str) -> None:
     """The racer's side: a line in, the seconds of one turn out."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    flags = {**SMALL, "batch_size": 4, "policy": policy, "steps": 10_000}
-    config = Cell(table="speed", contender=contender, flags=flags).config
+    config = Cell(table="speed", contender=contender, flags=json.loads(flags)).config
     if contender == "bare-jax":
         importlib.import_module("jax_impl.precision").use_onednn()
     runner = importlib.import_module(CONTENDERS[contender].module).build(config)

@@ -3,6 +3,7 @@
 pytest parity_tests/test_ladder.py --full --status docs/results/parity-cpu.json
 lockstep power --grade --out docs/results/power-cpu.json
 lockstep specificity --out docs/results/specificity-cpu.json
+python -m benchmarks.run cpu --out benchmarks/results/cpu
 python -m parity_tests.tables      # writes every table anew
 """
 
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks import laws, report, speed
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
@@ -18,7 +20,7 @@ from lockstep.parity.power import mark as power_marks
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "parity.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "parity.md", ROOT / "docs" / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 ORDER = ("not run", "equal", "inconclusive", "different")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
@@ -66,7 +68,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
     if cell["verdict"] == "not run":
         return f"not run: {cell['why']}"
     worst = cell["worst"]
-    figure = f"{worst['figure']:.2g} of {worst['bound']:.2g}; " if worst["bound"] else ""
+    figure = f"{worst['figure']:.3g} of {worst['bound']:.3g}; " if worst["bound"] else ""
     return f"{SHOWN[cell['verdict']]} ({figure}{cell['cases']})"
 
 
@@ -104,15 +106,33 @@ def specificity(content: dict[str, Any]) -> str:
     """False alarms and climbs, and the figure of each rule that came nearest to its bound."""
     rows = []
     for rung in RUNGS:
-        for policy, cell in content["rungs"].get(str(rung.number), {}).items():
-            worst = "; ".join(
-                f"{rule} {held['figure']:.2g} of {held['bound']:.2g}"
-                for rule, held in cell["worst"].items()
-                if held["bound"]
-            )
-            alarms = f"{cell['false_alarms']} of {cell['climbs']}"
-            rows.append([str(rung), policy, alarms, worst])
-    return markdown(["rung", "policy", "false alarms", "worst figure of its bound"], rows)
+        for policy in FACTORS["policy"]:
+            cells = [
+                part["rungs"].get(str(rung.number), {}).get(policy) if part else None
+                for part in (content["parts"].get(policy), content["parts"].get("rewrites"))
+            ]
+            if any(cells):
+                rows.append([str(rung), policy, *map(_alarms, cells), _nearest(cells)])
+    head = ["rung", "policy", "fresh seeds", "rewrites", "worst figure of its bound"]
+    return markdown(head, rows)
+
+
+def _alarms(cell: dict[str, Any] | None) -> str:
+    return f"{cell['false_alarms']} of {cell['climbs']}" if cell else ""
+
+
+def _nearest(cells: list[dict[str, Any] | None]) -> str:
+    """Of each rule the figure nearest its bound, whichever part it is from."""
+    worst: dict[str, dict[str, Any]] = {}
+    for cell in filter(None, cells):
+        for rule, held in cell["worst"].items():
+            if rule not in worst or held["share"] > worst[rule]["share"]:
+                worst[rule] = held
+    return "; ".join(
+        f"{rule} {held['figure']:.3g} of {held['bound']:.3g}"
+        for rule, held in worst.items()
+        if held["bound"]
+    )
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -129,8 +149,41 @@ TABLES = {
 }  # fmt: skip
 
 
+def benchmark(name: str) -> str:
+    """A table of a suite's results: SUITE_TABLE."""
+    suite, _, table = name.partition("_")
+    folder = ROOT / "benchmarks" / "results" / suite
+    command = f"python -m benchmarks.run {suite} --out {folder.relative_to(ROOT)}"
+    missing = f"Not measured yet. `{command}` does it."
+    if file := {"speed": "speed", "jax": "growth-jax", "torch": "growth-torch"}.get(table):
+        path = folder / f"{file}.json"
+        if not path.exists():
+            return missing
+        content = json.loads(path.read_text())
+        make = speed_table if table == "speed" else growth_table
+        return f"{make(content)}\n\n{origin(content)}"
+    text = report.tables(folder).get(table)
+    return f"{text}\n\n`{command}`" if text else missing
+
+
+def speed_table(content: dict[str, Any]) -> str:
+    return speed.markdown(content["races"])
+
+
+def growth_table(content: dict[str, Any]) -> str:
+    return laws.markdown([laws.Law.from_json(law) for law in content["laws"]])
+
+
+def origin(content: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return (f"`{content['command']}` on {content['device']}, {content['date']}, commit "
+            f"{content['commit']}, Python {content['python']}, {versions}.")  # fmt: skip
+
+
 def render(name: str) -> str:
     """The table, and where its figures come from; for the rungs, one for each device."""
+    if name not in TABLES:
+        return f"\n{benchmark(name)}\n\n"
     stem, command, make = TABLES[name]
     parts = []
     for device in ("cpu", "cuda") if name == "status" else ("cpu",):
@@ -140,10 +193,7 @@ def render(name: str) -> str:
             parts.append(f"On {device}: not measured yet. `{call}` does it.")
             continue
         content = json.loads(file.read_text())
-        versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-        parts += [make(content), f"`{content['command']}` on {content['device']}, "
-                  f"{content['date']}, commit {content['commit']}, Python {content['python']}, "
-                  f"{versions}."]  # fmt: skip
+        parts += [make(content), origin(content)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 

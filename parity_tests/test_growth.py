@@ -1,0 +1,117 @@
+"""The growth laws and the race: they hold for us, and each can fail."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torch_ref.model
+from benchmarks import growth, laws, speed
+from benchmarks.growth import Measure
+from benchmarks.laws import Curve, Law
+
+DEPTHS = (4, 9, 16, 36)
+SMALL = {"context": 16, "d_model": 16}
+
+
+def kept(measure: Measure) -> dict[str, Curve]:
+    return {
+        mode: (DEPTHS, [measure.kept(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
+        for mode in growth.MODES
+    }
+
+
+def broken(found: list[Law]) -> list[str]:
+    return [law.what for law in found if not law.holds]
+
+
+def test_memory_follows_depth() -> None:
+    found = laws.depth(kept(Measure("torch", "cpu")))
+    assert len(found) == 5 and broken(found) == []
+
+
+def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch_ref.model.through_blocks
+    monkeypatch.setattr(
+        torch_ref.model, "through_blocks",
+        lambda *args, remat: right(*args, remat="block" if remat == "sqrt" else remat),
+    )  # fmt: skip
+    wrong = broken(laws.depth(kept(Measure("torch", "cpu"))))
+    assert "remat sqrt keeps less than block from 16 layers" in wrong
+    assert any("fit" in what or "each sqrt" in what for what in wrong)
+
+
+def test_jax_keeps_less_with_sqrt() -> None:
+    measure = Measure("jax", "cpu")
+    block, sqrt = (measure.kept(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))
+    assert sqrt < block
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_recomputed_flops(framework: str) -> None:
+    measure = Measure(framework, "cpu")
+    flops = {
+        mode: measure.flops(n_layer=9, remat=mode, layers="unroll", **SMALL)
+        for mode in growth.MODES
+    }
+    found = laws.ratios("FLOPs", flops.pop("none"), dict(flops), laws.FLOPS)
+    assert broken(found) == []
+    assert all(law.figure > 1.1 for law in found)
+
+
+def test_fits() -> None:
+    x = [4.0, 9, 16, 36, 64]
+    line = laws.fit(x, [3 + 2 * math.sqrt(n) for n in x], np.sqrt)
+    assert (line.a, line.b) == (pytest.approx(3), pytest.approx(2))
+    assert line.residual < 1e-12
+    assert laws.fit(x, [3 + 2 * n for n in x], np.sqrt).residual > laws.WORST_RESIDUAL
+
+
+@pytest.mark.parametrize(("bytes", "holds"), [([10.0, 18, 18], True), ([10.0, 20, 30], False)])
+def test_accumulation_is_flat_to_one_copy_of_the_gradients(bytes: Any, holds: bool) -> None:
+    assert laws.flat(((1, 2, 4), bytes), gradients=8).holds is holds
+
+
+def test_what_does_not_hold_is_said() -> None:
+    found = [
+        Law(what="a", said="", figure=2.0, bound=1.0),
+        Law(what="b", said="", figure=2.0, bound=1.0, binding=False),
+        Law(what="c", said="", figure=math.nan, bound=1.0),
+    ]
+    rows = laws.markdown(found).splitlines()[2:]
+    assert ["does not hold" in row for row in rows] == [True, False, True]
+    assert [Law.from_json(law.to_json()) for law in found[:2]] == found[:2]
+
+
+# --- the race
+
+
+def races(ratio: float, noise: float, pairs: int = 20) -> dict[str, float]:
+    generator = np.random.Generator(np.random.Philox(3))
+    drift = 1 + 0.5 * np.linspace(0, 1, pairs)
+    return speed.interval([
+        (d * math.exp(generator.normal(0, noise)), d * ratio * math.exp(generator.normal(0, noise)))
+        for d in drift
+    ])  # fmt: skip
+
+
+def test_drift_is_no_difference_and_noise_widens_the_interval() -> None:
+    exact, noisy = races(1.0, 0.0), races(1.0, 0.05)
+    assert exact == {"speed": 1.0, "low": 1.0, "high": 1.0}
+    assert noisy["low"] < 1 < noisy["high"] and noisy["high"] - noisy["low"] > 0.02
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(1.0, True), (0.96, False)])
+def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> None:
+    result = {"floor": speed.FLOOR, "name": "x", "seconds": [0], **races(ratio, 0.005)}
+    assert speed.held(result) is holds
+    assert ("falls short" in speed.markdown([result])) is not holds
+    assert speed.held({**result, "floor": None})
+
+
+def test_a_racer_answers_with_seconds() -> None:
+    racer = speed.Racer("torch", "fp32", speed.SMALL | {"n_layer": 1, "d_model": 24, "context": 8})
+    assert 0 < racer.turn() < 60
+    racer.close()
+    assert racer.process.returncode == 0
