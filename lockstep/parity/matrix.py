@@ -42,8 +42,19 @@ def config(row: Row, device: str) -> Config:
     return from_flags({**flags, "device": device}, accelerator=False)
 
 
-def full(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
+def product_of(factors: dict[str, tuple[Any, ...]]) -> list[Row]:
     return [dict(zip(factors, values)) for values in product(*factors.values())]
+
+
+def full() -> list[Row]:
+    """Every policy, remat mode, accumulation and family; layers, JAX's own affair, take turns."""
+    factors = dict(FACTORS)
+    layers = factors.pop("layers")
+
+    def in_turn(row: Row) -> str:
+        return layers[sum(factors[name].index(row[name]) for name in row) % len(layers)]
+
+    return [{**row, "layers": in_turn(row)} for row in product_of(factors)]
 
 
 def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
@@ -54,7 +65,7 @@ def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
     """
     rows: list[Row] = []
     used: Counter[tuple[str, Any]] = Counter()
-    candidates = full(factors)
+    candidates = product_of(factors)
     missing = set().union(*(pairs(row) for row in candidates))
 
     def gain(row: Row) -> tuple[int, int]:
