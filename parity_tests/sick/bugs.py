@@ -1,0 +1,5 @@
+"""What can be planted in the peers of this package."""
+
+from benchmarks.peers.bare_bugs import BUGS
+
+__all__ = ["BUGS"]
