@@ -55,15 +55,11 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(jnp.zeros((d_in, d_out), policy.param_dtype))
         self.bias = nnx.Param(jnp.zeros((d_out,), policy.param_dtype)) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # As rows: with two leading axes XLA's CPU backend transposes dy for the weight gradient.
-        rows = x.reshape(-1, x.shape[-1])
-        rows, kernel = self.policy.cast_to_compute((rows, self.kernel[...]))
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
+        x_RD, kernel = self.policy.cast_to_compute((x_RD, self.kernel[...]))
         if self.bias is None:
-            y = rows @ kernel
-        else:
-            y = affine(rows, kernel, self.policy.cast_to_compute(self.bias[...]))
-        return y.reshape(*x.shape[:-1], -1)
+            return x_RD @ kernel
+        return affine(x_RD, kernel, self.policy.cast_to_compute(self.bias[...]))
 
 
 class LayerNorm(nnx.Module):
@@ -72,17 +68,17 @@ class LayerNorm(nnx.Module):
         zeros = jnp.zeros((config.d_model,), policy.param_dtype)
         self.bias = nnx.Param(zeros) if config.bias else None
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        bias = 0 if self.bias is None else self.bias[...].astype(x_BTD.dtype)
-        return _layer_norm(x_BTD, self.scale[...].astype(x_BTD.dtype), bias)
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
+        bias = 0 if self.bias is None else self.bias[...].astype(x_RD.dtype)
+        return _layer_norm(x_RD, self.scale[...].astype(x_RD.dtype), bias)
 
 
 class RMSNorm(nnx.Module):
     def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
         self.scale = nnx.Param(jnp.ones((config.d_model,), policy.param_dtype))
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        return _rms_norm(x_BTD, self.scale[...].astype(x_BTD.dtype))
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
+        return _rms_norm(x_RD, self.scale[...].astype(x_RD.dtype))
 
 
 @recompute_cheap
@@ -153,17 +149,15 @@ class Attention(nnx.Module):
         self.qkv = linear(config.d_model, 3 * config.d_model)
         self.proj = linear(config.d_model, config.d_model)
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        b, t, d = x_BTD.shape
-        q, k, v = (
-            y.reshape(b, t, self.config.n_head, -1) for y in jnp.split(self.qkv(x_BTD), 3, axis=-1)
-        )
+    def __call__(self, x_RD: jax.Array, t: int) -> jax.Array:
+        parts = jnp.split(self.qkv(x_RD), 3, axis=-1)
+        q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
         if self.config.position == "rope":
             tables = rotary.table(self.config.context, self.config.d_head)
             cos, sin = (jnp.asarray(table, self.policy.output_dtype) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BTHK = self.attend(q, k, v, self.policy)
-        return self.proj(y_BTHK.reshape(b, t, d))
+        return self.proj(y_BTHK.reshape(x_RD.shape))
 
 
 class MLP(nnx.Module):
@@ -175,10 +169,10 @@ class MLP(nnx.Module):
         self.up = linear(config.d_model, config.d_mlp)
         self.down = linear(config.d_mlp, config.d_model)
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
         if self.gate is not None:
-            return self.down(_silu(self.gate(x_BTD)) * self.up(x_BTD))
-        return self.down(_gelu(self.up(x_BTD)))
+            return self.down(_silu(self.gate(x_RD)) * self.up(x_RD))
+        return self.down(_gelu(self.up(x_RD)))
 
 
 class Block(nnx.Module):
@@ -192,19 +186,19 @@ class Block(nnx.Module):
         self.mlp = MLP(config, policy)
 
     def __call__(
-        self, x_BTD: jax.Array, layer: jax.Array | int, dropout: Dropout, tap: Tap
+        self, x_RD: jax.Array, t: int, layer: jax.Array | int, dropout: Dropout, tap: Tap
     ) -> jax.Array:
         def attention(x: jax.Array) -> jax.Array:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(tap(f"blocks.{layer}.attn", self.attn(x)), layer, "attention")
+            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, t)), layer, "attention")
 
         def mlp(x: jax.Array) -> jax.Array:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
             return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
 
-        x_BTD = x_BTD + remat_sublayer(attention, self.remat)(x_BTD)
-        x_BTD = x_BTD + remat_sublayer(mlp, self.remat)(x_BTD)
-        return tap(f"blocks.{layer}", x_BTD)
+        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
+        x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)
+        return tap(f"blocks.{layer}", x_RD)
 
 
 def untapped(name: str, x: jax.Array) -> jax.Array:
@@ -221,7 +215,11 @@ slotted.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
 
 
 class GPT(nnx.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
+    """Tokens (B, T) -> logits (B, T, V) in the compute dtype.
+
+    In between as R = B T rows: with two leading axes XLA's CPU backend transposes for each weight's
+    gradient, and moves the residual between layouts.
+    """
 
     def __init__(
         self,
@@ -251,27 +249,27 @@ class GPT(nnx.Module):
         self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
     ) -> jax.Array:
         dropout = dropout or Dropout.off()
+        t = tokens_BT.shape[1]
         x_BTD = self.policy.cast_to_output(tap("embed", self.embed[...][tokens_BT]))
         if self.position is not None:
-            position_TD = self.position[...][: tokens_BT.shape[1]]
-            x_BTD = x_BTD + self.policy.cast_to_output(position_TD)
-        x_BTD = dropout(x_BTD, -1, "embedding")
+            x_BTD = x_BTD + self.policy.cast_to_output(self.position[...][:t])
+        x_RD = dropout(x_BTD.reshape(-1, self.config.d_model), -1, "embedding")
         graph, blocks = self.split_blocks()
 
         def layer(params: nnx.State, index: jax.Array | int, x: jax.Array) -> jax.Array:
-            return nnx.merge(graph, params)(x, index, dropout, tap)
+            return nnx.merge(graph, params)(x, t, index, dropout, tap)
 
-        x_BTD = through_blocks(
-            layer, blocks, x_BTD, self.config.n_layer, remat=self.remat, scan=self.scan
+        x_RD = through_blocks(
+            layer, blocks, x_RD, self.config.n_layer, remat=self.remat, scan=self.scan
         )
-        x_BTD = tap("norm", self.norm(x_BTD))
+        x_RD = tap("norm", self.norm(x_RD))
         if self.head is not None:
-            return tap("logits", self.head(x_BTD))
-        # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-        rows, embed = self.policy.cast_to_compute(
-            (x_BTD.reshape(-1, x_BTD.shape[-1]), self.embed[...])
-        )
-        return tap("logits", (rows @ embed.T).reshape(*tokens_BT.shape, -1))
+            logits_RV = self.head(x_RD)
+        else:
+            # The look-up above reads the uncast weight, so its gradient stays in param dtype.
+            x_RD, embed = self.policy.cast_to_compute((x_RD, self.embed[...]))
+            logits_RV = x_RD @ embed.T
+        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
 
     def split_blocks(self) -> tuple[nnx.GraphDef, list[nnx.State] | nnx.State]:
         """The one graph all blocks share, and their parameters: a list, or stacked."""

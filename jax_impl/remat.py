@@ -38,7 +38,7 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
 def through_blocks(
     layer: Layer, blocks: Any, x: jax.Array, n_layer: int, *, remat: str, scan: bool
 ) -> jax.Array:
-    """The blocks in order, x (B, T, D) -> (B, T, D), under one remat mode.
+    """The blocks in order, x (R, D) -> (R, D), under one remat mode.
 
     Args:
         blocks: a list of L parameter trees, or, for `scan`, one tree with a leading axis L.

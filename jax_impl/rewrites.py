@@ -29,16 +29,14 @@ def qkv_split() -> None:
 
     class Split(model.Linear):
         def __call__(self, x: jax.Array) -> jax.Array:
-            rows, kernel = self.policy.cast_to_compute(
-                (x.reshape(-1, x.shape[-1]), self.kernel[...])
-            )
+            x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
             parts = jnp.split(kernel, 3, axis=-1)
             if self.bias is None:
-                ys = [rows @ part for part in parts]
+                ys = [x @ part for part in parts]
             else:
                 biases = jnp.split(self.policy.cast_to_compute(self.bias[...]), 3)
-                ys = [model.affine(rows, part, bias) for part, bias in zip(parts, biases)]
-            return jnp.concatenate(ys, axis=-1).reshape(*x.shape[:-1], -1)
+                ys = [model.affine(x, part, bias) for part, bias in zip(parts, biases)]
+            return jnp.concatenate(ys, axis=-1)
 
     def init(self: Any, config: ModelConfig, policy: jmp.Policy, fused: bool) -> None:
         built(self, config, policy, fused)
@@ -48,7 +46,7 @@ def qkv_split() -> None:
 
 
 def linear_by_einsum() -> None:
-    """One einsum without reshaping to rows, widely summed, its backward left to autodiff."""
+    """One einsum, widely summed, its backward left to autodiff."""
 
     def call(self: model.Linear, x: jax.Array) -> jax.Array:
         x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))

@@ -65,7 +65,10 @@ class JaxTwin:
         params = bridge.from_canonical(self.state().params, model, False, dtype)
         traced = self.trainer.trace(params, self.trainer.state, batch)
         loss, seen, seen_grads, grads = jax.device_get(traced)
-        seen, seen_grads = ({n: x[n] for n in intermediates(model)} for x in (seen, seen_grads))
+        b, t = batch.shape[0], batch.shape[1] - 1
+        seen, seen_grads = (
+            {n: x[n].reshape(b, t, -1) for n in intermediates(model)} for x in (seen, seen_grads)
+        )
         return Trace(float(loss), seen, seen_grads, bridge.to_canonical(grads, model, False))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
