@@ -52,7 +52,10 @@ def test_a_false_alarm_is_counted() -> None:
 def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
     others = power.healthy()  # of which none is asked, so no process starts
     tried = {part: list(cases(part, 4, 6, others, "cpu")) for part in PARTS}
-    assert len(tried.pop("rewrites")) == sum(map(len, REWRITES.values())) * 2 * 3
+    rewritten = [(case.config.model.model, case.config.precision.policy, what.split(", ")[1])
+                 for what, case, _ in tried.pop("rewrites")]  # fmt: skip
+    assert len(rewritten) == len(set(rewritten)) == sum(map(len, REWRITES.values())) * 3
+    assert {family for family, *_ in rewritten} == {"tiny", "gpt2"}
     for part, climbed in tried.items():
         assert {case.config.precision.policy for _, case, _ in climbed} == {part}
         rungs = {what.split()[-1]: len(rungs) for what, _, rungs in climbed}
