@@ -113,6 +113,24 @@ def bias_rounded_twice() -> None:
     model.affine = lambda x, kernel, bias: x @ kernel + bias
 
 
+def softmax_in_compute() -> None:
+    """jax.nn.softmax works in its input's dtype."""
+
+    def attend(q_BTHK: Any, k_BTHK: Any, v_BTHK: Any, policy: jmp.Policy) -> jax.Array:
+        scores = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * q_BTHK.shape[-1] ** -0.5
+        causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        probs = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("bhts,bshk->bthk", probs, v_BTHK)
+
+    model.attend = attend
+
+
+def activations_in_compute() -> None:
+    """jax.nn.gelu and silu round after every operation, as transformers' gelu_new does."""
+    model._gelu = lambda x: jax.nn.gelu(x, approximate=True)
+    model._silu = jax.nn.silu
+
+
 def loss_in_compute() -> None:
     """Cross-entropy keeps its input's dtype in optax."""
 
@@ -199,6 +217,8 @@ BUGS: dict[str, Callable[..., None]] = {
     "decay-everywhere": default_decay_mask,
     "fast-variance": fast_variance,
     "bias-rounded-twice": bias_rounded_twice,
+    "softmax-in-compute": softmax_in_compute,
+    "activations-in-compute": activations_in_compute,
     "loss-in-compute": loss_in_compute,
     "excess-precision": excess_precision,
     "tf32-by-default": default_matmul_precision,

@@ -1,8 +1,12 @@
 """Which tests go to the same worker of pytest-xdist."""
 
+import re
+
 from xdist.scheduler import LoadScopeScheduling
 
 from lockstep.parity.bugs import BY_NAME
+
+OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+)\.py::")  # started once a module
 
 
 class ByPrograms(LoadScopeScheduling):
@@ -16,4 +20,6 @@ class ByPrograms(LoadScopeScheduling):
         if "::test_caught[" in nodeid:
             bug = BY_NAME[case]
             return f"{bug.framework} {sorted(bug.flags.items())}"
+        if OWN_SIDES.search(nodeid):
+            return nodeid.partition("::")[0]
         return nodeid

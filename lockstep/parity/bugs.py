@@ -109,6 +109,8 @@ BUGS: list[Bug] = [
     _bug("jax", 2, "fast-variance", "E[x^2] - E[x]^2", **GPT2),
     _bug("jax", 2, "bias-rounded-twice", "a matmul rounds before its bias goes in",
          **GPT2, **BF16),
+    _bug("jax", 2, "softmax-in-compute", "softmax in bfloat16", **BF16),
+    _bug("jax", 2, "activations-in-compute", "GELU in bfloat16", **GPT2, **BF16),
     _bug("jax", 8, "loss-in-compute", "cross-entropy in bfloat16", **BF16),
     _bug("jax", 3, "excess-precision", "XLA skips roundings in strict numerics", **BF16),
     _bug("torch", 2, "tf32-left-on", "TF32 under fp32", policy="fp32", dropout=0.0, device="cuda"),

@@ -51,12 +51,16 @@ RATIO = {
         measured="2.6",
     ),
     "bfloat16": Tolerance(
-        bound=1.5,
+        bound=1.2,
         reason="both round at the same places; what is left is chance in tensors of some 32 "
         "elements. A model that rounds each bias twice is far outside.",
-        measured="1.12",
+        measured="1.04",
     ),
-    "float16": Tolerance(bound=1.5, reason="as in bfloat16", measured="1.2"),
+    "float16": Tolerance(
+        bound=1.5,
+        reason="as in bfloat16; but its rounding is nearer to float32's, whose sums part",
+        measured="1.17",
+    ),
 }
 # A relative error below this is float32's, whatever the policy: bfloat16 rounds at 4e-3, float16 at
 # 5e-4, float32 at 6e-8.
@@ -69,8 +73,13 @@ MEDIAN = {
         "with some weights: by 1.14 over 64 batches with the worst of 20 seeds.",
         measured="1.07",
     ),
-    "bfloat16": Tolerance(bound=1.1, reason="both round alike, and often", measured="1.02"),
-    "float16": Tolerance(bound=1.1, reason="as in bfloat16", measured="1.05"),
+    "bfloat16": Tolerance(
+        bound=1.02,
+        reason="both round alike, and often. A softmax or GELU in bfloat16 is beyond it, and "
+        "nothing else here sees that.",
+        measured="1.002",
+    ),
+    "float16": Tolerance(bound=1.05, reason="as in bfloat16", measured="1.014"),
 }
 
 # Gradients of the program that shows its intermediates against those of the one that trains, and
