@@ -85,7 +85,8 @@ def gpu(device: str) -> Suite:
     headline = cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"),
                      policies(gpt2, "bf16"), **whole)  # fmt: skip
     parity = ["pytest", "parity_tests/test_ladder.py", "--device", device, "--status", "{out}"]
-    return Suite("smoke, parity on CUDA, the tables", device, 2, [
+    power = ["lockstep", "power", "--device", device, "--out", "{out}"]
+    return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
         Command("parity", tuple(parity + ["-k", "fp64-none"] * rehearsal)),
         *headline,
@@ -97,6 +98,7 @@ def gpu(device: str) -> Suite:
         *cells("remat", OURS, [gpt2 | {"policy": "bf16", "remat": mode} for mode in REMAT],
                **whole),
         *laws(device),
+        Command("power", tuple(power + ["optax-clip"] * rehearsal)),
     ])  # fmt: skip
 
 
