@@ -6,6 +6,7 @@ cast whole. What must stay in the output dtype (residual, norms, softmax, rotati
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -123,13 +124,29 @@ def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array
 def attend(
     q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy
 ) -> jax.Array:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
-    t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
+    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
+
+    The queries, (B, t, H, K) with t <= T, are those of the last t places.
+    """
+    t, s, d_head = q_BTHK.shape[1], k_BTHK.shape[1], q_BTHK.shape[-1]
     scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
     scores_BHTT = policy.cast_to_output(scores_BHTT) * d_head**-0.5
-    causal_TT = jnp.tril(jnp.ones((t, t), bool))
+    causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
     probs_BHTT = jax.nn.softmax(jnp.where(causal_TT, scores_BHTT, -jnp.inf), axis=-1)
     return jnp.einsum("bhts,bshk->bthk", policy.cast_to_compute(probs_BHTT), v_BTHK)
+
+
+def attend_in_blocks(
+    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy, blocks: int
+) -> jax.Array:
+    """The same, each block of queries without the keys behind it, which would all be masked."""
+    t = q_BTHK.shape[1]
+    edges = [t * i // blocks for i in range(blocks + 1)]
+    parts = [
+        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], policy)
+        for start, stop in pairwise(edges)
+    ]
+    return jnp.concatenate(parts, axis=1)
 
 
 def attend_fused(
@@ -142,9 +159,10 @@ def attend_fused(
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool) -> None:
+    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool, blocks: int) -> None:
         self.config, self.policy = config, policy
-        self.attend = attend_fused if fused else attend
+        in_blocks = partial(attend_in_blocks, blocks=blocks)
+        self.attend = attend_fused if fused else in_blocks if blocks > 1 else attend
         linear = partial(Linear, bias=config.bias, policy=policy)
         self.qkv = linear(config.d_model, 3 * config.d_model)
         self.proj = linear(config.d_model, config.d_model)
@@ -178,10 +196,12 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool, remat: str) -> None:
+    def __init__(
+        self, config: ModelConfig, policy: jmp.Policy, fused: bool, blocks: int, remat: str
+    ) -> None:
         self.remat = remat
         self.norm1 = make_norm(config, policy)
-        self.attn = Attention(config, policy, fused)
+        self.attn = Attention(config, policy, fused, blocks)
         self.norm2 = make_norm(config, policy)
         self.mlp = MLP(config, policy)
 
@@ -227,6 +247,7 @@ class GPT(nnx.Module):
         roles: Roles,
         *,
         fused: bool = False,
+        blocks: int = 1,
         remat: str = "none",
         scan: bool = False,
     ) -> None:
@@ -236,7 +257,7 @@ class GPT(nnx.Module):
         self.embed = nnx.Param(zeros((config.vocab, config.d_model)))
         learned = config.position == "learned"
         self.position = nnx.Param(zeros((config.context, config.d_model))) if learned else None
-        make_block = partial(Block, config, policy, fused, remat)
+        make_block = partial(Block, config, policy, fused, blocks, remat)
         if scan:
             self.blocks: Any = nnx.vmap(lambda _: make_block())(jnp.arange(config.n_layer))
         else:

@@ -38,8 +38,8 @@ def qkv_split() -> None:
                 ys = [model.affine(x, part, bias) for part, bias in zip(parts, biases)]
             return jnp.concatenate(ys, axis=-1)
 
-    def init(self: Any, config: ModelConfig, policy: jmp.Policy, fused: bool) -> None:
-        built(self, config, policy, fused)
+    def init(self: Any, config: ModelConfig, policy: jmp.Policy, *attention: Any) -> None:
+        built(self, config, policy, *attention)
         self.qkv = Split(config.d_model, 3 * config.d_model, bias=config.bias, policy=policy)
 
     model.Attention.__init__ = init

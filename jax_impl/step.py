@@ -17,7 +17,7 @@ from flax import nnx, traverse_util
 from jax_impl.dropout import Dropout
 from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
 from jax_impl.optim import optimizer
-from jax_impl.precision import compiler_options, fused_attention, loss_scale
+from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
 from lockstep.params import decayed
 from lockstep.precision import Roles
@@ -43,10 +43,12 @@ class Model:
 
     def __init__(self, config: Config, roles: Roles, device: jax.Device, *, plain: bool = False):
         """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
-        fused = fused_attention(config, roles, device)
+        fused, blocks = fused_attention(config, roles, device), query_blocks(config)
         remat = "none" if plain else config.execution.remat
         self.scan = not plain and scanned(config)
-        make = partial(GPT, config.model, roles, fused=fused, remat=remat, scan=self.scan)
+        make = partial(
+            GPT, config.model, roles, fused=fused, blocks=blocks, remat=remat, scan=self.scan
+        )
         self.roles = roles
         self.graph, self.abstract = nnx.split(nnx.eval_shape(make))
         flat = traverse_util.flatten_dict(nnx.to_pure_dict(self.abstract))

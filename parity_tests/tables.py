@@ -16,6 +16,7 @@ from benchmarks import laws, report, speed
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
+from lockstep.parity.power import SMALLEST
 from lockstep.parity.power import mark as power_marks
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +100,10 @@ def smallest(content: dict[str, Any]) -> str:
 def _size(sizes: dict[str, Any], policy: str) -> str:
     if policy not in sizes:
         return ""
-    return f"{sizes[policy]:.1e}" if sizes[policy] else "not seen at 0.25"
+    if not sizes[policy]:
+        return "not seen at 0.25"
+    floor = sizes[policy] <= 0.25 / 2**SMALLEST  # no smaller one was tried
+    return f"{'at most ' * floor}{sizes[policy]:.1e}"
 
 
 def specificity(content: dict[str, Any]) -> str:

@@ -96,6 +96,32 @@ def test_a_fused_model_is_the_written_out_model(family: str) -> None:
         assert norm_gap(fused_grads[name], gradient) <= 1e-12, name
 
 
+# --- causal blocks, in JAX
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_of_queries_are_the_whole(family: str) -> None:
+    """They only leave out what is masked: less work, the same numbers."""
+    t = 3 * 64 + 5  # blocks of unequal length
+    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(1, t + 1), dtype=np.int32)
+    flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 1, "context": t}
+    whole_config = toy(family, **flags, attention="reference")
+    state = perturbed(whole_config)
+    whole = start("jax", whole_config, state)
+    blocks = start("jax", toy(family, **flags), state)
+    assert blocks.describe()["attention"] == "reference in 3 causal blocks"
+    (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
+    assert abs(loss - other) <= 1e-12
+    assert max(norm_gap(others[name], grad) for name, grad in grads.items()) <= 1e-12
+    window = batch[None]
+    assert blocks.step_flops(window) < whole.step_flops(window)
+
+
+def test_strict_numerics_leave_nothing_out() -> None:
+    assert jax_impl.precision.query_blocks(toy(context=1024)) == 1
+    assert jax_impl.precision.query_blocks(toy(context=1024, numerics="fast")) == 4
+
+
 # --- the name of what runs
 
 KERNELS = {
