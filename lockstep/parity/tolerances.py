@@ -1,7 +1,8 @@
 """Every bound of the ladder, with its reason and the figure measured when it was set.
 
-Measured on a CPU, jax 0.10.2 and torch 2.13.0; `lockstep specificity` measures the worst figure
-over many seeds, and writes it to docs/specificity.json.
+Measured on a CPU, jax 0.10.2 and torch 2.13.0. `lockstep specificity` measures the worst figure over
+many seeds and harmless rewrites; its result, in docs/results, stands in the README, and
+`test_tolerances.py` holds these bounds to it.
 """
 
 from dataclasses import dataclass
@@ -51,10 +52,10 @@ RATIO = {
         measured="2.6",
     ),
     "bfloat16": Tolerance(
-        bound=1.2,
+        bound=1.3,
         reason="both round at the same places; what is left is chance in tensors of some 32 "
         "elements. A model that rounds each bias twice is far outside.",
-        measured="1.04",
+        measured="1.04; 1.16 by a harmless rewrite",
     ),
     "float16": Tolerance(
         bound=1.5,
@@ -71,13 +72,13 @@ MEDIAN = {
         reason="over all tensors chance averages out, but for what all inherit from a few numbers "
         "near the loss: hence the pooled batches. XLA's plain sums leave it farther off as a whole "
         "with some weights: by 1.14 over 64 batches with the worst of 20 seeds.",
-        measured="1.07",
+        measured="1.23; 1.36 by a harmless rewrite",
     ),
     "bfloat16": Tolerance(
         bound=1.02,
         reason="both round alike, and often. A softmax or GELU in bfloat16 is beyond it, and "
         "nothing else here sees that.",
-        measured="1.002",
+        measured="1.002; 1.005 by a harmless rewrite",
     ),
     "float16": Tolerance(bound=1.05, reason="as in bfloat16", measured="1.014"),
 }
