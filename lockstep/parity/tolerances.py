@@ -1,7 +1,7 @@
 """Every bound of the ladder, with its reason and the figure measured when it was set.
 
-Measured on a CPU, jax 0.10.2 and torch 2.13.0. `lockstep specificity` measures the worst figure over
-many seeds and harmless rewrites; its result, in docs/results, stands in the README, and
+Measured on a CPU, jax 0.10.2 and torch 2.13.0. `lockstep specificity` measures the worst figure
+over many seeds and harmless rewrites; its result, in docs/results, stands in the README, and
 `test_tolerances.py` holds these bounds to it.
 """
 
@@ -19,7 +19,7 @@ NORM = Tolerance(
     bound=1e-12,
     reason="float64 rounds at 1.1e-16; a few thousand roundings in a row, at random, reach 1e-14. "
     "Not elementwise: elements near zero have no relative accuracy in any correct program.",
-    measured="1.1e-15 over gradients, activations and logits of both families",
+    measured="1.1e-13, where 16 is added to what a norm takes in; else 1.3e-14",
 )
 
 CURVE = Tolerance(
@@ -40,7 +40,7 @@ ENVELOPE = Tolerance(
     bound=3.0,
     reason="two correct programs part as far as one program parts from itself when its weights are "
     "moved by one ulp; the largest of eight such runs is itself uncertain by a factor of 2.",
-    measured="1.0 (fp32), 1.75 (bf16), 1.37 (fp16) with the defaults of `lockstep curves`",
+    measured="2.63 (bf16), 1.65 (fp16) over 50 seeds; 1.25 by a harmless rewrite",
 )
 
 # By the compute dtype: r or 1/r, whichever is larger, of one tensor and of the median tensor.
@@ -89,16 +89,16 @@ MEDIAN = {
 SAME = {
     "float64": NORM,
     "float32": Tolerance(
-        bound=1e-5, reason="some hundred ulps of float32: another order of sums", measured="2.5e-7"
+        bound=1e-5, reason="some hundred ulps of float32: another order of sums", measured="3.5e-7"
     ),
     "bfloat16": Tolerance(
         bound=0.02,
         reason="a number near a rounding boundary goes the other way: some bfloat16 ulps (0.008) "
         "of the largest element",
-        measured="0.0039",
+        measured="0.0039; 0.0031 by a harmless rewrite",
     ),
     "float16": Tolerance(
-        bound=0.003, reason="as in bfloat16, whose ulp is eight times wider", measured="5e-4"
+        bound=0.003, reason="as in bfloat16, whose ulp is eight times wider", measured="9.7e-4"
     ),
 }
 
