@@ -69,7 +69,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
     if cell["verdict"] == "not run":
         return f"not run: {cell['why']}"
     worst = cell["worst"]
-    figure = f"{worst['figure']:.3g} of {worst['bound']:.3g}; " if worst["bound"] else ""
+    figure = f"{worst['figure']:.4g} of {worst['bound']:.3g}; " if worst["bound"] else ""
     return f"{SHOWN[cell['verdict']]} ({figure}{cell['cases']})"
 
 
@@ -133,7 +133,7 @@ def _nearest(cells: list[dict[str, Any] | None]) -> str:
             if rule not in worst or held["share"] > worst[rule]["share"]:
                 worst[rule] = held
     return "; ".join(
-        f"{rule} {held['figure']:.3g} of {held['bound']:.3g}"
+        f"{rule} {held['figure']:.4g} of {held['bound']:.3g}"
         for rule, held in worst.items()
         if held["bound"]
     )

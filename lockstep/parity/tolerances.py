@@ -49,7 +49,7 @@ RATIO = {
         bound=3.0,
         reason="XLA sums the rows of a small reduction one after the other, torch in a tree: a "
         "norm's gain or a head's gradient, both sums over rows, are twice as far off there.",
-        measured="2.6",
+        measured="1.76; 2.6 in an earlier program",
     ),
     "bfloat16": Tolerance(
         bound=1.3,
