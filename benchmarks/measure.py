@@ -80,12 +80,15 @@ def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
 
 def throughput(config: Config, seconds: list[float], device: str) -> dict[str, Any]:
     """Of the median window: tokens/s with their quartiles, and MFU where the peak is known."""
-    tokens = config.optim.accum * config.optim.batch_size * config.model.context
-    rates = [tokens / s for s in seconds]
+    rates = [tokens_per_step(config) / s for s in seconds]
     low, middle, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
     peak = flops.peak(device, config.precision.roles)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
+
+
+def tokens_per_step(config: Config) -> int:
+    return config.optim.accum * config.optim.batch_size * config.model.context
 
 
 def outcome(results: list[StepResult]) -> dict[str, Any]:

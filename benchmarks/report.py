@@ -6,19 +6,18 @@ had the same work to do reached the same loss.
 
 import json
 import math
-import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, workload
+from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.tolerances import FINAL_LOSS
 from lockstep.config import Config
 from lockstep.errors import UserError
 
 Result = dict[str, Any]
-GIB = 2**30
 
 TITLES = {
     "smoke": "Does it run",
@@ -31,6 +30,10 @@ HEAD = ["trained by", "policy", "N x B", "T", "remat", "tokens/s", "quartiles", 
         "peak MiB", "reserved", "predicted", "compile s", "final loss"]  # fmt: skip
 MFU = ("MFU = (6 P + 12 L d T) x tokens/s over the device's dense peak for the policy's matmuls, P "
        "without position embeddings (arXiv:2204.02311).")  # fmt: skip
+WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first steps add to the "
+        "process's resident set on a CPU, the allocator's peak on CUDA. Predicted: the framework's "
+        "own account of a step (XLA's of the compiled program; of torch the living storages), on "
+        "CUDA with weights and moments. Compile: with the first step.")  # fmt: skip
 
 
 def load(folder: Path) -> list[Result]:
@@ -49,14 +52,10 @@ def _merge(rounds: list[Result]) -> Result:
     done = [result for result in rounds if result["status"] == "ok"]
     if len(done) < len(rounds):  # what failed once is not reliable
         return next(result for result in rounds if result["status"] != "ok")
-    config = Config.from_json(done[0]["config"])
-    tokens = config.optim.accum * config.optim.batch_size * config.model.context
-    rates = [tokens / s for result in done for s in result["seconds_per_step"]]
-    low, middle, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
-    share = middle / done[0]["tokens_per_second"]
-    return done[0] | {
-        "tokens_per_second": middle, "quartiles": [low, high],
-        "mfu": done[0]["mfu"] and done[0]["mfu"] * share,
+    first = done[0]
+    seconds = [s for result in done for s in result["seconds_per_step"]]
+    return first | {
+        **throughput(Config.from_json(first["config"]), seconds, first["about"]["device"]),
         "peak_bytes": max((r["peak_bytes"] for r in done if r["peak_bytes"]), default=None),
     }  # fmt: skip
 
@@ -132,7 +131,7 @@ def _row(result: Result) -> list[str]:
         return [*row, f"{result['status']}: {why}" if why else result["status"],
                 *[""] * (len(HEAD) - len(row) - 1)]  # fmt: skip
     low, high = result["quartiles"]
-    tokens = config["optim"]["accum"] * config["optim"]["batch_size"] * config["model"]["context"]
+    tokens = tokens_per_step(Config.from_json(config))
     peak, predicted = result["peak_bytes"], result["predicted_bytes"]
     off = f" ({predicted / peak - 1:+.0%})" if peak and predicted else ""
     return [
@@ -173,12 +172,6 @@ def write(folder: Path) -> Path:
     path = folder / "report.md"
     path.write_text("\n\n".join(parts) + "\n")
     return path
-
-
-WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first steps add to the "
-        "process's resident set on a CPU, the allocator's peak on CUDA. Predicted: the framework's "
-        "own account of a step (XLA's of the compiled program; of torch the living storages), on "
-        "CUDA with weights and moments. Compile: with the first step.")  # fmt: skip
 
 
 def draw(name: str, folder: Path) -> bool:
