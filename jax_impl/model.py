@@ -287,7 +287,7 @@ class GPT(nnx.Module):
         if self.head is not None:
             logits_RV = self.head(x_RD)
         else:
-            # The look-up above reads the uncast weight, so its gradient stays in param dtype.
+            # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
             x_RD, embed = self.policy.cast_to_compute((x_RD, self.embed[...]))
             logits_RV = x_RD @ embed.T
         return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))

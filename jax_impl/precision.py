@@ -128,8 +128,8 @@ def cudnn_works(compute: str, d_head: int) -> bool:
 
 
 def query_blocks(config: Config) -> int:
-    """Of written-out attention, where it is free to leave out what is masked: at most four of at
-    least 64 queries, which leave out three eighths. More cost more than they save."""
+    """Of written-out attention, where it is free to leave out what is masked: at most four, of at
+    least 64 queries. Four leave out three eighths of the scores."""
     free = config.precision.attention == "auto" and not config.precision.strict
     return max(1, min(4, config.model.context // 64)) if free else 1
 
