@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import cli
-from lockstep.config import PRESETS, Config, from_flags
+from lockstep import cli, twin
+from lockstep.config import PRESETS, Config, from_flags, to_flags
 from lockstep.errors import UserError
+from parity_tests import fake
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
@@ -72,6 +73,28 @@ def test_auto_and_derived_defaults() -> None:
     assert (optim.min_lr, optim.warmup) == (1e-4, 20)
     optim = from_flags({"lr": 1e-3, "min_lr": 0.0, "steps": 5000}, accelerator=False).optim
     assert (optim.min_lr, optim.warmup) == (0.0, 100)
+
+
+def test_the_device_decides_which_preset_the_flags_must_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six heads divide 10m's width, which an accelerator takes, and not tiny's."""
+    monkeypatch.setitem(twin.MODULES, "fake", fake.__name__)
+    with pytest.raises(UserError, match="--d-model 128: not divisible by --n-head 6"):
+        cli._resolved("fake", {"n_head": 6})
+    monkeypatch.setattr(fake, "has_accelerator", lambda device: True)
+    assert cli._resolved("fake", {"n_head": 6}).model.model == "10m"
+
+
+def test_flags_of_a_config() -> None:
+    for given in (
+        {},
+        {"model": "gpt2", "compile": True},
+        {"steps": 30, "min_lr": 0.0, "remat": "sqrt"},
+    ):
+        config = from_flags({"model": "tiny", **given}, accelerator=False)
+        parsed = vars(cli.trainer_parser("x").parse_args(to_flags(config)))
+        assert from_flags(parsed, accelerator=True) == config
 
 
 def test_json_round_trip() -> None:
