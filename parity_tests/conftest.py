@@ -23,7 +23,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # one GPU for t
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # The asserts that test files share show their values, as those in a test file do.
-pytest.register_assert_rewrite("parity_tests.checkpoints", "parity_tests.corpora")
+pytest.register_assert_rewrite(
+    "parity_tests.checkpoints", "parity_tests.corpora", "parity_tests.peers"
+)
 
 # A suite that was started in the background (&, nohup) ignores Ctrl-C, and so would the processes
 # that the tests start and interrupt.
