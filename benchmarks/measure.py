@@ -81,7 +81,9 @@ def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
 def throughput(config: Config, seconds: list[float], device: str) -> dict[str, Any]:
     """Of the median window: tokens/s with their quartiles, and MFU where the peak is known."""
     rates = [tokens_per_step(config) / s for s in seconds]
-    low, middle, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
+    # "inclusive": no quartile beyond what was seen
+    several = len(rates) > 1
+    low, middle, high = statistics.quantiles(rates, method="inclusive") if several else rates * 3
     peak = flops.peak(device, config.precision.roles)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
@@ -133,8 +135,6 @@ def attempt(cell: Cell) -> dict[str, Any]:
 def main(given: str, out: str) -> int:
     cell = Cell(**json.loads(Path(given).read_text()))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if cell.contender == "bare-jax":  # the race is fair under the flags that our twin sets
-        importlib.import_module("jax_impl.precision").use_onednn()
     content = {
         "cell": vars(cell), "config": cell.config.to_json(), **provenance.about(cell.device),
         "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell),

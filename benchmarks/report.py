@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.tolerances import FINAL_LOSS
+from benchmarks.tolerances import final_loss
 from lockstep.config import Config
 from lockstep.errors import UserError
 
@@ -71,7 +71,7 @@ def refusal(results: list[Result]) -> str:
     for same in by_workload(results).values():
         ranked = sorted(same, key=lambda r: (math.isnan(r["final_loss"]), r["final_loss"]))
         low, high = ranked[0], ranked[-1]
-        allowed = FINAL_LOSS[Config.from_json(low["config"]).precision.roles.compute]
+        allowed = final_loss(Config.from_json(low["config"]).precision.roles)
         gap = high["final_loss"] - low["final_loss"]
         if not gap <= allowed.bound:  # nor is NaN
             return (
@@ -166,7 +166,7 @@ def write(folder: Path) -> Path:
         parts += [f"## {TITLES.get(name, name)}", text]
         if not text.startswith("Refused") and draw(name, folder):
             parts.append(f"![tokens/s]({name}.png)")
-    for extra in ("growth-jax", "growth-torch", "speed"):
+    for extra in ("matmul-jax", "matmul-torch", "growth-jax", "growth-torch", "speed"):
         if (folder / f"{extra}.json").exists():
             parts += [f"## {extra}", json.loads((folder / f"{extra}.json").read_text())["markdown"]]
     path = folder / "report.md"

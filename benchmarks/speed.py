@@ -20,7 +20,7 @@ from benchmarks.cells import CONTENDERS, Cell, Flags
 from benchmarks.measure import take, write
 from benchmarks.suites import SMALL
 from lockstep import loop
-from lockstep.errors import UserError, require_range
+from lockstep.errors import UserError, require, require_range
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
@@ -57,6 +57,7 @@ RACES = [
     Race(ours="jax", theirs="jax", policies=("bf16", "fp32"), floor=None),
     Race(ours="torch", theirs="torch", policies=("bf16", "fp32"), floor=None),
 ]
+OURS = tuple(dict.fromkeys(race.ours for race in RACES))
 
 
 class Racer:
@@ -89,8 +90,6 @@ def answer(contender: str, flags: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     config = Cell(table="speed", contender=contender, flags=json.loads(flags)).config
-    if contender == "bare-jax":
-        importlib.import_module("jax_impl.precision").use_onednn()
     runner = importlib.import_module(CONTENDERS[contender].module).build(config)
     runner.load(loop.initial_state(config))
     runner.prepare()
@@ -150,6 +149,8 @@ def markdown(results: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m benchmarks.speed", description=__doc__)
+    parser.add_argument("ours", metavar="OURS", nargs="*", default=OURS,
+                        help="only the races of jax, or of torch (default: both)")  # fmt: skip
     parser.add_argument("--pairs", metavar="N", type=reader(int), default=20,
                         help="turns of each (default: 20)")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
@@ -157,7 +158,9 @@ def main(argv: list[str] | None = None) -> int:
         given = parser.parse_args(argv)
         require_range("--pairs", given.pairs, 20)
         results = []
-        for race in RACES:
+        for name in given.ours:
+            require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")
+        for race in (race for race in RACES if race.ours in given.ours):
             results.append(run(race, given.pairs))
             print(json.dumps({k: v for k, v in results[-1].items() if k != "seconds"}), flush=True)
     except UserError as error:

@@ -65,8 +65,17 @@ def cpu(device: str) -> Suite:
     return Suite("what an hour on two cores can tell", device, 2, [
         *cells("frameworks", OURS + PEERS, rows, **whole),
         *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
-        *cells("remat", ("jax", "torch"), [rows[0] | {"remat": mode} for mode in REMAT], **whole),
-        *laws(device), Command("speed", ("benchmarks.speed", "--out", "{out}")),
+        *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
+        *matmuls(device), *laws(device), Command("speed", ("benchmarks.speed", "--out", "{out}")),
+    ])  # fmt: skip
+
+
+def drift(device: str) -> Suite:
+    """As many steps as on a GPU: what the bound on final losses is made from."""
+    long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
+    rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
+    return Suite("how far 45 steps take honest contenders apart", device, 1, [
+        *cells("frameworks", ("jax", "torch", *PEERS), rows, **long),
     ])  # fmt: skip
 
 
@@ -89,14 +98,14 @@ def gpu(device: str) -> Suite:
     return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
         Command("parity", tuple(parity + ["-k", "fp64-none"] * rehearsal)),
+        *matmuls(device, 512 if rehearsal else 8192),
         *headline,
         *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
         *cells("10m", OURS, policies(small, *every), **whole),
         *cells("30m", OURS, policies(medium, *every), **whole),
         *cells("accumulation", OURS, accumulation(gpt2 | {"policy": "bf16"}, 32, (1, 4, 16)),
                **whole),
-        *cells("remat", OURS, [gpt2 | {"policy": "bf16", "remat": mode} for mode in REMAT],
-               **whole),
+        *cells("remat", OURS, remat(gpt2 | {"policy": "bf16"}), **whole),
         *laws(device),
         Command("power", tuple(power + ["optax-clip"] * rehearsal)),
     ])  # fmt: skip
@@ -105,6 +114,18 @@ def gpu(device: str) -> Suite:
 def accumulation(base: Flags, rows: int, splits: tuple[int, ...]) -> list[Flags]:
     """So many rows in one optimizer step, as N micro-batches of a N-th each."""
     return [base | {"accum": n, "batch_size": max(1, rows // n)} for n in splits]
+
+
+def remat(base: Flags) -> list[Flags]:
+    return [base | {"remat": mode} for mode in REMAT]
+
+
+def matmuls(device: str, size: int = 1024) -> list[Task]:
+    return [
+        Command(f"matmul-{framework}", ("benchmarks.matmul", framework, "--device", device,
+                                        "--size", str(size), "--out", "{out}"))
+        for framework in ("jax", "torch")
+    ]  # fmt: skip
 
 
 def laws(device: str) -> list[Task]:
@@ -116,7 +137,9 @@ def laws(device: str) -> list[Task]:
     ]  # fmt: skip
 
 
-SUITES: dict[str, Callable[[str], Suite]] = {"smoke": smoke, "cpu": cpu, "gpu": gpu}
+SUITES: dict[str, Callable[[str], Suite]] = {
+    "smoke": smoke, "cpu": cpu, "drift": drift, "gpu": gpu,
+}  # fmt: skip
 
 
 def argv(task: Command, out: str) -> list[str]:

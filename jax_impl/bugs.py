@@ -205,6 +205,19 @@ def one_mask_for_all_layers() -> None:
     dropout.Dropout.__call__ = call
 
 
+def blocks_forget_their_place() -> None:
+    """The mask of a block of queries: jnp.tril(ones) without its offset."""
+
+    class Shifted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jnp, name)
+
+        def tril(self, ones: jax.Array, k: int) -> jax.Array:
+            return jnp.tril(ones)
+
+    model.jnp = Shifted()
+
+
 BUGS: dict[str, Callable[..., None]] = {
     "multisteps-in-float32": multisteps_in_float32,
     "plain-multisteps": plain_multisteps,
@@ -227,4 +240,5 @@ BUGS: dict[str, Callable[..., None]] = {
     "dots-recomputes-affine": dots_recomputes_affine,
     "masks-of-64-bits": masks_of_64_bits,
     "one-mask-for-all-layers": one_mask_for_all_layers,
+    "blocks-forget-their-place": blocks_forget_their_place,
 }

@@ -1,9 +1,6 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
-import mmap
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import flax
@@ -17,14 +14,6 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.errors import UserError
 from lockstep.precision import Roles
 
-# On a CPU, XLA multiplies bfloat16 matrices with the processor's own instructions only through
-# oneDNN, which it uses only when told to, and to which its own YNNPACK must leave the matmuls.
-CPU_FLAGS = {
-    "xla_cpu_use_onednn": "true",
-    "xla_cpu_experimental_onednn_custom_call": "true",
-    "xla_cpu_experimental_ynn_fusion_type": "",
-}
-
 
 def policy(roles: Roles) -> jmp.Policy:
     return jmp.get_policy(roles.spec)
@@ -36,7 +25,6 @@ def find_device(asked: str) -> jax.Device:
     Raises:
         UserError: cuda was asked for and there is none.
     """
-    use_onednn()
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -58,22 +46,6 @@ def configure(config: Config) -> jax.Device:
     float32 = "tensorfloat32" if roles.tf32 else "highest"
     jax.config.update("jax_default_matmul_precision", float32)
     return device
-
-
-def use_onednn() -> None:
-    """Sets CPU_FLAGS, unless the user has set XLA_FLAGS; they count only before XLA starts.
-
-    An unknown flag aborts the process, so each is looked up in the library first. All of them
-    concern XLA's CPU backend alone.
-    """
-    if "XLA_FLAGS" in os.environ:
-        return
-    library = next(Path(jaxlib.__file__).parent.glob("libjax_common*"), None)
-    if library is None:
-        return
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        known = [name for name in CPU_FLAGS if text.find(name.encode()) >= 0]
-    os.environ["XLA_FLAGS"] = " ".join(f"--{name}={CPU_FLAGS[name]}" for name in known)
 
 
 def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:

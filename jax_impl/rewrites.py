@@ -7,6 +7,7 @@ come before the first twin is built, and leaves the roles of `lockstep.precision
 # mypy: disable-error-code="method-assign,assignment"
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import jmp
 import optax
 
-from jax_impl import model, optim, precision, step
+from jax_impl import model, optim, step
 from jax_impl.remat import recompute_cheap
 from lockstep.config import ModelConfig, OptimConfig
 from lockstep.precision import Roles
@@ -204,9 +205,9 @@ def adamw_written_out() -> None:
     optim.adamw = adamw
 
 
-def without_onednn() -> None:
-    """On a CPU, XLA's own matmuls in place of oneDNN's."""
-    precision.use_onednn = lambda: None
+def without_ynnpack() -> None:
+    """On a CPU, Eigen's matmuls in place of YNNPACK's; the flag counts only before XLA starts."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_experimental_ynn_fusion_type="
 
 
 REWRITES: dict[str, Callable[[], None]] = {
@@ -223,5 +224,5 @@ REWRITES: dict[str, Callable[[], None]] = {
     "window-unrolled": window_unrolled,
     "norm-by-dot-products": norm_by_dot_products,
     "adamw-written-out": adamw_written_out,
-    "without-onednn": without_onednn,
+    "without-ynnpack": without_ynnpack,
 }

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws, report, speed
+from benchmarks import laws, matmul, report, speed
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
@@ -159,15 +159,19 @@ def benchmark(name: str) -> str:
     folder = ROOT / "benchmarks" / "results" / suite
     command = f"python -m benchmarks.run {suite} --out {folder.relative_to(ROOT)}"
     missing = f"Not measured yet. `{command}` does it."
-    if file := {"speed": "speed", "jax": "growth-jax", "torch": "growth-torch"}.get(table):
+    if table in COMMANDS:
+        file, make = COMMANDS[table]
         path = folder / f"{file}.json"
         if not path.exists():
             return missing
         content = json.loads(path.read_text())
-        make = speed_table if table == "speed" else growth_table
         return f"{make(content)}\n\n{origin(content)}"
     text = report.tables(folder).get(table)
     return f"{text}\n\n`{command}`" if text else missing
+
+
+def matmul_table(content: dict[str, Any]) -> str:
+    return matmul.markdown(content["framework"], content["size"], content["rows"])
 
 
 def speed_table(content: dict[str, Any]) -> str:
@@ -176,6 +180,15 @@ def speed_table(content: dict[str, Any]) -> str:
 
 def growth_table(content: dict[str, Any]) -> str:
     return laws.markdown([laws.Law.from_json(law) for law in content["laws"]])
+
+
+COMMANDS = {
+    "speed": ("speed", speed_table),
+    "growth_jax": ("growth-jax", growth_table),
+    "growth_torch": ("growth-torch", growth_table),
+    "matmul_jax": ("matmul-jax", matmul_table),
+    "matmul_torch": ("matmul-torch", matmul_table),
+}
 
 
 def origin(content: dict[str, Any]) -> str:

@@ -14,7 +14,10 @@ import pytest
 from benchmarks import measure, report, run, suites
 from benchmarks.cells import CONTENDERS, Cell, workload
 from benchmarks.suites import SUITES, Command, Suite
+from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep.errors import UserError
+from lockstep.parity.tolerances import Tolerance
+from lockstep.precision import POLICIES
 
 ROOT = Path(__file__).parent.parent
 QUICK: dict[str, Any] = {
@@ -222,7 +225,7 @@ def result(**changed: Any) -> dict[str, Any]:
 
 
 def test_what_computed_the_same_stands_in_one_table() -> None:
-    text = report.table([result(), result(contender="jax", final_loss=4.0005)])
+    text = report.table([result(), result(contender="jax", final_loss=4.00005)])
     assert "| jax | fp32 | 1 x 2 | 8 |" in text and "Refused" not in text
     assert "2 (+100%)" in text  # predicted against the peak
 
@@ -231,6 +234,7 @@ def test_what_computed_the_same_stands_in_one_table() -> None:
     ("changed", "why"),
     [
         ({"final_loss": 4.1}, "part by 0.1"),
+        ({"final_loss": 4.0002}, "more than 0.0001"),
         ({"final_loss": float("nan")}, "did not compute the same"),
         ({"about": {"device": "another"}}, "different devices"),
         ({"device": "cuda"}, "different devices"),
@@ -249,6 +253,25 @@ def test_other_work_may_have_another_loss() -> None:
     rows = [result(), result(flags={"accum": 2}, final_loss=3.0), result(status="OOM", why="")]
     text = report.table(rows)
     assert "Refused" not in text and "OOM" in text
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fp32", SINGLE), ("bf16", HALF)])
+def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
+    policy: str, bound: Tolerance
+) -> None:
+    """At every step of the suite `drift`, not at its end alone."""
+    seen = report.load(ROOT / "benchmarks" / "results" / "drift")
+    losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
+    assert len(losses) == 6
+    worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
+    assert f"{worst:.1e}" in bound.measured.replace("e-3", "e-03").replace("e-6", "e-06")
+    assert bound.bound / 20 < worst < bound.bound / 3
+
+
+def test_tf32_is_held_as_half_precision_is() -> None:
+    assert final_loss(POLICIES["tf32"]) == final_loss(POLICIES["fp16"]) == HALF
+    assert final_loss(POLICIES["fp32"]) == SINGLE
+    assert final_loss(POLICIES["fp64"]) == EXACT
 
 
 def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:

@@ -165,6 +165,11 @@ def causal_mask_off_by_one() -> None:
     model.attend = attend
 
 
+def fused_sees_all() -> None:
+    sdpa = F.scaled_dot_product_attention
+    functional("scaled_dot_product_attention", lambda q, k, v, is_causal: sdpa(q, k, v))
+
+
 def rope_base() -> None:
     def table(context: int, head_dim: int) -> tuple[Any, Any]:
         rates = 500_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
@@ -416,6 +421,7 @@ BUGS: dict[str, Callable[..., None]] = {
     "query-for-key": attend_with(lambda q, k, v: (k, q, v)),
     "values-of-next-head": attend_with(lambda q, k, v: (q, k, v.roll(1, 2))),
     "causal-mask-off-by-one": causal_mask_off_by_one,
+    "fused-sees-all": fused_sees_all,
     "rope-base": rope_base,
     "rope-interleaved": rope_interleaved,
     "rope-in-float32": rope_in_float32,

@@ -1,8 +1,4 @@
-"""`bare_step` as a `Runner`: the same weights, batches and rates, the same report.
-
-XLA's CPU flags (`XLA_FLAGS`) count only before JAX starts, so they belong to whoever starts the
-process: a fair race gives the peer those that `jax_impl` gives itself. Nothing is set here.
-"""
+"""`bare_step` as a `Runner`: the same weights, batches and rates, the same report."""
 
 from collections.abc import Callable
 from functools import partial

@@ -131,6 +131,9 @@ BUGS: list[Bug] = [
     _bug("torch", 6, "remat-does-nothing", "nothing is recomputed"),
     _bug("jax", 6, "dots-recomputes-affine", "remat dots recomputes matmuls with a bias",
          model="gpt2", remat="dots"),
+    # fast numerics
+    _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
+    _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),
     # resuming
     _bug("torch", 1, "moments-lost", "a resumed run forgets Adam's second moments"),
     _bug("torch", 1, "adam-count-lost", "a resumed run starts Adam's count anew"),
@@ -144,7 +147,7 @@ REWRITES: dict[str, tuple[str, ...]] = {
         "qkv-split", "linear-by-einsum", "linear-in-halves", "plain-affine", "attention-by-vmap",
         "rotation-by-complex-numbers", "norms-by-division", "activations-written-out",
         "loss-by-logsumexp", "layers-swapped", "window-unrolled", "norm-by-dot-products",
-        "adamw-written-out", "without-onednn",
+        "adamw-written-out", "without-ynnpack",
     ),
     "torch": (
         "qkv-split", "linear-transposed", "embedding-by-index", "attention-by-einsum",

@@ -1,0 +1,126 @@
+"""`python -m benchmarks.matmul FRAMEWORK`: how fast a matrix product is in each dtype, and in which
+dtype it is really computed: what a policy can gain at most.
+
+In JAX the compiled program says what is multiplied: where a backend has no bfloat16 product, XLA
+widens both operands first. torch calls a library that does not say.
+"""
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.measure import write
+from lockstep.errors import UserError, require, require_range
+from lockstep.flags import Parser, reader
+from lockstep.parity import provenance
+
+DTYPES = ("float32", "bfloat16", "float16")
+SECONDS, FEWEST = 0.5, 5  # a dtype's products are repeated so long, and so often at least
+XLA_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+class Product(NamedTuple):
+    """A product of two n x n matrices on a device."""
+
+    once: Callable[[], Any]  # returns when it is done
+    multiplied: str  # the dtype that is multiplied, "" where nobody says
+
+
+def in_jax(dtype: str, n: int, device: str) -> Product:
+    from jax_impl import precision
+
+    where = precision.find_device(device)
+    import jax
+    import jax.numpy as jnp
+
+    a = jax.device_put(jnp.full((n, n), 0.5, dtype), where)
+    compiled = jax.jit(jnp.matmul).lower(a, a).compile()
+    return Product(lambda: compiled(a, a).block_until_ready(), multiplied(compiled.as_text() or ""))
+
+
+def multiplied(program: str) -> str:
+    """The dtype of the first operand of the product, XLA's own or a library's, in the text of a
+    compiled program that has one."""
+    dtypes = dict(re.findall(r"%?([\w.-]+) = \(?(\w+)\[", program))
+    dtypes |= dict(re.findall(r"%?([\w.-]+): (\w+)\[", program))  # parameters of computations
+    operands = re.findall(r" (?:dot|custom-call)\(%?([\w.-]+), ", program)
+    return XLA_NAMES[dtypes[operands[0]]] if operands else ""
+
+
+def in_torch(dtype: str, n: int, device: str) -> Product:
+    import torch
+
+    from torch_ref import precision
+
+    where = precision.find_device(device)
+    a = torch.full((n, n), 0.5, dtype=precision.dtype(dtype), device=where)
+
+    def once() -> None:
+        torch.matmul(a, a)
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+
+    return Product(once, "")
+
+
+FRAMEWORKS = {"jax": in_jax, "torch": in_torch}
+
+
+def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
+    """A row for each dtype."""
+    rows = []
+    for dtype in DTYPES:
+        product = FRAMEWORKS[framework](dtype, n, device)
+        product.once()
+        seconds: list[float] = []
+        while len(seconds) < FEWEST or sum(seconds) < SECONDS:
+            began = time.perf_counter()
+            product.once()
+            seconds.append(time.perf_counter() - began)
+        rate = 2 * n**3 / statistics.median(seconds)
+        rows.append({"dtype": dtype, "multiplied": product.multiplied, "flops_per_second": rate})
+    return rows
+
+
+def markdown(framework: str, n: int, rows: list[dict[str, Any]]) -> str:
+    single = rows[0]["flops_per_second"]
+    lines = [f"| {framework}, {n} x {n} | multiplied in | GFLOP/s | over float32 |",
+             "| --- | --- | --- | --- |"]  # fmt: skip
+    for row in rows:
+        rate = row["flops_per_second"]
+        said = row["multiplied"] or "not said"
+        lines.append(f"| {row['dtype']} | {said} | {rate / 1e9:,.3g} | {rate / single:.3g} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks.matmul", description=__doc__)
+    parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(FRAMEWORKS))
+    parser.add_argument("--device", metavar="cpu|cuda", default="cpu", help="default: cpu")
+    parser.add_argument("--size", metavar="N", type=reader(int), default=1024,
+                        help="rows and columns (default: 1024)")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    try:
+        given = parser.parse_args(argv)
+        names = ", ".join(FRAMEWORKS)
+        require(given.framework in FRAMEWORKS, "FRAMEWORK", given.framework, f"use {names}")
+        require_range("--size", given.size, 2)
+        rows = measure(given.framework, given.device, given.size)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    table = markdown(given.framework, given.size, rows)
+    print(table)
+    if given.out:
+        write(given.out, {**provenance.about(given.device), "framework": given.framework,
+                          "size": given.size, "rows": rows, "markdown": table})  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
