@@ -29,8 +29,8 @@ CONTENDERS = {
     "bare-jax": Contender("benchmarks.peers.bare_jax", "a jitted step written by hand"),
 }
 
-# The rate only rises: at a higher one the loss of the first steps leaps, and leaps apart in two runs
-# that differ by rounding (`benchmarks.run drift`). What is timed does not depend on it.
+# The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ
+# by rounding (`benchmarks.run drift`). What is timed does not depend on it.
 RATE: Flags = {"lr": 6e-4}
 
 # What decides the numbers of a run is the rest; these only say how it is carried out.
