@@ -18,7 +18,7 @@ from lockstep.errors import UserError, require
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 INTERRUPTED = 130
 
 
@@ -70,14 +70,14 @@ def run(suite: Suite, out: Path, minutes: float) -> int:
 
 def perform(job: Job) -> str:
     """Runs one job to its end; what came of it, in a line."""
-    before = time.perf_counter()
+    before, out = time.perf_counter(), shown(job.out)
     if isinstance(job.task, Command):
-        code = subprocess.run(argv(job.task, str(job.out)), cwd=ROOT, check=False).returncode
+        code = subprocess.run(argv(job.task, out), cwd=ROOT, check=False).returncode
         made = "written" if job.out.exists() else "no result"
         return f"status {code}, {made}, {time.perf_counter() - before:.0f} s"
     request = job.out.with_suffix(".cell")
     request.write_text(json.dumps(vars(job.task)))
-    words = [sys.executable, "-m", "benchmarks.measure", str(request), str(job.out)]
+    words = [sys.executable, "-m", "benchmarks.measure", shown(request), out]
     try:
         done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     finally:
@@ -89,6 +89,11 @@ def perform(job: Job) -> str:
         })  # fmt: skip
     content = json.loads(job.out.read_text())
     return f"{summary(content)}, {time.perf_counter() - before:.0f} s"
+
+
+def shown(path: Path) -> str:
+    """As a command in the repository's root names it: results say their commands."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def died(code: int, stderr: str) -> dict[str, str]:

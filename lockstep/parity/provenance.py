@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 
 
@@ -17,15 +19,19 @@ def about(device: str) -> dict[str, Any]:
     """Of this process, to be put at the head of a result's JSON."""
     return {
         "device": device, "cores": os.cpu_count(), "date": str(date.today()), "commit": commit(),
-        "command": shlex.join([_program(), *sys.argv[1:]]),
+        "command": " ".join([_program(), shlex.join(sys.argv[1:])]).strip(),
         "python": platform.python_version(), "versions": versions(),
     }  # fmt: skip
 
 
 def _program() -> str:
-    """The command as one types it; `python -m pytest` shows itself as a file of its package."""
+    """The command as one types it; `python -m NAME` shows itself as a file."""
     path = Path(sys.argv[0])
-    return path.parent.name if path.stem == "__main__" else path.name
+    if path.stem == "__main__":
+        return path.parent.name
+    if path.suffix == ".py" and path.is_relative_to(ROOT):
+        return "python -m " + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return path.name
 
 
 def versions() -> dict[str, str]:
@@ -42,9 +48,9 @@ def commit() -> str:
     """Of the working tree this runs from, "+" where it has changes; "" outside of git."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, text=True,
-                              capture_output=True)  # fmt: skip
+        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
         return done.stdout.strip()
 
-    dirty = git("status", "--porcelain", "--untracked-files=no")
+    others = (f":!{folder}" for folder in RESULTS)
+    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
     return git("rev-parse", "--short", "HEAD") + ("+" if dirty else "")
