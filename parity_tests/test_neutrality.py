@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "step": {"dropout", "model", "optim", "precision"},
     "cost": {"step"},
     "bridge": {"step"},
+    "probe": set(),
     "train": {"bridge", "cost", "precision", "step"},
     "recipe": {"precision", "step"},
     "bugs": ALL | {"recipe"},

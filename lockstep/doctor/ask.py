@@ -1,0 +1,77 @@
+"""Runs a twin's probe in a process of its own, which may be missing, crash, hang or babble."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from lockstep import twin
+from lockstep.doctor.facts import Device, Framework
+from lockstep.parity.side import ONE_THREAD, ROOT
+
+SECONDS = 120  # a first import from a slow disk takes a minute
+
+
+def ask(name: str, seconds: float = SECONDS) -> Framework:
+    """What the framework says of itself, or its fault."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | ONE_THREAD  # threads that wait for a busy core would be timed
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # a look must not take the GPU's memory
+    try:
+        done = subprocess.run(
+            command(name), env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Framework(name=name, fault="hang", error=f"no answer within {seconds:g} s")
+    last = _last_line(done.stderr)
+    if found := _last_object(done.stdout):
+        devices = tuple(map(_device, found.pop("devices", [])))
+        return Framework(name=name, devices=devices, said=last, **found)
+    if done.returncode < 0:
+        number = -done.returncode
+        error = f"killed by signal {number} ({signal.strsignal(number)})"
+        return Framework(name=name, fault="crash", error=error)
+    if done.returncode == 0:
+        return Framework(name=name, fault="garbage", error="it ended without telling its facts")
+    error = last or f"it ended with status {done.returncode}"
+    return Framework(name=name, fault=_kind(last), error=error)
+
+
+def command(name: str) -> list[str]:
+    package = twin.MODULES[name].partition(".")[0]
+    return [sys.executable, "-m", f"{package}.probe"]
+
+
+def _last_object(output: bytes) -> dict[str, Any] | None:
+    """The probe's own line; a framework may have printed others around it."""
+    for line in reversed(output.decode(errors="replace").splitlines()):
+        try:
+            found = json.loads(line[line.find("{") :])
+        except ValueError:
+            continue
+        if isinstance(found, dict) and "unread" in found:
+            return found
+    return None
+
+
+def _device(found: dict[str, Any]) -> Device:
+    capability = found.pop("capability")
+    return Device(capability=tuple(capability) if capability else None, **found)
+
+
+def _last_line(output: bytes) -> str:
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+
+
+def _kind(line: str) -> str:
+    if line.startswith("ModuleNotFoundError"):
+        return "missing"
+    if "XLA_FLAGS" in line:
+        return "flags"
+    broken = ".so" in line or "undefined symbol" in line
+    return "libraries" if broken else "import"

@@ -1,0 +1,63 @@
+"""What the doctor knows: plain values, so that a test can make up any machine."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device as a framework, or the NVIDIA driver, sees it."""
+
+    name: str
+    platform: str = "cpu"  # cpu, cuda, or the framework's own word for anything else
+    capability: tuple[int, int] | None = None  # NVIDIA's compute capability
+    total: int | None = None  # bytes; of JAX: what it lets itself take
+    free: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """What a twin's `probe.py` said, or why it said nothing."""
+
+    name: str
+    fault: str = ""  # a key of rules.MENDS; empty if it starts
+    error: str = ""  # one line: what happened
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()  # the first is the one that --device auto takes
+    cuda: dict[str, Any] = field(default_factory=dict)  # empty in a build without CUDA
+    float32: dict[str, str] = field(default_factory=dict)  # TF32: the switches as they stand
+    matmul_seconds: dict[str, float] = field(default_factory=dict)  # by dtype, on a CPU alone
+    unread: dict[str, str] = field(default_factory=dict)  # facts that could not be read, and why
+    said: str = ""  # the last line on stderr
+
+    @property
+    def device(self) -> Device | None:
+        return self.devices[0] if self.devices else None
+
+    def on(self, platform: str) -> bool:
+        return self.device is not None and self.device.platform == platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What can be read without a framework."""
+
+    system: str
+    python: str
+    cores: int
+    packages: dict[str, str]  # distribution -> version: the frameworks' and NVIDIA's
+    twice: tuple[str, ...] = ()  # distributions that are there in two versions
+    cuda_majors: dict[str, tuple[int, ...]]  # framework -> the CUDA its packages are for
+    environment: dict[str, str]  # those of VARIABLES that are set
+    library_folders: tuple[str, ...] = ()  # of LD_LIBRARY_PATH, with CUDA libraries inside
+    driver: str = ""  # version of NVIDIA's driver; empty if there is none
+    driver_error: str = ""  # what nvidia-smi complained of
+    gpus: tuple[Device, ...] = ()  # as the driver sees them
+    memory: int | None = None  # free bytes
+    disk: int | None = None  # free bytes where runs go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    machine: Machine
+    frameworks: dict[str, Framework]

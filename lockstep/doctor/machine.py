@@ -1,0 +1,140 @@
+"""The machine's facts: packages, environment, NVIDIA's driver, memory and disk."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from lockstep.doctor.facts import Device, Machine
+
+PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
+CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cudnn|nccl)\b.*\.so")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_PLATFORMS",
+    "LD_LIBRARY_PATH", "NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "XLA_CLIENT_MEM_FRACTION", "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE",
+)  # fmt: skip
+DRIVER = Path("/proc/driver/nvidia/version")
+QUERY = "driver_version,name,compute_cap,memory.total,memory.free"
+
+
+def read() -> Machine:
+    installed = list(distributions())
+    packages, twice = versions(installed)
+    driver, gpus, error = nvidia()
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        cores=os.cpu_count() or 1,
+        packages=packages,
+        twice=twice,
+        cuda_majors=cuda_majors(packages, _requirements("torch", installed)),
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        library_folders=cuda_folders(os.environ.get("LD_LIBRARY_PATH", "")),
+        driver=driver,
+        driver_error=error,
+        gpus=gpus,
+        memory=_free_memory(),
+        disk=_free_disk(),
+    )
+
+
+def versions(installed: Iterable[Distribution]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The version of each package that concerns us, and those found in more than one."""
+    found: dict[str, list[str]] = {}
+    for one in installed:  # in the order of sys.path: the first is the one that is imported
+        name = str(one.metadata["Name"]).lower().replace("_", "-")
+        if PACKAGES.match(name) and one.version not in found.setdefault(name, []):
+            found[name].append(one.version)
+    twice = tuple(f"{name} {' and '.join(v)}" for name, v in found.items() if len(v) > 1)
+    return {name: found[name][0] for name in sorted(found)}, twice
+
+
+def cuda_majors(packages: dict[str, str], required: list[str]) -> dict[str, tuple[int, ...]]:
+    """The major versions of CUDA that each framework's packages are for.
+
+    Args:
+        required: what torch's distribution requires: its name does not say it.
+    """
+    plugins = (re.match(r"jax-cuda(\d+)-", name) for name in packages)
+    local = re.search(r"\+cu(\d+)\d$", packages.get("torch", ""))
+    if local:
+        torch = {int(local[1])}
+    elif "+" in packages.get("torch", ""):  # +cpu, +rocm
+        torch = set()
+    else:  # as on PyPI, whose versions have no local part
+        wheels = (re.match(r"nvidia-\w+-cu(\d+)", line) for line in required)
+        torch = {int(wheel[1]) for wheel in wheels if wheel and wheel[0] in packages}
+    jax = {int(plugin[1]) for plugin in plugins if plugin}
+    return {"jax": tuple(sorted(jax)), "torch": tuple(sorted(torch))}
+
+
+def _requirements(name: str, installed: list[Distribution]) -> list[str]:
+    return next((d.requires or [] for d in installed if d.metadata["Name"] == name), [])
+
+
+def cuda_folders(path: str) -> tuple[str, ...]:
+    """The folders of a library path that hold CUDA's libraries."""
+    folders = [Path(part) for part in path.split(os.pathsep) if part]
+    return tuple(str(f) for f in folders if any(map(CUDA_LIBRARY.match, _names(f))))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def nvidia() -> tuple[str, tuple[Device, ...], str]:
+    """The driver's version, its GPUs, and what is wrong with it; empty where there is nothing."""
+    loaded = re.search(r"  (\d+\.[\d.]+)  ", DRIVER.read_text()) if DRIVER.exists() else None
+    version = loaded[1] if loaded else ""
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except FileNotFoundError:
+        return version, (), ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return version, (), str(error)
+    if done.returncode:
+        return version, (), " ".join((done.stdout + done.stderr).split())
+    cells = ([cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines())
+    rows = [row for row in cells if len(row) == len(QUERY.split(","))]
+    gpus = tuple(
+        Device(name=name, platform="cuda", capability=capability(cap), total=_mib(total),
+               free=_mib(free))
+        for _, name, cap, total, free in rows
+    )  # fmt: skip
+    return rows[0][0] if rows else version, gpus, ""
+
+
+def capability(text: str) -> tuple[int, int] | None:
+    """ "8.0" -> (8, 0); None for what is none of NVIDIA's."""
+    parts = re.fullmatch(r"(\d+)\.(\d+)", text)
+    return (int(parts[1]), int(parts[2])) if parts else None
+
+
+def _mib(text: str) -> int | None:
+    return int(text) * 2**20 if text.isdigit() else None
+
+
+def _free_memory() -> int | None:
+    """Linux alone tells what could be had without swapping."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _free_disk() -> int | None:
+    try:
+        return shutil.disk_usage(Path.cwd()).free
+    except OSError:
+        return None

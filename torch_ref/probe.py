@@ -1,0 +1,75 @@
+"""What PyTorch says of itself here: `python -m torch_ref.probe` prints it as one line of JSON."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lockstep.doctor.inside import fastest, gather
+
+
+def facts() -> dict[str, Any]:
+    """The fields of `lockstep.doctor.facts.Framework`."""
+    return gather(versions, devices, cuda, float32, matmul_seconds)
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__}
+
+
+def devices() -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return [{"name": "cpu", "platform": "cpu", "capability": None}]
+    return list(map(_device, range(torch.cuda.device_count())))
+
+
+def _device(index: int) -> dict[str, Any]:
+    about = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return {
+        "name": about.name,
+        "platform": "rocm" if torch.version.hip else "cuda",
+        "capability": None if torch.version.hip else (about.major, about.minor),
+        "total": total,
+        "free": free,
+    }
+
+
+def cuda() -> dict[str, Any]:
+    """The libraries it is built for and has loaded; {} in a build without CUDA."""
+    if torch.version.cuda is None:
+        return {}
+    number = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
+    return {
+        "version": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "nccl": ".".join(map(str, number)),
+        "kernels": torch.cuda.get_arch_list(),
+        "claims_bfloat16": torch.cuda.is_bf16_supported(),
+    }
+
+
+def float32() -> dict[str, str]:
+    """What a float32 matmul is multiplied in: as it stands, not as the trainer sets it."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "cuda.matmul.fp32_precision": matmul.fp32_precision,
+        "cudnn.fp32_precision": cudnn.fp32_precision,
+    }
+
+
+def matmul_seconds() -> dict[str, float]:
+    """Of two 256 x 256 matrices on a CPU; {} elsewhere, where the capability decides."""
+    if torch.cuda.is_available():
+        return {}
+    return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", "float16")}
+
+
+def _matmul(dtype: str) -> Callable[[], object]:
+    x = torch.ones((256, 256), dtype=getattr(torch, dtype))
+    return lambda: torch.matmul(x, x)
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts()))
