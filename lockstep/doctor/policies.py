@@ -1,0 +1,97 @@
+"""Can a policy run here, and in what: pure functions of facts.
+
+On NVIDIA's devices the compute capability decides, never a name, nor what a framework claims of
+itself. On a CPU the time of a matmul decides: neither the instruction set nor the dtype in a
+compiled program says whether a matmul in half precision is one.
+"""
+
+import re
+from typing import NamedTuple
+
+from lockstep.doctor.facts import Facts, Framework
+from lockstep.precision import POLICIES, Roles, resolve
+
+NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
+# Half precision that is converted and multiplied in float32 cannot be faster than float32. Seen:
+# 0.2 to 0.4 of float32's time where it is native; else 1.15 times it (XLA) to 150 times (torch).
+FASTER = 0.8
+FROM = {"TF32": (8, 0), "bfloat16": (8, 0), "float16": (5, 3)}  # compute capability
+
+
+class Ability(NamedTuple):
+    """How a framework can run a policy here."""
+
+    state: str
+    why: str = ""
+
+
+def table(facts: Facts, asked: str = "") -> dict[str, dict[str, Ability]]:
+    """policy -> framework -> ability: of every named policy, and of the one asked for."""
+    wanted = {policy: resolve(policy) for policy in dict.fromkeys([*POLICIES, asked]) if policy}
+    off = facts.machine.environment.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return {
+        policy: {f.name: ability(roles, f, tf32_off=off) for f in facts.frameworks.values()}
+        for policy, roles in wanted.items()
+    }
+
+
+def ability(roles: Roles, framework: Framework, *, tf32_off: bool = False) -> Ability:
+    """Args: tf32_off: NVIDIA's libraries are told to leave TF32 alone."""
+    device = framework.device
+    if device is None:
+        return Ability(UNSUPPORTED, "it does not start, or finds no device")
+    if device.platform == "cpu":
+        return _on_cpu(roles, framework.matmul_seconds)
+    if device.capability is None:
+        return Ability(UNKNOWN, f"nothing is known of the platform {device.platform}")
+    if lacks_kernels(framework):
+        return Ability(UNSUPPORTED, "this build has no kernels for the device")
+    if roles.tf32 and tf32_off:
+        return Ability(EMULATED, "NVIDIA_TF32_OVERRIDE=0 switches TF32 off: float32")
+    return _on_cuda(roles, device.capability)
+
+
+def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
+    if roles.tf32:
+        return Ability(EMULATED, "a CPU has no TF32: float32")
+    if not roles.compute.endswith("16"):
+        return Ability(NATIVE)
+    if roles.compute not in seconds or "float32" not in seconds:
+        return Ability(UNKNOWN, "no matmul could be timed")
+    ratio = seconds[roles.compute] / seconds["float32"]
+    if ratio < FASTER:
+        return Ability(NATIVE)
+    return Ability(EMULATED, f"its matmuls take {ratio:.1f} times as long as float32's")
+
+
+def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
+    kind = "TF32" if roles.tf32 else roles.compute
+    least = FROM.get(kind, (0, 0))
+    if capability >= least:
+        return Ability(NATIVE)
+    why = f"capability {dotted(capability)} has no {kind}, which begins at {dotted(least)}"
+    return Ability(EMULATED, why)
+
+
+def lacks_kernels(framework: Framework) -> bool:
+    """Whether torch was compiled for other devices than its own: no binary, no PTX to compile."""
+    device, kernels = framework.device, framework.cuda.get("kernels")
+    if device is None or device.capability is None or not kernels:
+        return False
+    for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)\b", " ".join(kernels)):
+        made_for = (int(major), int(minor))
+        same = kind == "compute" or made_for[0] == device.capability[0]
+        if same and made_for <= device.capability:
+            return False
+    return True
+
+
+def tensor_cores(capability: tuple[int, int]) -> str:
+    """The dtypes that tensor cores of a compute capability multiply."""
+    if capability >= (8, 0):
+        return "float16, bfloat16, TF32"
+    return "float16" if capability >= (7, 0) else "none"
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    return "{}.{}".format(*capability)
