@@ -1,0 +1,238 @@
+"""What is wrong here, and what to do about it: a small rule for each way to be wrong."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lockstep.doctor.ask import command
+from lockstep.doctor.facts import Facts, Framework
+from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, dotted, lacks_kernels
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and below
+DRIVERS = {12: 525, 13: 580}  # the oldest driver for a major version of CUDA, on Linux
+MIB, GIB = 2**20, 2**30
+LEAST_MEMORY, LEAST_DISK = 2 * GIB, GIB  # a framework and a small model; a few checkpoints
+ANEW = "in an empty virtual environment: pip install -e '.[cuda12]', or '.[cuda13]'"
+MENDS = {
+    "missing": "pip install -e . in Lockstep's folder",
+    "libraries": "unset LD_LIBRARY_PATH; if it still fails, its CUDA libraries are missing or "
+    "another package's: pip install --force-reinstall {name}",
+    "flags": "unset XLA_FLAGS, or leave out the flag that this version does not know",
+    "import": "pip install --force-reinstall {name}",
+    "crash": "install {name} anew in an empty virtual environment: native code of different "
+    "versions crashes so",
+    "hang": "if nvidia-smi hangs too, reboot; CUDA_VISIBLE_DEVICES=-1 leaves the GPU out",
+    "garbage": "look at PYTHONPATH: another module ends the process",
+}
+# variable -> severity, whether it matters on a GPU only, what it does
+ELSEWHERE = "changes other programs; in the trainers --policy sets this"
+VARIABLES = {
+    "JAX_DEFAULT_MATMUL_PRECISION": (NOTE, False, ELSEWHERE),
+    "JAX_ENABLE_X64": (NOTE, False, ELSEWHERE),
+    "NVIDIA_TF32_OVERRIDE": (WARNING, True, "outdoes the trainers' switches: with 0 policy tf32 "
+                             "computes in float32, with 1 policy fp32 may compute in TF32"),
+    "PYTORCH_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
+    "PYTORCH_CUDA_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (NOTE, True, ELSEWHERE),
+}  # fmt: skip
+SLOW = 3  # times float32's: what is merely emulated takes 1.2
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # new name, old name
+
+
+class Finding(NamedTuple):
+    """error: this cannot work; warning: it works, but not as one thinks; note: good to know."""
+
+    severity: str
+    what: str
+    remedy: str
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Those of every rule."""
+    found = [finding for rule in OF_MACHINE for finding in rule(facts)]
+    for framework in facts.frameworks.values():
+        found += [finding for rule in OF_FRAMEWORK for finding in rule(framework, facts)]
+    return found
+
+
+def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Finding]:
+    """What stands against running a policy in each framework."""
+    for name, (state, why) in abilities.items():
+        if state != NATIVE:
+            severity = ERROR if state == UNSUPPORTED else WARNING
+            remedy = "take a policy that is native in the table above"
+            yield Finding(severity, f"--policy {policy} is {state} in {name}: {why}", remedy)
+
+
+def versions(facts: Facts) -> Iterator[Finding]:
+    packages = facts.machine.packages
+    for name, (least, below) in SUPPORTED.items():
+        if name in packages and not least <= _numbers(packages[name]) < below:
+            what = f"{name} {packages[name]} is none that Lockstep was written for"
+            yield Finding(WARNING, what, f"pip install '{name}>={dotted(least)},<{dotted(below)}'")
+    jaxlib = packages.get("jaxlib", "")
+    for name in packages:
+        plugin = name.startswith("jax-cuda")
+        figures = None if plugin else 2  # jax may be some patches ahead of jaxlib, no plugin may
+        apart = _numbers(packages[name])[:figures] != _numbers(jaxlib)[:figures]
+        if (plugin or name == "jax") and jaxlib and apart:
+            what = f"{name} {packages[name]} does not go with jaxlib {jaxlib}"
+            yield Finding(WARNING, what, f"pip install {name}=={jaxlib}")
+    for twice in facts.machine.twice:
+        remedy = f"pip uninstall {twice.split()[0]} until none is left, then install it"
+        yield Finding(WARNING, f"two versions are installed of {twice}", remedy)
+
+
+def stacks(facts: Facts) -> Iterator[Finding]:
+    """CUDA's libraries should be there for one major version, once."""
+    jax, torch = (facts.machine.cuda_majors.get(name, ()) for name in ("jax", "torch"))
+    if len(jax) > 1:
+        yield Finding(WARNING, f"JAX has plugins for CUDA {_and(jax)}, and uses one of them", ANEW)
+    elif jax and torch and jax != torch:
+        yield Finding(WARNING, f"jax is for CUDA {_and(jax)}, torch for CUDA {_and(torch)}", ANEW)
+    majors: dict[str, list[str]] = {}
+    for name in facts.machine.packages:
+        if wheel := re.fullmatch(r"(nvidia-.+)-cu(\d+)", name):
+            majors.setdefault(wheel[1], []).append(wheel[2])
+    for name, twice in majors.items():
+        if len(twice) > 1:
+            what = f"{name} for CUDA {_and(twice)} unpack into one folder, the later over the other"
+            yield Finding(WARNING, what, ANEW)
+
+
+def library_path(facts: Facts) -> Iterator[Finding]:
+    for folder in facts.machine.library_folders:
+        what = f"the CUDA libraries in {folder} may be loaded in place of the wheels'"
+        yield Finding(WARNING, what, "unset LD_LIBRARY_PATH")
+
+
+def driver(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    if machine.driver_error:
+        remedy = "reboot after an update of the driver; start a container with --gpus all"
+        yield Finding(WARNING, f"nvidia-smi fails: {machine.driver_error}", remedy)
+    for name, majors in machine.cuda_majors.items():
+        least = max((DRIVERS.get(major, 0) for major in majors), default=0)
+        if machine.driver and _numbers(machine.driver) < (least,):
+            what = f"driver {machine.driver} is too old for {name}'s CUDA {_and(majors)}"
+            remedy = f"update it to {least} or later, or install the extra for an older CUDA"
+            yield Finding(WARNING, what, remedy)
+
+
+def environment(facts: Facts) -> Iterator[Finding]:
+    for name, (severity, on_gpu, effect) in VARIABLES.items():
+        value = facts.machine.environment.get(name)
+        if value is not None and (_has_gpu(facts) or not on_gpu):
+            yield Finding(severity, f"{name}={value} {effect}", f"unset {name}")
+
+
+def xla_flags(facts: Facts) -> Iterator[Finding]:
+    flags, jax = facts.machine.environment.get("XLA_FLAGS"), facts.frameworks.get("jax")
+    if flags and jax:
+        severity, effect = NOTE, "no figure in the documents was taken with any"
+        if "onednn" in flags and jax.on("cpu"):
+            severity, effect = WARNING, "with oneDNN's, jax 0.11 and 0.12 compute wrong gradients"
+        yield Finding(severity, f"XLA_FLAGS is set: {effect}", "unset XLA_FLAGS")
+
+
+def preallocation(facts: Facts) -> Iterator[Finding]:
+    given, jax = facts.machine.environment, facts.frameworks.get("jax")
+    preallocate = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
+    if jax and jax.on("cuda") and preallocate not in ("false", "0"):
+        share = next((given[name] for name in FRACTIONS if name in given), "0.75")
+        what = f"JAX takes {share} of the GPU's memory when it starts, whatever else needs it"
+        remedy = "where another program shares the GPU: XLA_PYTHON_CLIENT_PREALLOCATE=false"
+        yield Finding(NOTE, what, remedy)
+
+
+def room(facts: Facts) -> Iterator[Finding]:
+    memory, disk = facts.machine.memory, facts.machine.disk
+    if memory is not None and memory < LEAST_MEMORY:
+        remedy = "end other programs, or take a smaller --model"
+        yield Finding(WARNING, f"only {memory / MIB:.0f} MiB of memory are free", remedy)
+    if disk is not None and disk < LEAST_DISK:
+        remedy = "make room, or name a folder on another disk with --out"
+        yield Finding(WARNING, f"only {disk / MIB:.0f} MiB of disk are free here", remedy)
+    for gpu in facts.machine.gpus:
+        if gpu.free is not None and gpu.total and gpu.free < gpu.total / 2:
+            what = f"{gpu.name} has {gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
+            remedy = "nvidia-smi names who holds the rest; end it, or take another GPU"
+            yield Finding(WARNING, what, remedy)
+
+
+def starts(f: Framework, facts: Facts) -> Iterator[Finding]:
+    if f.fault:
+        remedy = MENDS[f.fault].format(name=f.name)
+        yield Finding(ERROR, f"{f.name} does not start: {f.error}", f"{remedy}; {_see(f)}")
+
+
+def tells(f: Framework, facts: Facts) -> Iterator[Finding]:
+    if "devices" in f.unread:  # and then the others for the same reason
+        hidden = f.name == "jax" and "JAX_PLATFORMS" in facts.machine.environment
+        remedy = "unset JAX_PLATFORMS" if hidden else MENDS["import"].format(name=f.name)
+        yield Finding(ERROR, f"{f.name} finds no device: {f.unread['devices']}", remedy)
+    else:
+        for fact, why in f.unread.items():
+            yield Finding(WARNING, f"{f.name} does not tell its {fact}: {why}", _see(f))
+
+
+def sees_gpu(f: Framework, facts: Facts) -> Iterator[Finding]:
+    """One that the driver or the other framework sees."""
+    if not _has_gpu(facts) or not f.on("cpu"):
+        return
+    given = facts.machine.environment
+    visible, platforms = given.get("CUDA_VISIBLE_DEVICES"), given.get("JAX_PLATFORMS", "")
+    why, remedy = f.said or "it does not say why", _see(f)
+    if visible in ("", "-1"):
+        why, remedy = f"CUDA_VISIBLE_DEVICES={visible} hides it", "unset CUDA_VISIBLE_DEVICES"
+    elif f.name == "jax" and platforms:
+        why, remedy = f"JAX_PLATFORMS={platforms} hides it", "unset JAX_PLATFORMS"
+    elif not facts.machine.cuda_majors.get(f.name):
+        why, remedy = "it is installed without CUDA", ANEW
+    yield Finding(WARNING, f"{f.name} runs on the CPU beside an NVIDIA GPU: {why}", remedy)
+
+
+def has_kernels(f: Framework, facts: Facts) -> Iterator[Finding]:
+    if lacks_kernels(f):
+        what = f"{f.name} is compiled for {', '.join(f.cuda['kernels'])} and not for its GPU"
+        remedy = "install the extra for another CUDA; 13 leaves out what is below 7.5"
+        yield Finding(ERROR, what, remedy)
+
+
+def bfloat16(f: Framework, facts: Facts) -> Iterator[Finding]:
+    capability = f.device.capability if f.device else None
+    if capability and capability < (8, 0) and f.cuda.get("claims_bfloat16"):
+        what = f"{f.name} says yes to bfloat16, but capability {dotted(capability)} emulates it"
+        yield Finding(WARNING, what, "use --policy fp16")
+
+
+def matmuls(f: Framework, facts: Facts) -> Iterator[Finding]:
+    for dtype, seconds in f.matmul_seconds.items():
+        times = seconds / f.matmul_seconds["float32"]
+        if times > SLOW:
+            what = f"{f.name} multiplies {dtype} {times:.0f} times slower than float32"
+            yield Finding(WARNING, what, "use another policy on this CPU")
+
+
+OF_MACHINE = (versions, stacks, library_path, driver, environment, xla_flags, preallocation, room)
+OF_FRAMEWORK = (starts, tells, sees_gpu, has_kernels, bfloat16, matmuls)
+
+
+def _has_gpu(facts: Facts) -> bool:
+    seen = (f.on("cuda") for f in facts.frameworks.values())
+    return bool(facts.machine.driver or facts.machine.gpus) or any(seen)
+
+
+def _see(f: Framework) -> str:
+    return f"{shlex.join(command(f.name))} says more"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Those a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def _and(numbers: tuple[int, ...] | list[str]) -> str:
+    return " and ".join(map(str, numbers))
