@@ -18,6 +18,7 @@ from lockstep.config import (
     flag_name,
     from_flags,
 )
+from lockstep.doctor import command as doctor
 from lockstep.errors import UserError, require, require_range
 from lockstep.flags import Parser, add_flag, reader
 from lockstep.parity import instruments
@@ -165,6 +166,7 @@ def lockstep_parser() -> Parser:
         "--device", default="auto", metavar="auto|cpu|cuda", help="where to run (default: auto)"
     )
     sub.set_defaults(command=_sample)
+    doctor.add(commands)
     instruments.add(commands)
     return parser
 

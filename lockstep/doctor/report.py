@@ -1,0 +1,100 @@
+"""The doctor's report, as text within 80 columns and as JSON."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.doctor.facts import Device, Facts, Framework, Machine
+from lockstep.doctor.policies import Ability, dotted, tensor_cores
+from lockstep.doctor.rules import ERROR, NOTE, WARNING, Finding
+
+WIDTH = 80
+Table = dict[str, dict[str, Ability]]
+
+
+def as_json(facts: Facts, table: Table, findings: list[Finding]) -> dict[str, Any]:
+    policies = {p: {f: a._asdict() for f, a in row.items()} for p, row in table.items()}
+    return dataclasses.asdict(facts) | {
+        "policies": policies,
+        "findings": [finding._asdict() for finding in findings],
+    }
+
+
+def as_text(facts: Facts, table: Table, findings: list[Finding]) -> str:
+    lines = list(_machine(facts.machine))
+    for framework in facts.frameworks.values():
+        lines += ["", *_framework(framework)]
+    lines += ["", *_table(table), "", *_findings(findings)]
+    return "\n".join(lines)
+
+
+def _machine(m: Machine) -> Iterator[str]:
+    yield f"{m.system}, {m.cores} cores, Python {m.python}"
+    yield from _line("free", f"{_gib(m.memory)} of memory, {_gib(m.disk)} of disk")
+    yield from _line("NVIDIA", f"driver {m.driver}" if m.driver else "no driver")
+    for gpu in m.gpus:
+        yield from _line("", _device(gpu))
+    wheels = [
+        f"{name} {v}" for name, v in m.packages.items() if name.startswith(("jax-", "nvidia"))
+    ]
+    yield from _line("packages", ", ".join(wheels))
+    for name, value in m.environment.items():
+        yield from _line("environment", f"{name}={value}")
+
+
+def _framework(f: Framework) -> Iterator[str]:
+    names = ", ".join(f"{name} {version}" for name, version in f.versions.items())
+    yield (names or f.name) + (": does not start" if f.fault else "")
+    for device in f.devices:
+        yield from _line("device", _device(device))
+    cuda = (f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in f.cuda.items())
+    yield from _line("CUDA", ", ".join(cuda))
+    switches = ", ".join(f"{name}={value}" for name, value in f.float32.items())
+    yield from _line("float32", switches and f"{switches}; --policy sets it")
+
+
+def _device(d: Device) -> str:
+    parts = [d.name if d.name == d.platform else f"{d.platform}: {d.name}"]
+    if d.capability:
+        cores = tensor_cores(d.capability)
+        parts.append(f"capability {dotted(d.capability)}, tensor cores: {cores}")
+    if d.total is not None:
+        parts.append(f"{_gib(d.free)} of {_gib(d.total)} free")
+    return "; ".join(parts)
+
+
+def _table(table: Table) -> Iterator[str]:
+    names = list(next(iter(table.values())))
+    wide = max(map(len, ["policy", *table]))
+    yield "  ".join(["policy".ljust(wide), *(name.ljust(11) for name in names)]).rstrip()
+    for policy, row in table.items():
+        states = (ability.state.ljust(11) for ability in row.values())
+        yield "  ".join([policy.ljust(wide), *states]).rstrip()
+    for name in names:
+        column = {policy: row[name].why for policy, row in table.items()}
+        for why in filter(None, dict.fromkeys(column.values())):
+            same = ", ".join(policy for policy in column if column[policy] == why)
+            yield from _line(name, f"{same}: {why}")
+
+
+def _findings(findings: list[Finding]) -> Iterator[str]:
+    if not findings:
+        yield "nothing to mend"
+    for severity in (ERROR, WARNING, NOTE):
+        for finding in findings:
+            if finding.severity == severity:
+                yield from textwrap.wrap(f"{severity}: {finding.what}", WIDTH,
+                                         subsequent_indent="  ")  # fmt: skip
+                yield from textwrap.wrap(f"-> {finding.remedy}", WIDTH, initial_indent="  ",
+                                         subsequent_indent="     ")  # fmt: skip
+
+
+def _line(head: str, text: str) -> list[str]:
+    """Wrapped behind its head; nothing where there is nothing to say."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {head:<11} ", break_on_hyphens=False,
+                         subsequent_indent=" " * 14)  # fmt: skip
+
+
+def _gib(number: int | None) -> str:
+    return "?" if number is None else f"{number / 2**30:.1f} GiB"
