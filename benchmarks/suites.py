@@ -98,7 +98,6 @@ def gpu(device: str) -> Suite:
     return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
         Command("parity", tuple(parity + ["-k", "fp64-none"] * rehearsal)),
-        *matmuls(device, 512 if rehearsal else 8192),
         *headline,
         *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
         *cells("10m", OURS, policies(small, *every), **whole),
@@ -106,6 +105,7 @@ def gpu(device: str) -> Suite:
         *cells("accumulation", OURS, accumulation(gpt2 | {"policy": "bf16"}, 32, (1, 4, 16)),
                **whole),
         *cells("remat", OURS, remat(gpt2 | {"policy": "bf16"}), **whole),
+        *matmuls(device, 512 if rehearsal else 8192),
         *laws(device),
         Command("power", tuple(power + ["optax-clip"] * rehearsal)),
     ])  # fmt: skip

@@ -23,16 +23,16 @@ def find_device(asked: str) -> jax.Device:
     """The device of `--device auto|cpu|cuda`.
 
     Raises:
-        UserError: cuda was asked for and there is none.
+        UserError: there is no such device.
     """
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
         return jax.devices("cuda" if asked == "cuda" else None)[0]
-    except RuntimeError:
+    except (RuntimeError, AssertionError):  # the latter where JAX_PLATFORMS names what is not there
         raise UserError(
-            f"--device cuda: JAX {jax.__version__} sees no CUDA device; "
-            "use --device cpu, or install jax[cuda12] or jax[cuda13]"
+            f"--device {asked}: JAX {jax.__version__} sees no such device; "
+            "use --device cpu, unset JAX_PLATFORMS, or install jax[cuda12] or jax[cuda13]"
         ) from None
 
 

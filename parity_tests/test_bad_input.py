@@ -342,18 +342,22 @@ def test_without_permission(
 
 @pytest.mark.parametrize("module", ["jax_impl.train", "torch_ref.train"])
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "words", "environment"),
     [
-        ("--device cuda", ["--device", "cuda", "--device cpu"]),
-        ("--policy bf17", ["--policy", "bf17"]),
+        ("--device cuda", ["--device", "cuda", "--device cpu"], {}),
+        ("--device cuda", ["--device", "cuda", "--device cpu"], {"JAX_PLATFORMS": "cuda"}),
+        ("--policy bf17", ["--policy", "bf17"], {}),
     ],
 )
-def test_as_a_process(module: str, flags: str, words: list[str], place: Path) -> None:
+def test_as_a_process(
+    module: str, flags: str, words: list[str], environment: dict[str, str], place: Path
+) -> None:
     before = contents(place)
     done = subprocess.run(
         [sys.executable, "-m", module, *flags.split(), "--data", "text.txt", "--context", "8"],
         cwd=place, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "",
+             **environment},
     )  # fmt: skip
     check_line(done.returncode, done.stderr, done.stdout, words)
     assert contents(place) == before

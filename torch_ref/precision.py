@@ -20,7 +20,7 @@ def find_device(asked: str) -> torch.device:
     """The device of `--device auto|cpu|cuda`.
 
     Raises:
-        UserError: cuda was asked for and there is none.
+        UserError: there is no such device.
     """
     if asked == "cuda" and not torch.cuda.is_available():
         raise UserError(
