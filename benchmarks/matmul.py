@@ -5,6 +5,7 @@ In JAX the compiled program says what is multiplied: where a backend has no bflo
 widens both operands first. torch calls a library that does not say.
 """
 
+import itertools
 import re
 import statistics
 import sys
@@ -19,6 +20,8 @@ from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
 
 DTYPES = ("float32", "bfloat16", "float16")
+# A forward pass multiplies x w, its backward pass dy w^T and x^T dy.
+LAYOUTS = {"x w": False, "x w^T": True}
 SECONDS, FEWEST = 0.5, 5  # a dtype's products are repeated so long, and so often at least
 XLA_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
@@ -30,7 +33,7 @@ class Product(NamedTuple):
     multiplied: str  # the dtype that is multiplied, "" where nobody says
 
 
-def in_jax(dtype: str, n: int, device: str) -> Product:
+def in_jax(dtype: str, transposed: bool, n: int, device: str) -> Product:
     from jax_impl import precision
 
     where = precision.find_device(device)
@@ -38,7 +41,11 @@ def in_jax(dtype: str, n: int, device: str) -> Product:
     import jax.numpy as jnp
 
     a = jax.device_put(jnp.full((n, n), 0.5, dtype), where)
-    compiled = jax.jit(jnp.matmul).lower(a, a).compile()
+
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ (w.T if transposed else w)
+
+    compiled = jax.jit(multiply).lower(a, a).compile()
     return Product(lambda: compiled(a, a).block_until_ready(), multiplied(compiled.as_text() or ""))
 
 
@@ -51,7 +58,7 @@ def multiplied(program: str) -> str:
     return XLA_NAMES[dtypes[operands[0]]] if operands else ""
 
 
-def in_torch(dtype: str, n: int, device: str) -> Product:
+def in_torch(dtype: str, transposed: bool, n: int, device: str) -> Product:
     import torch
 
     from torch_ref import precision
@@ -60,7 +67,7 @@ def in_torch(dtype: str, n: int, device: str) -> Product:
     a = torch.full((n, n), 0.5, dtype=precision.dtype(dtype), device=where)
 
     def once() -> None:
-        torch.matmul(a, a)
+        torch.matmul(a, a.T if transposed else a)
         if where.type == "cuda":
             torch.cuda.synchronize()
 
@@ -71,10 +78,10 @@ FRAMEWORKS = {"jax": in_jax, "torch": in_torch}
 
 
 def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
-    """A row for each dtype."""
+    """A row for each dtype and layout."""
     rows = []
-    for dtype in DTYPES:
-        product = FRAMEWORKS[framework](dtype, n, device)
+    for dtype, (layout, transposed) in itertools.product(DTYPES, LAYOUTS.items()):
+        product = FRAMEWORKS[framework](dtype, transposed, n, device)
         product.once()
         seconds: list[float] = []
         while len(seconds) < FEWEST or sum(seconds) < SECONDS:
@@ -82,18 +89,20 @@ def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
             product.once()
             seconds.append(time.perf_counter() - began)
         rate = 2 * n**3 / statistics.median(seconds)
-        rows.append({"dtype": dtype, "multiplied": product.multiplied, "flops_per_second": rate})
+        rows.append({"dtype": dtype, "layout": layout, "multiplied": product.multiplied,
+                     "flops_per_second": rate})  # fmt: skip
     return rows
 
 
 def markdown(framework: str, n: int, rows: list[dict[str, Any]]) -> str:
     single = rows[0]["flops_per_second"]
-    lines = [f"| {framework}, {n} x {n} | multiplied in | GFLOP/s | over float32 |",
-             "| --- | --- | --- | --- |"]  # fmt: skip
+    lines = [f"| {framework}, {n} x {n} | | multiplied in | GFLOP/s | over float32's x w |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in rows:
         rate = row["flops_per_second"]
-        said = row["multiplied"] or "not said"
-        lines.append(f"| {row['dtype']} | {said} | {rate / 1e9:,.3g} | {rate / single:.3g} |")
+        cells = [row["dtype"], row["layout"], row["multiplied"] or "not said",
+                 f"{rate / 1e9:,.0f}", f"{rate / single:.3g}"]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

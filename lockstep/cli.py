@@ -22,6 +22,7 @@ from lockstep.doctor import command as doctor
 from lockstep.errors import UserError, require, require_range
 from lockstep.flags import Parser, add_flag, reader
 from lockstep.parity import instruments
+from lockstep.plan import command as plan
 
 MISTAKE = 2
 MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
@@ -167,6 +168,7 @@ def lockstep_parser() -> Parser:
     )
     sub.set_defaults(command=_sample)
     doctor.add(commands)
+    plan.add(commands)
     instruments.add(commands)
     return parser
 

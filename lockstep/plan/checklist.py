@@ -1,0 +1,71 @@
+"""The classic checklist of mixed precision, beside what the formulas say."""
+
+from dataclasses import dataclass
+
+from lockstep.plan import devices, shape
+from lockstep.plan.recommend import Choice, choices, ranked
+
+TOKENS = 2**15  # a step, where the checklist does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    model: str
+    device: str
+    policy: str
+    splits: tuple[int, int]  # micro-batches, from and to
+    remat: bool
+
+    @property
+    def said(self) -> str:
+        low, high = self.splits
+        steps = f"N = {low}" if low == high else f"N = {low} to {high}"
+        return f"{self.policy}, {steps}, {'remat' if self.remat else 'no remat'}"
+
+
+CHECKLIST = (
+    Advice(model="10m", device="m2", policy="bf16", splits=(1, 1), remat=False),
+    Advice(model="10m", device="t4", policy="fp16", splits=(1, 1), remat=False),
+    Advice(model="10m", device="a100-40", policy="bf16", splits=(1, 1), remat=False),
+    Advice(model="30m", device="t4", policy="fp16", splits=(2, 4), remat=False),
+    Advice(model="125m", device="t4", policy="fp16", splits=(4, 8), remat=True),
+    Advice(model="125m", device="a100-40", policy="bf16", splits=(1, 1), remat=False),
+)
+
+
+def verdict(advice: Advice, framework: str, tokens: int = TOKENS) -> tuple[bool, str]:
+    """Whether the recommendation agrees, and the assumption that decides."""
+    device = devices.find(advice.device)
+    ordered = ranked(choices(shape.of(advice.model, None), device, framework, tokens))
+    if not ordered:
+        return False, f"nothing fits in {device.memory / 1e9:.0f} GB"
+    best = ordered[0]
+    against = _differences(advice, best, device)
+    ours = f"{best.policy}, N = {best.setting.accum}, "
+    ours += "no remat" if best.setting.remat == "none" else f"remat {best.setting.remat}"
+    return not against, f"{ours}" + (f": {'; '.join(against)}" if against else "")
+
+
+def _differences(advice: Advice, best: Choice, device: devices.Device) -> list[str]:
+    found = []
+    if advice.policy != best.policy:
+        half, single = device.half / 1e12, device.single / 1e12
+        found.append(f"its 16-bit units do {half:.3g} TFLOP/s, float32 {single:.3g}")
+    low, high = advice.splits
+    if not low <= best.setting.accum <= high:
+        share = best.bytes / device.memory
+        found.append(f"{best.setting.rows} rows take {share:.0%} of {device.memory / 1e9:.0f} GB")
+    if advice.remat != (best.setting.remat != "none"):
+        found.append("memory is left without remat" if advice.remat else "it does not fit without")
+    return found
+
+
+def text(framework: str) -> str:
+    lines = [f"The classic checklist, at {TOKENS:,} tokens a step, against this ({framework}):"]
+    for advice in CHECKLIST:
+        if framework not in devices.find(advice.device).frameworks:
+            continue
+        agrees, said = verdict(advice, framework)
+        where = f"  {advice.model} on {advice.device}: {advice.said}".ljust(52)
+        lines.append(f"{where} {'agree' if agrees else 'disagree'}: {said}")
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""`lockstep plan`: its flags, its report, and `--measure`."""
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+from lockstep import twin
+from lockstep.config import PRESETS
+from lockstep.errors import require, require_range
+from lockstep.flags import reader
+from lockstep.plan import checklist, devices, memory, recommend, report, shape, timing
+from lockstep.plan.devices import Device
+from lockstep.plan.recommend import Choice
+from lockstep.plan.shape import Shape
+
+LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
+TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
+TIMED = 3  # candidates, by --measure
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "plan",
+        help="which policy, remat, micro-batch and accumulation should I run?",
+        description="Predicts memory and time of a training step for each policy and remat mode,\n"
+        "and recommends one. Asks no framework; --measure times the best three here.",
+        epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
+        "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35",
+    )
+    sub.add_argument("--model", required=True, metavar="|".join((*PRESETS, "FILE")),
+                     help="a preset, or a Hugging Face config.json")  # fmt: skip
+    sub.add_argument("--device", required=True, metavar="NAME",
+                     help=", ".join(devices.DEVICES))  # fmt: skip
+    sub.add_argument("--memory", type=reader(float), metavar="GB",
+                     help="the device's memory (default: its data sheet's)")  # fmt: skip
+    sub.add_argument("--context", type=reader(int), metavar="T",
+                     help="tokens a sequence (default: the model's)")  # fmt: skip
+    sub.add_argument("--tokens-per-step", type=reader(int), metavar="N",
+                     help=f"of an optimizer step (default: {TOKENS[0]}; from {LARGE // 10**6} M "
+                     f"parameters {TOKENS[1]})")  # fmt: skip
+    sub.add_argument("--micro-batch", type=reader(int), metavar="B",
+                     help="sequences in a micro-batch (default: chosen)")  # fmt: skip
+    sub.add_argument("--tokens", type=reader(float), metavar="X",
+                     help="of the whole run: how many days? (default: not asked)")  # fmt: skip
+    sub.add_argument("--price", type=reader(float), metavar="X",
+                     help="of the device for an hour: what does the run cost? (default: not "
+                     "asked)")  # fmt: skip
+    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
+                     help="this one alone (default: both)")  # fmt: skip
+    sub.add_argument("--measure", action="store_true",
+                     help="time the best three on this machine (default: off)")  # fmt: skip
+    sub.add_argument("--json", action="store_true", help="print it as JSON (default: off)")
+    sub.set_defaults(command=_plan)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    device, model = devices.find(given.device), shape.of(given.model, given.context)
+    _check(given, model)
+    if given.memory is not None:
+        device = replace(device, memory=given.memory * devices.GB)
+    known = ", ".join(twin.MODULES)
+    require(given.framework in (None, *twin.MODULES), "--framework", given.framework,
+            f"unknown; use {known}")  # fmt: skip
+    names = [given.framework] if given.framework else list(device.frameworks)
+    tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
+    plans = [plan(model, device, name, tokens, given) for name in names]
+    if given.json:
+        print(json.dumps({"shape": vars(model), "device": vars(device), "plans": plans}, indent=1))
+        return 0
+    print(report.head(model, device, tokens))
+    for each in plans:
+        print(f"\n{report.text(each)}")
+    print(f"\n{checklist.text(names[0])}\n\n{report.assumptions()}")
+    return 0
+
+
+def _check(given: argparse.Namespace, model: Shape) -> None:
+    for name in ("context", "tokens_per_step", "micro_batch"):
+        if getattr(given, name) is not None:
+            require_range("--" + name.replace("_", "-"), getattr(given, name), 1, 2**31 - 1)
+    for name in ("memory", "tokens", "price"):
+        value = getattr(given, name)
+        if value is not None:
+            require(0 < value < float("inf"), f"--{name}", value, "must be above 0")
+    if given.price is not None:
+        require(given.tokens is not None, "--price", given.price, "of how many --tokens? give both")
+    if given.measure:
+        preset = given.model in PRESETS
+        require(preset, "--measure", given.model, "only a preset can be trained; drop --measure")
+
+
+def plan(model: Shape, device: Device, framework: str, tokens: int,
+         given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
+    """Everything that is said of one framework, as JSON."""
+    found = recommend.choices(model, device, framework, tokens, given.micro_batch)
+    ordered = recommend.ranked(found)
+    rows = [
+        described(model, recommend.best_of(found, policy, remat))
+        for policy in recommend.CANDIDATES
+        for remat in recommend.REMAT
+    ]
+    said: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
+    if ordered:
+        best = ordered[0]
+        said["recommended"] = described(model, best)
+        said["reason"] = recommend.reason(model, device, best, found)
+        said["command"] = command(given, framework, best)
+        if given.tokens:
+            said |= run(model, best, given)
+        if given.measure:
+            said["measured"] = [
+                {**described(model, c), **timing.measure(command(given, framework, c))}
+                for c in ordered[:TIMED]
+            ]
+    return said
+
+
+def described(model: Shape, c: Choice) -> dict[str, Any]:
+    parts = memory.parts(model, c.setting)
+    return {
+        "policy": c.policy, "remat": c.setting.remat, "rows": c.setting.rows,
+        "accum": c.setting.accum, "fits": c.fits, "native": c.native, "bytes": vars(parts),
+        "total_bytes": parts.total, "predicted_seconds": c.seconds,
+    }  # fmt: skip
+
+
+def run(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str, float]:
+    """Days and cost of the whole run."""
+    step = best.setting.rows * best.setting.accum * model.context
+    hours = given.tokens / step * best.seconds / 3600
+    return {"days": hours / 24} | ({"cost": hours * given.price} if given.price else {})
+
+
+def command(given: argparse.Namespace, framework: str, best: Choice) -> list[str]:
+    """The trainer's, for a preset; the flags alone otherwise."""
+    s = best.setting
+    words = ["--policy", best.policy, "--batch-size", str(s.rows), "--accum", str(s.accum)]
+    if s.remat != "none":
+        words += ["--remat", s.remat] + ["--layers", "scan"] * (framework == "jax")
+    if given.context:
+        words += ["--context", str(given.context)]
+    if given.model not in PRESETS:
+        return words
+    return ["python", "-m", twin.MODULES[framework], "--model", given.model, *words]

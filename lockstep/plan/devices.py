@@ -1,0 +1,83 @@
+"""What a device has: memory, bandwidth, matmul rates, compute capability.
+
+Dense rates from the vendors' data sheets, in FLOP/s, with float32 accumulation; 0 where the device
+has no such unit. Nothing here decides by a name: whoever adds a device adds its numbers.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.errors import require
+
+GB = 10**9
+TERA = 10**12
+BFLOAT16_FROM = (8, 0)  # NVIDIA's compute capability; torch says yes to bfloat16 below it too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    name: str
+    memory: float  # bytes
+    bandwidth: float  # bytes/s
+    half: float  # FLOP/s of 16-bit matmuls
+    tf32: float
+    single: float
+    capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
+    halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
+    frameworks: tuple[str, ...] = ("jax", "torch")
+    resident: bool = False  # whether only the process's resident memory can be read
+
+    def native(self, compute: str, tf32: bool) -> bool:
+        """Whether a matmul in this dtype is done by units made for it."""
+        if tf32:
+            return self.tf32 > 0
+        if compute == "bfloat16" and self.capability is not None:
+            return self.capability >= BFLOAT16_FROM
+        return compute == "float32" or (self.half > 0 and compute in self.halves)
+
+    def rate(self, compute: str, tf32: bool) -> float:
+        """FLOP/s; what is not native is computed in float32."""
+        if not self.native(compute, tf32):
+            return self.single
+        return self.tf32 if tf32 else self.single if compute == "float32" else self.half
+
+
+def _gpu(name: str, memory: float, bandwidth: float, half: float, tf32: float, single: float,
+         capability: tuple[int, int]) -> Device:  # fmt: skip
+    return Device(name=name, memory=memory * GB, bandwidth=bandwidth * GB, half=half * TERA,
+                  tf32=tf32 * TERA, single=single * TERA, capability=capability)  # fmt: skip
+
+
+DEVICES = {device.name: device for device in (
+    _gpu("t4", 16, 320, 65, 0, 8.1, (7, 5)),
+    _gpu("v100", 16, 900, 125, 0, 15.7, (7, 0)),
+    _gpu("l4", 24, 300, 121, 60, 30.3, (8, 9)),
+    _gpu("a10", 24, 600, 125, 62.5, 31.2, (8, 6)),
+    _gpu("a100-40", 40, 1555, 312, 156, 19.5, (8, 0)),
+    _gpu("a100-80", 80, 2039, 312, 156, 19.5, (8, 0)),
+    _gpu("h100", 80, 3350, 989, 494.5, 67, (9, 0)),
+    _gpu("h200", 141, 4800, 989, 494.5, 67, (9, 0)),
+    _gpu("rtx-3080", 10, 760, 59.5, 29.8, 29.8, (8, 6)),
+    _gpu("rtx-3090", 24, 936, 71, 35.6, 35.6, (8, 6)),
+    _gpu("rtx-4090", 24, 1008, 165.2, 82.6, 82.6, (8, 9)),
+    Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
+           single=3.6 * TERA, frameworks=("torch",)),
+    Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,
+           single=275 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    Device(name="tpu-v5e", memory=16 * GB, bandwidth=819 * GB, half=197 * TERA, tf32=0,
+           single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    # Two cores of a Xeon with AMX, the rates by `python -m benchmarks.matmul torch`, the memory a
+    # guess: `--memory` and `--measure` say what yours has.
+    Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, half=1.4 * TERA, tf32=0,
+           single=0.36 * TERA, resident=True),
+)}  # fmt: skip
+
+
+def find(name: str) -> Device:
+    """By the name in any case.
+
+    Raises:
+        UserError: unknown.
+    """
+    key = name.lower().replace(" ", "-")
+    require(key in DEVICES, "--device", name, f"unknown; use one of {', '.join(DEVICES)}")
+    return DEVICES[key]

@@ -1,0 +1,109 @@
+"""Which policy, remat, micro-batch and accumulation: everything that fits, the fastest first."""
+
+from dataclasses import dataclass, replace
+
+from lockstep.plan import memory, roofline
+from lockstep.plan.devices import Device
+from lockstep.plan.memory import Setting
+from lockstep.plan.shape import Shape
+from lockstep.precision import POLICIES
+
+# In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
+CANDIDATES = ("fp32", "tf32", "bf16", "fp16")
+REMAT = ("none", "dots", "sublayer", "block", "sqrt")
+ROOM = 0.9  # of the device's memory: fragments, the context and libraries take the rest
+SAME = 1.05  # seconds this near are the same; the simpler one is taken then
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    policy: str
+    setting: Setting
+    seconds: float  # of an optimizer step
+    bytes: float  # state and step
+    fits: bool
+    native: bool
+
+
+def choice(shape: Shape, device: Device, policy: str, setting: Setting) -> Choice:
+    needed = memory.state_bytes(shape, setting.roles) + memory.step_bytes(shape, setting)
+    return Choice(
+        policy=policy, setting=setting, seconds=roofline.seconds(shape, setting, device),
+        bytes=needed, fits=needed <= ROOM * device.memory,
+        native=device.native(setting.roles.compute, setting.roles.tf32),
+    )  # fmt: skip
+
+
+def choices(shape: Shape, device: Device, framework: str, tokens: int,
+            micro_batch: int | None = None) -> list[Choice]:  # fmt: skip
+    """Every policy, remat mode and split of `tokens` a step; at least `tokens`, if they divide
+    badly."""
+    rows = max(1, -(-tokens // shape.context))
+    sizes = [micro_batch] if micro_batch else [2**i for i in range(rows.bit_length())]
+    found = []
+    for policy in CANDIDATES:
+        for remat in REMAT:
+            for size in sizes:
+                setting = Setting(
+                    framework=framework, roles=POLICIES[policy], remat=remat, rows=size,
+                    accum=-(-rows // size), written_out=written_out(framework, device),
+                )  # fmt: skip
+                found.append(choice(shape, device, policy, setting))
+    return found
+
+
+def written_out(framework: str, device: Device) -> bool:
+    """JAX has fused attention on NVIDIA's GPUs alone; torch everywhere."""
+    return framework == "jax" and device.capability is None
+
+
+def ranked(found: list[Choice]) -> list[Choice]:
+    """Those that fit and are native, the best first; of equally fast ones the simpler."""
+    left = [c for c in found if c.fits and c.native]
+    order = []
+    while left:
+        fastest = min(c.seconds for c in left)
+        near = [c for c in left if c.seconds <= SAME * fastest]
+        best = min(near, key=_simple)
+        order.append(best)
+        left.remove(best)
+    return order
+
+
+def _simple(c: Choice) -> tuple[int, int, int]:
+    return REMAT.index(c.setting.remat), CANDIDATES.index(c.policy), c.setting.accum
+
+
+def best_of(found: list[Choice], policy: str, remat: str) -> Choice:
+    """Of the splits of one policy and remat mode the fastest that fits, else the smallest."""
+    mine = [c for c in found if c.policy == policy and c.setting.remat == remat]
+    fitting = [c for c in mine if c.fits]
+    if fitting:
+        return min(fitting, key=lambda c: (round(c.seconds, 6), c.setting.accum))
+    return min(mine, key=lambda c: c.bytes)
+
+
+def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
+    """Why this one, made from what the others would have cost."""
+    said = []
+    others = {p: best_of(found, p, best.setting.remat) for p in CANDIDATES if p != best.policy}
+    for policy, other in others.items():
+        if not other.native:
+            why = "no units for it here"
+        elif not other.fits:
+            why = "does not fit"
+        else:
+            why = f"{other.seconds / best.seconds:.2g} x the time"
+        said.append(f"{policy}: {why}")
+    plain = best_of(found, best.policy, "none")
+    if best.setting.remat != "none":
+        said.append("without remat " + (
+            f"it would take {plain.seconds / best.seconds:.2g} x the time" if plain.fits
+            else f"not even {plain.setting.rows} row(s) fit"
+        ))  # fmt: skip
+    else:
+        said.append("it fits without remat, which would only cost time")
+    whole = replace(best.setting, rows=best.setting.rows * best.setting.accum, accum=1)
+    if best.setting.accum > 1 and not choice(shape, device, best.policy, whole).fits:
+        said.append("all rows at once do not fit, so they are accumulated")
+    return "; ".join(said)

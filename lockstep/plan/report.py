@@ -1,0 +1,77 @@
+"""A plan as plain text."""
+
+import shlex
+from typing import Any
+
+from lockstep.plan.devices import Device
+from lockstep.plan.recommend import CANDIDATES, REMAT
+from lockstep.plan.roofline import EFFICIENCY
+from lockstep.plan.shape import Shape
+
+GIB, MIB = 2**30, 2**20
+ROW = "{:7}{:10}{:>8}{:>10}  {:>9}  {}"
+
+
+def head(shape: Shape, device: Device, tokens: int) -> str:
+    capability = ".".join(map(str, device.capability)) if device.capability else "none"
+    return (
+        f"{shape.name}: {shape.weights / 1e6:,.1f} M parameters, L = {shape.n_layer}, "
+        f"D = {shape.d_model}, T = {shape.context}, V = {shape.vocab}; "
+        f"{tokens:,} tokens a step\n"
+        f"{device.name}: {device.memory / 1e9:.0f} GB, {device.bandwidth / 1e9:,.0f} GB/s; "
+        f"{device.half / 1e12:.3g} TFLOP/s in 16 bit, {device.single / 1e12:.3g} in float32; "
+        f"compute capability: {capability}"
+    )
+
+
+def text(plan: dict[str, Any]) -> str:
+    """One framework's: the table, the recommendation, its parts."""
+    lines = [
+        plan["framework"],
+        ROW.format("policy", "remat", "N x B", "memory", "s/step", "").rstrip(),
+    ]
+    rows = {(row["policy"], row["remat"]): row for row in plan["rows"]}
+    for policy in CANDIDATES:
+        for remat in REMAT:
+            lines.append(_row(rows[policy, remat]))
+    best = plan["recommended"]
+    if best is None:
+        return "\n".join([*lines, "nothing fits: take a smaller model or context, or more memory"])
+    lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
+    parts = ", ".join(f"{name} {_size(n)}" for name, n in best["bytes"].items() if n)
+    lines.append(f"  {parts}")
+    if "days" in plan:
+        cost = f", {plan['cost']:,.2f} in money" if "cost" in plan else ""
+        lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
+    for row in plan.get("measured", []):
+        lines.append(f"  measured here: {_measured(row)}")
+    return "\n".join(lines)
+
+
+def _row(row: dict[str, Any]) -> str:
+    said = "" if row["native"] else "not native"
+    if not row["fits"]:
+        said = "does not fit"
+    split = f"{row['accum']} x {row['rows']}"
+    seconds = f"{row['predicted_seconds']:.3g}"
+    return ROW.format(
+        row["policy"], row["remat"], split, _size(row["total_bytes"]), seconds, said
+    ).rstrip()
+
+
+def _measured(row: dict[str, Any]) -> str:
+    what = f"{row['policy']}, remat {row['remat']}, {row['accum']} x {row['rows']}: "
+    if "failed" in row:
+        return what + row["failed"]
+    return what + f"{row['tokens_per_second']:,.0f} tokens/s, peak {_size(row['peak_bytes'])}"
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def assumptions() -> str:
+    return (
+        f"Seconds: matmuls at {EFFICIENCY:.0%} of the device's rate, and memory traffic beside "
+        "them; --measure times the best here. Memory: fitted to measured cells, docs/plan.md."
+    )

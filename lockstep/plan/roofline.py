@@ -1,0 +1,41 @@
+"""Seconds of an optimizer step: what must be multiplied, and what must be moved.
+
+The two are added, not overlapped: elementwise work waits for the matmuls before it. EFFICIENCY is
+the share of a device's matmul rate that matmuls of these sizes reach.
+"""
+
+from lockstep.plan import memory
+from lockstep.plan.devices import Device
+from lockstep.plan.memory import Setting
+from lockstep.plan.shape import Shape
+from lockstep.precision import BYTES
+
+EFFICIENCY = 0.7
+# Passes over the activations that the backward pass reads: written, read, and their gradients.
+PASSES = 3
+# Forward passes over again, in thirds of a step's matmuls (forward 1, backward 2).
+RECOMPUTED = {"none": 0.0, "sublayer": 1.0, "block": 1.0, "sqrt": 2.0, "dots": 0.1}
+# AdamW reads weight, gradient and two moments, and writes three of them: 7 numbers a weight.
+UPDATE = 7
+
+
+def seconds(shape: Shape, s: Setting, device: Device) -> float:
+    """Of one optimizer step on `device`, all its micro-batches."""
+    tokens = s.rows * shape.context
+    flops = shape.flops_per_token * tokens * (1 + RECOMPUTED[s.remat] / 3)
+    rate = EFFICIENCY * device.rate(s.roles.compute, s.roles.tf32)
+    everything = memory.Setting(**{**vars(s), "remat": "none"})
+    start, _ = memory.moments(shape, everything, memory.fitted(memory.key(shape, everything)))
+    activations = start["blocks"] + start["scores"] + start["stream"] + start["logits"]
+    moved = PASSES * activations * (1 + RECOMPUTED[s.remat] / 3)
+    # Every micro-batch reads the weights forward and backward, and adds to all gradients.
+    moved += 3 * BYTES[s.roles.compute] * shape.weights
+    update = UPDATE * BYTES[s.roles.param] * shape.weights
+    return s.accum * (flops / rate + moved / device.bandwidth) + update / device.bandwidth
+
+
+def mfu(shape: Shape, s: Setting, device: Device) -> float:
+    """Model FLOPs in those seconds, over the device's rate."""
+    tokens = s.accum * s.rows * shape.context
+    rate = device.rate(s.roles.compute, s.roles.tf32)
+    return shape.flops_per_token * tokens / seconds(shape, s, device) / rate

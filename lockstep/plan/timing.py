@@ -1,0 +1,33 @@
+"""What a candidate really takes on this machine: the trainer, for a few steps."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lockstep.parity.side import ROOT
+
+STEPS, WARMUP = 6, 2
+
+
+def measure(command: list[str]) -> dict[str, Any]:
+    """Median seconds of a step after the first, and the tokens/s; or why there are none.
+
+    Args:
+        command: a trainer's, beginning with "python".
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        words = [sys.executable, *command[1:], "--steps", str(STEPS), "--eval-every", "0",
+                 "--eval-batches", "1", "--save-every", "0", "--out", str(out)]  # fmt: skip
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            return {"failed": lines[-1] if lines else f"exit status {done.returncode}"}
+        rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "train"][WARMUP:]
+    rate = statistics.median(row["tokens_per_second"] for row in steps)
+    return {"tokens_per_second": rate, "peak_bytes": steps[-1]["peak_bytes"]}
