@@ -12,16 +12,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws, matmul, report, speed
+from benchmarks import laws, matmul, memory, report, speed
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST
 from lockstep.parity.power import mark as power_marks
+from lockstep.plan.memory import CONSTANTS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "parity.md", ROOT / "docs" / "benchmarks.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 ORDER = ("not run", "equal", "inconclusive", "different")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
@@ -199,6 +200,8 @@ def origin(content: dict[str, Any]) -> str:
 
 def render(name: str) -> str:
     """The table, and where its figures come from; for the rungs, one for each device."""
+    if name == "memory":
+        return f"\n{memory.markdown(json.loads(CONSTANTS.read_text()))}\n\n"
     if name not in TABLES:
         return f"\n{benchmark(name)}\n\n"
     stem, command, make = TABLES[name]

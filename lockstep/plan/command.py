@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from lockstep import twin
@@ -65,7 +66,8 @@ def _plan(given: argparse.Namespace) -> int:
             f"unknown; use {known}")  # fmt: skip
     names = [given.framework] if given.framework else list(device.frameworks)
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
-    plans = [plan(model, device, name, tokens, given) for name in names]
+    alike = groupby(names, key=lambda name: recommend.account(name, device))
+    plans = [plan(model, device, list(group), tokens, given) for _, group in alike]
     if given.json:
         print(json.dumps({"shape": vars(model), "device": vars(device), "plans": plans}, indent=1))
         return 0
@@ -91,28 +93,33 @@ def _check(given: argparse.Namespace, model: Shape) -> None:
         require(preset, "--measure", given.model, "only a preset can be trained; drop --measure")
 
 
-def plan(model: Shape, device: Device, framework: str, tokens: int,
+def plan(model: Shape, device: Device, frameworks: list[str], tokens: int,
          given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
-    """Everything that is said of one framework, as JSON."""
-    found = recommend.choices(model, device, framework, tokens, given.micro_batch)
+    """Everything that is said of frameworks that share an account, as JSON."""
+    found = recommend.choices(model, device, frameworks[0], tokens, given.micro_batch)
     ordered = recommend.ranked(found)
     rows = [
         described(model, recommend.best_of(found, policy, remat))
         for policy in recommend.CANDIDATES
         for remat in recommend.REMAT
     ]
-    said: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
+    said: dict[str, Any] = {"frameworks": frameworks, "rows": rows, "recommended": None}
     if ordered:
         best = ordered[0]
         said["recommended"] = described(model, best)
         said["reason"] = recommend.reason(model, device, best, found)
-        said["command"] = command(given, framework, best)
+        said["commands"] = [command(given, name, best) for name in frameworks]
         if given.tokens:
             said |= run(model, best, given)
         if given.measure:
             said["measured"] = [
-                {**described(model, c), **timing.measure(command(given, framework, c))}
+                {
+                    **described(model, c),
+                    "framework": name,
+                    **timing.measure(command(given, name, c)),
+                }
                 for c in ordered[:TIMED]
+                for name in frameworks
             ]
     return said
 

@@ -1,8 +1,9 @@
 """Memory of a training step by part: state exactly, the rest by constants fitted to measured cells.
 
-A step needs most memory at one of two moments: when the loss is known and its backward pass begins
-(activations, logits), or when that pass ends (all gradients). The constants are bytes for each unit
-of a term of `terms`; `python -m benchmarks.memory fit` writes them, and says how far they are off.
+A step needs most memory at one of three moments: when the loss is known (all that is kept, logits),
+when a block's backward pass runs (what is kept, and one block's insides), or at the end (all
+gradients). The constants are bytes for each unit of a term of `terms`; `python -m benchmarks.memory
+fit` writes them, and says how far they are off.
 """
 
 import json
@@ -16,9 +17,13 @@ from lockstep.plan.shape import Shape
 from lockstep.precision import BYTES, Roles
 
 CONSTANTS = Path(__file__).parent / "constants.json"
-# Terms of the first moment, then of the second.
-START = ("blocks", "scores", "stream", "logits", "copies")
-END = ("gradients", "block")
+# Moment -> its terms. What is kept is the same at both of the first two.
+MOMENTS = {
+    "loss": ("blocks", "scores", "stream", "logits", "copies"),
+    "block": ("blocks", "scores", "inside", "row scores", "copies"),
+    "end": ("last",),
+}
+TERMS = tuple(dict.fromkeys(name for names in MOMENTS.values() for name in names))
 QUERY_BLOCKS, QUERIES = 4, 64  # of written-out causal attention: jax_impl/precision.py:query_blocks
 
 
@@ -26,12 +31,11 @@ QUERY_BLOCKS, QUERIES = 4, 64  # of written-out causal attention: jax_impl/preci
 class Setting:
     """What is run beside the model: N micro-batches of B rows."""
 
-    framework: str
+    account: str  # the framework whose constants hold: see recommend.account
     roles: Roles
     remat: str
     rows: int
     accum: int = 1
-    written_out: bool = False  # attention, so that its scores are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +58,19 @@ class Parts:
 def terms(shape: Shape, s: Setting) -> dict[str, float]:
     """How much there is of what takes memory, in numbers (not bytes)."""
     tokens, scores = s.rows * shape.context, 0.0
-    if s.written_out:
-        n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES)) if s.framework == "jax" else 1
+    if s.account == "jax":  # on a CPU, where its attention is written out
+        n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES))
         scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
+    keeps = s.remat in ("none", "dots")
     return {
         "blocks": tokens * kept(shape.n_layer, s.remat) * shape.d_model,
-        "scores": scores * (shape.n_layer if s.remat in ("none", "dots") else 1),
+        "scores": scores * shape.n_layer if keeps else 0,
         "stream": tokens * shape.d_model,
         "logits": tokens * shape.vocab,
+        "inside": tokens * (shape.d_model + shape.d_mlp),
+        "row scores": scores,
         "copies": shape.weights if s.roles.mixed else 0,
-        "gradients": shape.weights,
-        "block": tokens * shape.d_model,
+        "last": tokens * shape.d_model,
     }
 
 
@@ -73,7 +79,8 @@ def kept(layers: int, remat: str) -> int:
     if remat != "sqrt":
         return layers
     segments = math.isqrt(layers)
-    return segments + layers - segments * (segments - 1)
+    size = layers // segments
+    return segments + layers - size * (segments - 1)
 
 
 def state_bytes(shape: Shape, roles: Roles) -> int:
@@ -83,36 +90,48 @@ def state_bytes(shape: Shape, roles: Roles) -> int:
 
 def step_bytes(shape: Shape, s: Setting, constants: dict[str, float] | None = None) -> float:
     """What a step needs beside its state."""
-    start, end = moments(shape, s, constants or fitted(key(shape, s)))
-    return max(sum(start.values()), sum(end.values()))
+    given = moments(shape, s, constants or fitted(key(shape, s)))
+    return max(sum(terms.values()) for terms in given.values())
 
 
-def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> list[dict[str, float]]:
-    """The bytes of each term at the two moments."""
+def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The bytes of each term at each moment."""
     amounts = terms(shape, s)
-    start, end = ({n: constants[n] * amounts[n] for n in names} for names in (START, END))
-    return [start | {"held": held(shape, s, START)}, end | {"held": held(shape, s, END)}]
+    return {
+        moment: {name: constants[name] * amounts[name] for name in names} | known(shape, s, moment)
+        for moment, names in MOMENTS.items()
+    }
 
 
-def held(shape: Shape, s: Setting, moment: tuple[str, ...]) -> float:
-    """Bytes of the accumulators: torch adds to the gradients in place, JAX has them beside."""
-    beside = moment is START or s.framework == "jax"
-    return BYTES[s.roles.param] * shape.weights if s.accum > 1 and beside else 0.0
+def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
+    """Bytes that need no fit: the gradients, and with N > 1 what they are added to.
+
+    Those of scanned layers are one array from the first block on. torch adds to the gradients in
+    place, JAX has the accumulators beside them.
+    """
+    copy = BYTES[s.roles.param] * shape.weights
+    whole = moment == "end" or (moment == "block" and s.account == "jax" and s.remat != "none")
+    beside = s.accum > 1 and (moment == "loss" or (moment == "end") == (s.account == "jax"))
+    return {"gradients": copy * whole, "accumulators": copy * beside}
 
 
 def parts(shape: Shape, s: Setting) -> Parts:
     """Of the moment at which most is needed."""
-    start, end = moments(shape, s, fitted(key(shape, s)))
-    at_end = sum(end.values()) > sum(start.values())
+    given = moments(shape, s, fitted(key(shape, s)))
+    most = max(given.values(), key=lambda terms: sum(terms.values()))
     width = BYTES[s.roles.param] * shape.weights
+
+    def of(*names: str) -> float:
+        return sum(most.get(name, 0.0) for name in names)
+
     return Parts(
         parameters=width,
         moments=2 * width,
-        gradients=end["gradients"] if at_end else 0.0,
-        accumulators=end["held"] if at_end else start["held"],
-        activations=0.0 if at_end else start["blocks"] + start["scores"] + start["stream"],
-        logits=0.0 if at_end else start["logits"],
-        workspace=end["block"] if at_end else start["copies"],
+        gradients=of("gradients"),
+        accumulators=of("accumulators"),
+        activations=of("blocks", "scores", "stream"),
+        logits=of("logits"),
+        workspace=of("inside", "row scores", "copies", "last"),
     )
 
 
@@ -120,7 +139,7 @@ def key(shape: Shape, s: Setting) -> str:
     """The group of cells that share their constants."""
     precision = "mixed" if s.roles.mixed else "single"
     block = "gated" if shape.gated else "plain"
-    return f"{s.framework} {precision} {s.remat} {block}"
+    return f"{s.account} {precision} {s.remat} {block}"
 
 
 @cache

@@ -45,16 +45,17 @@ def choices(shape: Shape, device: Device, framework: str, tokens: int,
         for remat in REMAT:
             for size in sizes:
                 setting = Setting(
-                    framework=framework, roles=POLICIES[policy], remat=remat, rows=size,
-                    accum=-(-rows // size), written_out=written_out(framework, device),
+                    account=account(framework, device), roles=POLICIES[policy], remat=remat,
+                    rows=size, accum=-(-rows // size),
                 )  # fmt: skip
                 found.append(choice(shape, device, policy, setting))
     return found
 
 
-def written_out(framework: str, device: Device) -> bool:
-    """JAX has fused attention on NVIDIA's GPUs alone; torch everywhere."""
-    return framework == "jax" and device.capability is None
+def account(framework: str, device: Device) -> str:
+    """Whose constants hold. JAX's own are those of XLA's CPU backend, which writes attention out
+    and widens bfloat16; until they are measured on an accelerator, torch's stand for it there."""
+    return framework if device.resident else "torch"
 
 
 def ranked(found: list[Choice]) -> list[Choice]:
@@ -102,7 +103,7 @@ def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> s
             else f"not even {plain.setting.rows} row(s) fit"
         ))  # fmt: skip
     else:
-        said.append("it fits without remat, which would only cost time")
+        said.append("it fits without remat, which costs time")
     whole = replace(best.setting, rows=best.setting.rows * best.setting.accum, accum=1)
     if best.setting.accum > 1 and not choice(shape, device, best.policy, whole).fits:
         said.append("all rows at once do not fit, so they are accumulated")

@@ -9,7 +9,7 @@ from lockstep.plan.roofline import EFFICIENCY
 from lockstep.plan.shape import Shape
 
 GIB, MIB = 2**30, 2**20
-ROW = "{:7}{:10}{:>8}{:>10}  {:>9}  {}"
+ROW = "{:7}{:10}{:>9}{:>13}{:>10}  {}"
 
 
 def head(shape: Shape, device: Device, tokens: int) -> str:
@@ -25,9 +25,9 @@ def head(shape: Shape, device: Device, tokens: int) -> str:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """One framework's: the table, the recommendation, its parts."""
+    """The table, the recommendation, its parts."""
     lines = [
-        plan["framework"],
+        " and ".join(plan["frameworks"]),
         ROW.format("policy", "remat", "N x B", "memory", "s/step", "").rstrip(),
     ]
     rows = {(row["policy"], row["remat"]): row for row in plan["rows"]}
@@ -37,7 +37,8 @@ def text(plan: dict[str, Any]) -> str:
     best = plan["recommended"]
     if best is None:
         return "\n".join([*lines, "nothing fits: take a smaller model or context, or more memory"])
-    lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
+    lines += [f"recommended: {shlex.join(words)}" for words in plan["commands"]]
+    lines.append(f"  because {plan['reason']}")
     parts = ", ".join(f"{name} {_size(n)}" for name, n in best["bytes"].items() if n)
     lines.append(f"  {parts}")
     if "days" in plan:
@@ -60,7 +61,8 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    what = f"{row['policy']}, remat {row['remat']}, {row['accum']} x {row['rows']}: "
+    what = f"{row['framework']}, {row['policy']}, remat {row['remat']}, "
+    what += f"{row['accum']} x {row['rows']}: "
     if "failed" in row:
         return what + row["failed"]
     return what + f"{row['tokens_per_second']:,.0f} tokens/s, peak {_size(row['peak_bytes'])}"

@@ -25,8 +25,10 @@ def seconds(shape: Shape, s: Setting, device: Device) -> float:
     flops = shape.flops_per_token * tokens * (1 + RECOMPUTED[s.remat] / 3)
     rate = EFFICIENCY * device.rate(s.roles.compute, s.roles.tf32)
     everything = memory.Setting(**{**vars(s), "remat": "none"})
-    start, _ = memory.moments(shape, everything, memory.fitted(memory.key(shape, everything)))
-    activations = start["blocks"] + start["scores"] + start["stream"] + start["logits"]
+    at_loss = memory.moments(shape, everything, memory.fitted(memory.key(shape, everything)))[
+        "loss"
+    ]
+    activations = sum(at_loss[name] for name in ("blocks", "scores", "stream", "logits"))
     moved = PASSES * activations * (1 + RECOMPUTED[s.remat] / 3)
     # Every micro-batch reads the weights forward and backward, and adds to all gradients.
     moved += 3 * BYTES[s.roles.compute] * shape.weights
