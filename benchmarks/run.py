@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", type=Path,
                         help="where results go (default: runs/benchmarks/NAME)")  # fmt: skip
     parser.add_argument("--minutes", metavar="M", type=reader(float),
-                        help="a suite: start no cell after so many (default: any)")  # fmt: skip
+                        help="a suite: no cell starts later (default: no limit)")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
                         help="gpu: the whole suite on a CPU, with toys")  # fmt: skip
     parser.add_argument("--scale", metavar="smoke|full",
