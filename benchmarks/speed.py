@@ -28,8 +28,6 @@ from lockstep.parity.pair import GPT
 ROOT = Path(__file__).parent.parent
 FLOOR = 0.97  # of the peer's speed, by the lower end of the interval
 STEPS, WARMUP = 1, 3  # a turn; before the first
-# Student's t for 95 %, two-sided, by degrees of freedom up to 60.
-T_95 = {19: 2.093, 24: 2.064, 29: 2.045, 39: 2.023, 59: 2.001}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +116,23 @@ def run(race: Race, pairs: int) -> dict[str, Any]:
 
 
 def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
-    """The speed of ours with theirs as 1: geometric mean of the pairs, and its 95 % interval."""
-    logs = [math.log(theirs / ours) for ours, theirs in turns]
-    freedom = max((n for n in T_95 if n < len(logs)), default=19)
-    half = T_95[freedom] * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.mean(logs)
-    return {"speed": math.exp(middle), "low": math.exp(middle - half),
-            "high": math.exp(middle + half)}  # fmt: skip
+    """The speed of ours with theirs as 1: the median pair, and the 95 % interval of the median.
+
+    Order statistics, because a burst of other work in one turn says nothing of either contender.
+    """
+    speeds = sorted(theirs / ours for ours, theirs in turns)
+    edge = outside(len(speeds))
+    return {"speed": statistics.median(speeds), "low": speeds[edge], "high": speeds[-1 - edge]}
+
+
+def outside(n: int) -> int:
+    """How many of n sorted values lie below an interval that misses the median in at most 2.5 % of
+    all cases on that side: each value is below the median as often as not."""
+    below, chance = 0, 0.5**n
+    while chance <= 0.025:
+        below += 1
+        chance += math.comb(n, below) * 0.5**n
+    return max(0, below - 1)
 
 
 def held(result: dict[str, Any]) -> bool:

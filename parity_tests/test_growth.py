@@ -102,6 +102,22 @@ def test_drift_is_no_difference_and_noise_widens_the_interval() -> None:
     assert noisy["low"] < 1 < noisy["high"] and noisy["high"] - noisy["low"] > 0.02
 
 
+def test_a_burst_in_one_turn_says_nothing() -> None:
+    turns = [(1.0, 1.0)] * 19
+    assert speed.interval([*turns, (30.0, 1.0)]) == speed.interval([*turns, (1.0, 1.0)])
+
+
+def test_the_interval_is_one_of_95_percent() -> None:
+    """By the binomial distribution: values outside it on each side, of a median known to be 0."""
+    generator = np.random.Generator(np.random.Philox(4))
+    for n in (20, 25, 60):
+        drawn = np.sort(generator.normal(size=(20_000, n)), axis=1)
+        edge = speed.outside(n)
+        covered = ((drawn[:, edge] < 0) & (drawn[:, -1 - edge] > 0)).mean()
+        wider = ((drawn[:, edge + 1] < 0) & (drawn[:, -2 - edge] > 0)).mean()
+        assert wider < 0.945 and 0.945 < covered < 0.98, n
+
+
 @pytest.mark.parametrize(("ratio", "holds"), [(1.0, True), (0.96, False)])
 def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> None:
     result = {"floor": speed.FLOOR, "name": "x", "seconds": [0], **races(ratio, 0.005)}
