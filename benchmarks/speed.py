@@ -1,7 +1,7 @@
 """`python -m benchmarks.speed`: what our own code costs, against a peer that does the same by hand.
 
-Two processes take turns: A B, B A, A B ... Each turn is some optimizer steps. The ratio of a pair is
-free of the machine's drift, and of many pairs there is an interval. Now and then both start anew.
+Two processes take turns: A B, B A, A B ... Each turn is some optimizer steps. The ratio of a pair
+is free of the machine's drift, and of many pairs there is an interval. Both start anew at times.
 """
 
 import importlib
