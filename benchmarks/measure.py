@@ -17,14 +17,22 @@ from lockstep.errors import UserError
 from lockstep.memory import ResidentGrowth
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
+from lockstep.precision import BYTES
 from lockstep.twin import Runner, StepResult
 
 # How the frameworks, the drivers and Python say that there is no memory left.
 NO_MEMORY = ("out of memory", "RESOURCE_EXHAUSTED", "MemoryError", "can't allocate memory")
 
 
-def measure(cell: Cell) -> dict[str, Any]:
-    """Everything that a report wants to know of a cell that could run."""
+Result = dict[str, Any]
+
+
+def measure(cell: Cell, ask: Callable[[Any, Config], Result] = lambda *_: {}) -> Result:
+    """Everything that a report wants to know of a cell that could run.
+
+    Args:
+        ask: what else is wanted of the runner, when it has taken its steps.
+    """
     config, clock = cell.config, Clock()
     runner: Runner = importlib.import_module(CONTENDERS[cell.contender].module).build(config)
     state = loop.initial_state(config)
@@ -52,7 +60,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
         "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
         "predicted_bytes": None if needed is None else needed + held,
-        **throughput(config, seconds, about["device"]), **outcome(results),
+        **throughput(config, seconds, about["device"]), **outcome(results), **ask(runner, config),
     }  # fmt: skip
 
 
@@ -78,7 +86,7 @@ def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
     return results + [wait() for wait in pending]
 
 
-def throughput(config: Config, seconds: list[float], device: str) -> dict[str, Any]:
+def throughput(config: Config, seconds: list[float], device: str) -> Result:
     """Of the median window: tokens/s with their quartiles, and MFU where the peak is known."""
     rates = [tokens_per_step(config) / s for s in seconds]
     # "inclusive": no quartile beyond what was seen
@@ -93,12 +101,14 @@ def tokens_per_step(config: Config) -> int:
     return config.optim.accum * config.optim.batch_size * config.model.context
 
 
-def outcome(results: list[StepResult]) -> dict[str, Any]:
+def outcome(results: list[StepResult]) -> Result:
     """What was computed, for a faster cell that computes something else is void."""
     return {
         "losses": [result.loss for result in results], "final_loss": results[-1].loss,
         "skipped": sum(result.skipped for result in results),
+        "skipped_steps": [step for step, result in enumerate(results) if result.skipped],
         "loss_scale": results[-1].loss_scale,
+        "loss_scales": [result.loss_scale for result in results],
     }  # fmt: skip
 
 
@@ -110,8 +120,7 @@ def account(runner: Runner, config: Config) -> int | None:
 
 def state_bytes(config: Config) -> int:
     """Weights and both moments."""
-    width = 8 if config.precision.roles.param == "float64" else 4
-    return 3 * width * params.count(config.model)
+    return 3 * BYTES[config.precision.roles.param] * params.count(config.model)
 
 
 def reserved_bytes() -> int | None:
@@ -120,10 +129,14 @@ def reserved_bytes() -> int | None:
     return torch.cuda.max_memory_reserved() if torch and torch.cuda.is_available() else None
 
 
-def attempt(cell: Cell) -> dict[str, Any]:
+def attempt(cell: Cell) -> Result:
     """The result, or why there is none, which is one too."""
+    return guarded(lambda: measure(cell))
+
+
+def guarded(work: Callable[[], Result]) -> Result:
     try:
-        return {"status": "ok", **measure(cell)}
+        return {"status": "ok", **work()}
     except UserError as error:
         return {"status": "not supported", "why": str(error)}
     except Exception as error:

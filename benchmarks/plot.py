@@ -9,6 +9,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.experiments.picture import Panel
+
 
 def bars(rates: dict[str, float], path: Path) -> None:
     """Tokens/s by cell, the fastest on top."""
@@ -34,5 +36,33 @@ def laws(panels: dict[str, dict[str, Curve]], path: Path) -> None:
             axis.plot(np.array(x)[order], np.array(y)[order], "o-", label=label)
         axis.set_title(title)
         axis.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+FEW = 20  # points, which are drawn as such
+
+
+def panels(shown: list[Panel], path: Path) -> None:
+    """Side by side, two in a row."""
+    rows = -(-len(shown) // 2)
+    columns = min(2, len(shown))
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(6.5 * columns, 4 * rows), layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(shown) :]:
+        axis.remove()
+    for axis, panel in zip(axes.flat, shown):
+        for label, (x, y) in panel.lines.items():
+            dashes = "--" if label.startswith("torch") else "-"  # under jax's, where they agree
+            axis.plot(x, y, dashes, marker="o" if len(x) <= FEW else "", label=label)
+        for x, y in panel.marks.values():
+            axis.plot(x, y, "rx")
+        if panel.scale == "log":
+            axis.loglog()
+        elif panel.scale == "log2":
+            axis.set_yscale("log", base=2)
+        axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+        axis.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.run SUITE`: every cell in a fresh process, then the report.
+"""`python -m benchmarks.run NAME`: a suite, every cell in a fresh process, then the report; or one
+of the experiments.
 
 What is there already is not measured again, so an interrupted suite goes on where it stopped.
 """
@@ -7,19 +8,19 @@ import json
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import report
 from benchmarks.cells import Cell
+from benchmarks.experiments import run as experiments
 from benchmarks.measure import write
+from benchmarks.process import INTERRUPTED, ROOT, died, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep.errors import UserError, require
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
-
-ROOT = Path(__file__).resolve().parent.parent
-INTERRUPTED = 130
 
 
 class Job(NamedTuple):
@@ -91,52 +92,66 @@ def perform(job: Job) -> str:
     return f"{summary(content)}, {time.perf_counter() - before:.0f} s"
 
 
-def shown(path: Path) -> str:
-    """As a command in the repository's root names it: results say their commands."""
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-
-
-def died(code: int, stderr: str) -> dict[str, str]:
-    """Linux kills the process that takes the last memory."""
-    status = "OOM" if code == -9 else "failed"
-    lines = stderr.strip().splitlines()
-    return {"status": status, "why": f"exit status {code}; {lines[-1] if lines else 'silent'}"}
-
-
 def summary(content: dict) -> str:
     if content["status"] != "ok":
         return f"{content['status']}: {content['why']}"
     return f"{content['tokens_per_second']:,.0f} tokens/s, final loss {content['final_loss']:.4f}"
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    listed = "\n".join(f"  {name:8}{make('cpu').what}" for name, make in SUITES.items())
+    suites = [f"  {name:14}{make('cpu').what}" for name, make in SUITES.items()]
+    tried = [f"  {name:14}{each.WHAT}" for name, each in experiments.EXPERIMENTS.items()]
     parser = Parser(
         prog="python -m benchmarks.run",
-        description=f"Measures a suite and writes its report.\n\n{listed}",
-    )
-    parser.add_argument("suite", metavar="SUITE", help=", ".join(SUITES))
+        description="\n".join([
+            "Measures a suite and writes its report:", "", *suites, "",
+            "or makes an experiment and says what came of it:", "", *tried,
+        ]),
+    )  # fmt: skip
+    parser.add_argument("name", metavar="NAME", help="a suite or an experiment")
     parser.add_argument("--out", metavar="DIR", type=Path,
-                        help="where results go (default: runs/benchmarks/SUITE)")  # fmt: skip
-    parser.add_argument("--minutes", metavar="M", type=reader(float), default=float("inf"),
-                        help="start no cell after so many (default: no limit)")  # fmt: skip
+                        help="where results go (default: runs/benchmarks/NAME)")  # fmt: skip
+    parser.add_argument("--minutes", metavar="M", type=reader(float),
+                        help="a suite: start no cell after so many (default: any)")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
                         help="gpu: the whole suite on a CPU, with toys")  # fmt: skip
+    parser.add_argument("--scale", metavar="smoke|full",
+                        help="an experiment: minutes with a toy, or the real model "
+                        "(default: smoke on a CPU, else full)")  # fmt: skip
+    parser.add_argument("--device", metavar="cpu|cuda",
+                        help="an experiment: where it runs (default: cpu)")  # fmt: skip
     try:
         given = parser.parse_args(argv)
-        require(given.suite in SUITES, "SUITE", given.suite, f"unknown; use {', '.join(SUITES)}")
-        require(given.minutes > 0, "--minutes", given.minutes, "must be above 0")
-        device = "cuda" if given.suite == "gpu" and not given.rehearse else "cpu"
-        out = given.out or ROOT / "runs" / "benchmarks" / given.suite
-        return run(SUITES[given.suite](device), out.resolve(), given.minutes)
+        known = [*SUITES, *experiments.EXPERIMENTS]
+        require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
+        out = (given.out or ROOT / "runs" / "benchmarks" / given.name).resolve()
+        return _suite(given, out) if given.name in SUITES else _experiment(given, out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _suite(given: Namespace, out: Path) -> int:
+    for flag in ("scale", "device"):
+        value = getattr(given, flag)
+        require(value is None, f"--{flag}", value, f"{given.name} is a suite, which has none")
+    minutes = float("inf") if given.minutes is None else given.minutes
+    require(minutes > 0, "--minutes", minutes, "must be above 0")
+    device = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
+    return run(SUITES[given.name](device), out, minutes)
+
+
+def _experiment(given: Namespace, out: Path) -> int:
+    remedy = f"{given.name} is an experiment, which has none; drop it"
+    require(given.minutes is None, "--minutes", given.minutes, remedy)
+    require(not given.rehearse, "--rehearse", "", remedy)
+    device = given.device or "cpu"
+    require(device in ("cpu", "cuda"), "--device", device, "unknown; use cpu or cuda")
+    scale = given.scale or ("smoke" if device == "cpu" else "full")
+    scales = experiments.SCALES
+    require(scale in scales, "--scale", scale, f"unknown; use {' or '.join(scales)}")
+    return experiments.run(given.name, scale, device, out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""How long an experiment will take: `python -m benchmarks.experiments.expected ARMS`, as JSON.
+
+One step of each arm is timed, all arms of a framework in one process.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import NamedTuple
+
+from benchmarks.experiments.arm import FRAMEWORKS, Arm
+from benchmarks.process import ROOT
+from lockstep import loop, twin
+from lockstep.config import Config
+from lockstep.parity.pair import GPT
+
+# What changes the numbers of a step and not the time that it takes.
+FREE = ("steps", "lr", "min_lr", "warmup", "loss_scale_init", "loss_scale_interval")
+IMPORTS = 4.0  # seconds, on two cores: a process of JAX, or of torch, before it does anything
+PASSES = 2  # besides its steps, an arm is evaluated, and asked for its account of a step
+
+
+class Cost(NamedTuple):
+    """Seconds."""
+
+    start: float  # to build, compile and take the first step
+    step: float
+
+
+def seconds(arms: list[Arm]) -> float | None:
+    """Of all arms, one after the other; None where one of them cannot take a step."""
+    total = IMPORTS * len(arms)
+    for framework in FRAMEWORKS:
+        mine = [arm for arm in arms if arm.framework == framework]
+        trained = [arm for arm in mine if arm.steps]
+        words = [sys.executable, "-m", "benchmarks.experiments.expected"]
+        request = json.dumps([asdict(arm) for arm in trained])
+        done = subprocess.run([*words, request], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            return None
+        costs = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]
+        total += sum(
+            PASSES * cost.start + arm.steps * cost.step for arm, cost in zip(trained, costs)
+        )
+    return total
+
+
+def costs(arms: Iterable[Arm]) -> list[Cost]:
+    """Of the arms of one framework; those that take the same time are timed once."""
+    known: dict[Config, Cost] = {}
+    found = []
+    for arm in arms:
+        flags = {name: value for name, value in arm.flags.items() if name not in FREE}
+        config = replace(arm, steps=10, flags=flags).config
+        if config not in known:
+            known[config] = cost(arm.framework, config)
+        found.append(known[config])
+    return found
+
+
+def cost(framework: str, config: Config) -> Cost:
+    began = time.perf_counter()
+    built = twin.load(framework, config)
+    built.load(loop.initial_state(config))
+    built.prepare()
+    window = built.place(GPT.window(config, 0))
+    built.step(window)()
+    start = time.perf_counter()
+    built.step(window)()
+    return Cost(start - began, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    print(json.dumps(costs([Arm(**fields) for fields in json.loads(sys.argv[1])])))

@@ -1,0 +1,65 @@
+"""Which share of the gradients half precision flushes to zero, with a loss scale and without."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.experiments.arm import Arm
+from benchmarks.measure import Result
+from lockstep import loop, twin
+from lockstep.config import Config
+from lockstep.params import Arrays
+from lockstep.parity.pair import GPT
+from lockstep.twin import TrainState
+
+LARGEST = 2.0**24
+
+
+def flushed(arm: Arm) -> Result:
+    """Of the initial weights, and of those after the arm's steps under fp32."""
+    config = arm.config
+    start = loop.initial_state(config)
+    end = trained(arm.framework, config.changed(policy="fp32"), start, arm.steps)
+    return {"weights": {"initial": shares(arm, start), "trained": shares(arm, end)}}
+
+
+def trained(framework: str, config: Config, state: TrainState, steps: int) -> TrainState:
+    """The state after so many steps more."""
+    built = twin.load(framework, config)
+    built.load(state)
+    for step in range(state.step, state.step + steps):
+        built.step(built.place(GPT.window(config, step)))()
+    return built.state()
+
+
+def shares(arm: Arm, state: TrainState) -> Result:
+    """Of the gradient elements that are not zero in float64, those that are zero.
+
+    `scale` is the largest power of two under which every float16 gradient is finite.
+    """
+    exact = gradients(arm, "fp64", state)
+    scale = LARGEST
+    while not finite(scaled := gradients(arm, "fp16", state, scale)) and scale > 1:
+        scale /= 2
+    plain = gradients(arm, "fp16", state)
+    return {
+        "fp16, no scale": zero(plain, exact), "fp16, scaled": zero(scaled, exact),
+        "bf16": zero(gradients(arm, "bf16", state), exact), "scale": scale,
+    }  # fmt: skip
+
+
+def gradients(arm: Arm, policy: str, state: TrainState, scale: float = 1.0) -> Arrays:
+    config = arm.config.changed(policy=policy)
+    built = twin.load(arm.framework, config)
+    built.load(replace(state, loss_scale=scale, good_steps=0))
+    return built.loss_and_grads(GPT.window(config, state.step)[0])[1]
+
+
+def finite(grads: Arrays) -> bool:
+    return all(np.isfinite(grad).all() for grad in grads.values())
+
+
+def zero(grads: Arrays, exact: Arrays) -> float:
+    """Share of the elements."""
+    lost = sum(int(((grads[name] == 0) & (exact[name] != 0)).sum()) for name in exact)
+    return lost / sum(int(np.count_nonzero(grad)) for grad in exact.values())

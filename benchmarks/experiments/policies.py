@@ -1,0 +1,73 @@
+"""fp32, bf16 and fp16: time, memory and loss."""
+
+from benchmarks.experiments.arm import TOY, Arm, Arms, both, failed, memory, milliseconds
+from benchmarks.experiments.arm import sentence as joined
+from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.picture import Panel, steps
+
+WHAT = "fp32, bf16 and fp16: time, memory and loss"
+POLICIES = ("fp32", "bf16", "fp16")
+HEAD = ["policy", "in", "ms/step", "over fp32's", "MiB", "peak MiB", "validation loss",
+        "off fp32's", "steps skipped", "lowest scale"]  # fmt: skip
+
+
+def arms(scale: str, device: str) -> list[Arm]:
+    length, model = (1_000, {}) if scale == "full" else (400, TOY)
+    return [
+        arm
+        for policy in POLICIES
+        for arm in both(policy, steps=length, flags={**model, "policy": policy}, device=device)
+    ]
+
+
+def table(arms: Arms) -> str:
+    rows = []
+    for result in arms.all:
+        row = [result["label"], result["framework"]]
+        if why := failed(result, HEAD, len(row)):
+            rows.append(row + why)
+            continue
+        (single,) = arms.complete("fp32").get(result["framework"], [None])
+        scaled = result["label"] == "fp16"
+        rows.append([
+            *row, f"{milliseconds(result):.4g}",
+            f"{milliseconds(result) / milliseconds(single):.2f}" if single else "",
+            mebibytes(memory(result)), mebibytes(result["peak_bytes"]),
+            f"{result['validation_loss']:.4f}",
+            f"{off(result, single):+.2%}" if single else "",
+            str(result["skipped"]) if scaled else "",
+            f"{min(result['loss_scales']):g}" if scaled else "",
+        ])  # fmt: skip
+    return markdown(HEAD, rows)
+
+
+def mebibytes(count: int | None) -> str:
+    return "n/a" if count is None else f"{count / 2**20:,.1f}"
+
+
+def off(result: dict, single: dict) -> float:
+    """The validation loss, relative to fp32's."""
+    return result["validation_loss"] / single["validation_loss"] - 1
+
+
+def sentence(arms: Arms) -> str:
+    parts = []
+    for framework, (single, *halves) in arms.complete(*POLICIES).items():
+        said = [
+            f"{half['label']} took {milliseconds(half) / milliseconds(single):.2f} of fp32's time "
+            f"and {share(half, single)} of its memory and ended {off(half, single):+.2%} off its "
+            "validation loss"
+            for half in halves
+        ]
+        parts.append(f"in {framework} {' and '.join(said)}")
+    return joined(parts, arms)
+
+
+def share(result: dict, whole: dict) -> str:
+    part, of = memory(result), memory(whole)
+    return "an unknown part" if part is None or not of else f"{part / of:.2f}"
+
+
+def panels(arms: Arms) -> list[Panel]:
+    curves = {f"{r['framework']} {r['label']}": steps(r["losses"]) for r in arms.good}
+    return [Panel("loss", "optimizer step", "nats a token", curves)]
