@@ -1,0 +1,135 @@
+"""`python -m benchmarks.optimizer_state FRAMEWORK`: the bytes that a parameter costs while it is
+trained, and which dtype the optimizer keeps its moments in.
+
+Bytes are those of the arrays themselves, in our twins. Dtypes are the libraries' own, AdamW's.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.experiments.arm import TOY
+from benchmarks.measure import write
+from lockstep import loop, params, twin
+from lockstep.config import from_flags
+from lockstep.errors import UserError, require
+from lockstep.flags import Parser
+from lockstep.parity import provenance
+from lockstep.parity.pair import GPT
+
+PURE = "params=bfloat16,compute=bfloat16,output=float32"
+POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE}
+
+
+def parts(framework: str, policy: str) -> dict[str, float]:
+    """Bytes a parameter, by what they are for, after one step."""
+    config = from_flags({**TOY, "policy": policy, "device": "cpu"}, accelerator=False)
+    built: Any = twin.load(framework, config)
+    built.load(loop.initial_state(config))
+    window = GPT.window(config, 0)
+    built.step(built.place(window))()
+    state, count = built.state(), params.count(config.model)
+    gradients = {"jax": gradients_in_jax, "torch": gradients_in_torch}[framework]
+    arrays = {
+        "weights": list(state.params.values()),
+        "moments": [*state.mu.values(), *state.nu.values()],
+        "gradients": gradients(built, window),
+    }
+    return {what: sum(array.nbytes for array in of) / count for what, of in arrays.items()}
+
+
+def gradients_in_jax(built: Any, window: np.ndarray) -> list[Any]:
+    return list(built.trainer.loss_and_grads(built.trainer.state, window[0])[1].values())
+
+
+def gradients_in_torch(built: Any, window: np.ndarray) -> list[Any]:
+    built.trainer.backward(built.place(window))
+    return [parameter.grad for parameter in built.trainer.model.parameters()]
+
+
+def moments_in_jax() -> list[dict[str, Any]]:
+    import jax.numpy as jnp
+    import optax
+
+    def row(made: str, optimizer: Any, kept: str, trained: str) -> dict[str, Any]:
+        """Made for parameters of one dtype, which are then of another."""
+        state = optimizer.init(jnp.zeros(1, kept))
+        weights = jnp.zeros(1, trained)
+        _, state = optimizer.update(jnp.ones(1, trained), state, weights)
+        moments = [str(optax.tree.get(state, name).dtype) for name in ("mu", "nu")]
+        return {"made": made, "parameters": trained, "moments": moments}
+
+    plain, narrow = optax.adamw(1e-3), optax.adamw(1e-3, mu_dtype=jnp.bfloat16)
+    return [
+        row("optax.adamw", plain, "float32", "float32"),
+        row("optax.adamw", plain, "bfloat16", "bfloat16"),
+        row("optax.adamw(mu_dtype=bfloat16)", narrow, "float32", "float32"),
+        row("optax.adamw, parameters narrowed after init", plain, "float32", "bfloat16"),
+    ]
+
+
+def moments_in_torch() -> list[dict[str, Any]]:
+    import torch
+
+    def row(made: str, kept: torch.dtype, trained: torch.dtype) -> dict[str, Any]:
+        """A step in one dtype; then the parameters are of another."""
+        parameter = torch.nn.Parameter(torch.zeros(1, dtype=kept))
+        optimizer = torch.optim.AdamW([parameter])
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        parameter.data = parameter.data.to(trained)
+        state = optimizer.state[parameter]
+        moments = [
+            str(state[name].dtype).removeprefix("torch.") for name in ("exp_avg", "exp_avg_sq")
+        ]
+        return {"made": made, "parameters": str(trained).removeprefix("torch."), "moments": moments}
+
+    wide, narrow = torch.float32, torch.bfloat16
+    return [
+        row("torch.optim.AdamW", wide, wide), row("torch.optim.AdamW", narrow, narrow),
+        row("torch.optim.AdamW, model narrowed after a step", wide, narrow),
+    ]  # fmt: skip
+
+
+def measure(framework: str) -> dict[str, Any]:
+    moments = {"jax": moments_in_jax, "torch": moments_in_torch}[framework]()
+    sizes = {label: parts(framework, policy) for label, policy in POLICIES.items()}
+    return {"framework": framework, "bytes": sizes, "moments": moments}
+
+
+def markdown(content: dict[str, Any]) -> str:
+    kinds = ("weights", "moments", "gradients")
+    lines = [f"| {content['framework']}: bytes a parameter | {' | '.join(kinds)} | in all |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for label, sizes in content["bytes"].items():
+        cells = [f"{sizes[kind]:g}" for kind in kinds]
+        lines.append(f"| {label} | {' | '.join(cells)} | {sum(sizes.values()):g} |")
+    lines += ["", "| optimizer | parameters | moments |", "| --- | --- | --- |"]
+    for row in content["moments"]:
+        lines.append(f"| {row['made']} | {row['parameters']} | {', '.join(row['moments'])} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks.optimizer_state", description=__doc__)
+    parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(twin.MODULES))
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    try:
+        given = parser.parse_args(argv)
+        names = ", ".join(twin.MODULES)
+        require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
+        content = measure(given.framework)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(markdown(content))
+    if given.out:
+        write(given.out, {**provenance.about("cpu"), **content, "markdown": markdown(content)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
