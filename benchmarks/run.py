@@ -145,7 +145,7 @@ def _suite(given: Namespace, out: Path) -> int:
 def _experiment(given: Namespace, out: Path) -> int:
     remedy = f"{given.name} is an experiment, which has none; drop it"
     require(given.minutes is None, "--minutes", given.minutes, remedy)
-    require(not given.rehearse, "--rehearse", "", remedy)
+    require(not given.rehearse, "--rehearse", True, remedy)
     device = given.device or "cpu"
     require(device in ("cpu", "cuda"), "--device", device, "unknown; use cpu or cuda")
     scale = given.scale or ("smoke" if device == "cpu" else "full")

@@ -6,7 +6,7 @@ from benchmarks.experiments.arm import table as markdown
 from benchmarks.experiments.picture import Panel
 from benchmarks.experiments.policies import mebibytes, share
 
-WHAT = "128 rows in 1, 4 and 16 micro-batches, and 8 rows directly for the same tokens"
+WHAT = "128 rows in 1, 4, 16 micro-batches; and 8 rows directly"
 ROWS, SPLITS = 128, (1, 4, 16)
 WHOLE, MOST, DIRECT = "N=1", f"N={SPLITS[-1]}", f"{ROWS // SPLITS[-1]} rows directly"
 HEAD = ["arm", "in", "N x B", "steps", "seconds of steps", "MiB", "peak MiB", "validation loss"]

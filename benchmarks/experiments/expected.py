@@ -34,8 +34,9 @@ def seconds(arms: list[Arm]) -> float | None:
     """Of all arms, one after the other; None where one of them cannot take a step."""
     total = IMPORTS * len(arms)
     for framework in FRAMEWORKS:
-        mine = [arm for arm in arms if arm.framework == framework]
-        trained = [arm for arm in mine if arm.steps]
+        trained = [arm for arm in arms if arm.framework == framework and arm.steps]
+        if not trained:
+            continue
         words = [sys.executable, "-m", "benchmarks.experiments.expected"]
         request = json.dumps([asdict(arm) for arm in trained])
         done = subprocess.run([*words, request], cwd=ROOT, capture_output=True, text=True)

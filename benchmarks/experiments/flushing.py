@@ -37,22 +37,22 @@ def shares(arm: Arm, state: TrainState) -> Result:
 
     `scale` is the largest power of two under which every float16 gradient is finite.
     """
-    exact = gradients(arm, "fp64", state)
+    twins = {policy: twin.load(arm.framework, arm.config.changed(policy=policy))
+             for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
+    batch = GPT.window(arm.config, state.step)[0]
+
+    def gradients(policy: str, scale: float = 1.0) -> Arrays:
+        twins[policy].load(replace(state, loss_scale=scale, good_steps=0))
+        return twins[policy].loss_and_grads(batch)[1]
+
+    exact = gradients("fp64")
     scale = LARGEST
-    while not finite(scaled := gradients(arm, "fp16", state, scale)) and scale > 1:
+    while not finite(scaled := gradients("fp16", scale)) and scale > 1:
         scale /= 2
-    plain = gradients(arm, "fp16", state)
     return {
-        "fp16, no scale": zero(plain, exact), "fp16, scaled": zero(scaled, exact),
-        "bf16": zero(gradients(arm, "bf16", state), exact), "scale": scale,
+        "fp16, no scale": zero(gradients("fp16"), exact), "fp16, scaled": zero(scaled, exact),
+        "bf16": zero(gradients("bf16"), exact), "scale": scale,
     }  # fmt: skip
-
-
-def gradients(arm: Arm, policy: str, state: TrainState, scale: float = 1.0) -> Arrays:
-    config = arm.config.changed(policy=policy)
-    built = twin.load(arm.framework, config)
-    built.load(replace(state, loss_scale=scale, good_steps=0))
-    return built.loss_and_grads(GPT.window(config, state.step)[0])[1]
 
 
 def finite(grads: Arrays) -> bool:

@@ -9,7 +9,7 @@ from benchmarks.experiments.arm import table as markdown
 from benchmarks.experiments.picture import Curve, Panel, steps
 from lockstep.config import LARGEST
 
-WHAT = "fp16 at lr 3e-3: the loss scale's trace, none at all, an overflow, quick growth"
+WHAT = "fp16 at lr 3e-3: the loss scale at work, and none at all"
 SINGLE, DYNAMIC, HIGH = "fp32", "from 2^16", "from 2^24"
 NONE, QUICK, INJECTED, FLUSHED = "no scale", "growth every 5", "injected", "flushed"
 TRACED = (DYNAMIC, HIGH, NONE, QUICK, INJECTED)

@@ -10,7 +10,7 @@ from benchmarks.experiments.arm import table as markdown
 from benchmarks.experiments.picture import Panel
 from benchmarks.experiments.policies import mebibytes
 
-WHAT = "the 30m model with remat, without, and with half the micro-batch instead"
+WHAT = "the 30m model with it, without, and with half the micro-batch"
 PLAIN, BLOCK, SQRT, HALVES = "none", "block", "sqrt", "two halves"
 HEAD = ["remat", "in", "N x B", "ms/step", "over none's", "MiB", "over none's", "peak MiB"]
 SAVES = 0.95  # of the memory: what keeps more than that saves nothing worth the name

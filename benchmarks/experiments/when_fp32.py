@@ -6,7 +6,7 @@ from benchmarks.experiments.arm import table as markdown
 from benchmarks.experiments.picture import Panel, steps
 from benchmarks.experiments.sums import NARROW, WIDE
 
-WHAT = "bf16 master weights at a small learning rate, and long sums, in bf16 and in fp32"
+WHAT = "master weights at a small rate, and long sums: bf16 or fp32"
 SINGLE, HALF, SUMS = "fp32 weights", "bf16 weights", "sums"
 RATE = 1e-5  # of a fine-tuning, or of a schedule's end
 SPECS = {SINGLE: "bf16", HALF: "params=bfloat16,compute=bfloat16,output=float32"}
