@@ -12,7 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws, matmul, report, speed
+from benchmarks import laws, matmul, optimizer_state, report, speed
+from benchmarks.claims import claim
+from benchmarks.claims.listed import CLAIMS
+from benchmarks.claims.results import Results
+from benchmarks.experiments.arm import Arms
+from benchmarks.experiments.run import EXPERIMENTS
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
@@ -21,7 +26,8 @@ from lockstep.parity.power import mark as power_marks
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "parity.md", ROOT / "docs" / "benchmarks.md")
+PAGES = ("parity", "benchmarks", "experiments", "claims")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in PAGES))
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 ORDER = ("not run", "equal", "inconclusive", "different")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
@@ -170,6 +176,21 @@ def benchmark(name: str) -> str:
     return f"{text}\n\n`{command}`" if text else missing
 
 
+def experiment(name: str) -> str:
+    """An experiment's table and closing sentence, experiment_NAME; or state_FRAMEWORK."""
+    kind, _, which = name.partition("_")
+    which = which.replace("_", "-")
+    file = f"optimizer-state-{which}" if kind == "state" else which
+    path = ROOT / "benchmarks" / "results" / "experiments" / f"{file}.json"
+    if not path.exists():
+        return "Not measured yet."
+    content = json.loads(path.read_text())
+    if kind == "state":
+        return f"{optimizer_state.markdown(content)}\n\n{origin(content)}"
+    made, arms = EXPERIMENTS[which], Arms(content["arms"])
+    return f"{made.table(arms)}\n\n{made.sentence(arms)}\n\n{origin(content)}"
+
+
 def matmul_table(content: dict[str, Any]) -> str:
     return matmul.markdown(content["framework"], content["size"], content["rows"])
 
@@ -199,6 +220,10 @@ def origin(content: dict[str, Any]) -> str:
 
 def render(name: str) -> str:
     """The table, and where its figures come from; for the rungs, one for each device."""
+    if name == "claims":
+        return f"\n{claim.markdown(CLAIMS, Results())}\n\n"
+    if name.startswith(("experiment_", "state_")):
+        return f"\n{experiment(name)}\n\n"
     if name not in TABLES:
         return f"\n{benchmark(name)}\n\n"
     stem, command, make = TABLES[name]

@@ -184,7 +184,8 @@ def test_an_arm_that_cannot_run_is_a_result() -> None:
     "words",
     [
         ["policies", "--scale", "huge"], ["policies", "--device", "tpu"],
-        ["smoke", "--scale", "full"], ["policies", "--minutes", "3"], ["policies", "--rehearse"], ["cpu", "--device", "cpu"],
+        ["smoke", "--scale", "full"], ["policies", "--minutes", "3"],
+        ["policies", "--rehearse"], ["cpu", "--device", "cpu"],
     ],
 )  # fmt: skip
 def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
@@ -208,7 +209,7 @@ def made(label: str, framework: str = "torch", **changed: Any) -> Result:
 
 
 def test_policies_are_compared_with_fp32() -> None:
-    half = {"tokens_per_second": 2e3, "predicted_bytes": 0, "validation_loss": 3.03}
+    half: Result = {"tokens_per_second": 2e3, "predicted_bytes": 0, "validation_loss": 3.03}
     arms = Arms([made("fp32"), made("bf16", **half), made("fp16")])
     assert policies.sentence(arms) == (
         "In torch bf16 took 0.50 of fp32's time and 0.50 of its memory and ended +1.00% off its "
@@ -264,7 +265,7 @@ def test_remat_that_alone_fits_is_worth_it() -> None:
     assert "OOM: no memory" in remat.table(arms)
 
 
-FLUSHED = {"weights": {"trained": {"fp16, no scale": 0.25, "fp16, scaled": 0.0, "bf16": 0.0,
+FLUSHED: Result = {"weights": {"trained": {"fp16, no scale": 0.25, "fp16, scaled": 0.0, "bf16": 0.0,
                                    "scale": 8.0}}}  # fmt: skip
 
 
@@ -273,8 +274,8 @@ FLUSHED = {"weights": {"trained": {"fp16, no scale": 0.25, "fp16, scaled": 0.0, 
     [
         ({"losses": [5.0, math.nan]}, "gradients became NaN or infinite at step 2"),
         ({"skipped_steps": [0]}, "gradients became NaN or infinite at step 1"),
-        ({"validation_loss": 4.5}, "training stalled, for 25.0% of the gradients"),
-        ({"validation_loss": 3.03}, "training went on, though 25.0% of the gradients were flushed"),
+        ({"validation_loss": 4.5}, "training stalled, for 25 % of the gradients"),
+        ({"validation_loss": 3.03}, "training went on, though 25 % of the gradients were flushed"),
     ],
 )
 def test_without_a_scale_whichever_happens_is_said(none: Any, said: str) -> None:
@@ -292,7 +293,7 @@ def test_overflow_reports_backoff_and_growth() -> None:
     words = overflow.sentence(arms)
     assert "the injected overflow took the scale from 4 to 2 and left the weights as" in words
     assert "the scale rose from 4 to 16 and cost 0 steps" in words
-    assert "| trained weights | torch | 25.00% | 0.00% | 8 | 0.00% |" in overflow.table(arms)
+    assert "| trained weights | torch | 25.000% | 0.000% | 8 | 0.000% |" in overflow.table(arms)
     assert "moved the weights" in overflow.backoff({**injected, "unchanged": False})
     assert "went unnoticed" in overflow.backoff({**injected, "skipped_steps": []})
 

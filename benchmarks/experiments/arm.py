@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.cells import Cell, Flags
 from benchmarks.measure import Result
 from lockstep.config import Config
+from lockstep.parity.side import ONE_THREAD
 
 FRAMEWORKS = ("jax", "torch")
 WINDOWS = 19  # timed ones in a run, and as many steps again to warm up as one of them has
@@ -33,6 +34,12 @@ class Arm:
     @property
     def name(self) -> str:
         return f"{self.framework} {self.label}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its process. A toy is too small to share: on two threads torch waits more than it
+        computes as soon as something else runs."""
+        return ONE_THREAD if TOY.items() <= self.flags.items() else {}
 
     @property
     def cell(self) -> Cell:

@@ -4,6 +4,7 @@ One step of each arm is timed, all arms of a framework in one process.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,8 +18,8 @@ from lockstep import loop, twin
 from lockstep.config import Config
 from lockstep.parity.pair import GPT
 
-# What changes the numbers of a step and not the time that it takes.
-FREE = ("steps", "lr", "min_lr", "warmup", "loss_scale_init", "loss_scale_interval")
+# What changes the numbers of a step and not the time that it takes; or, remat, not by much.
+FREE = ("lr", "min_lr", "warmup", "loss_scale_init", "loss_scale_interval", "remat")
 IMPORTS = 4.0  # seconds, on two cores: a process of JAX, or of torch, before it does anything
 PASSES = 2  # besides its steps, an arm is evaluated, and asked for its account of a step
 
@@ -39,7 +40,10 @@ def seconds(arms: list[Arm]) -> float | None:
             continue
         words = [sys.executable, "-m", "benchmarks.experiments.expected"]
         request = json.dumps([asdict(arm) for arm in trained])
-        done = subprocess.run([*words, request], cwd=ROOT, capture_output=True, text=True)
+        environment = os.environ | trained[0].environment  # an experiment's arms are of one size
+        done = subprocess.run(
+            [*words, request], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
         if done.returncode:
             return None
         costs = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]

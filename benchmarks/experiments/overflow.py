@@ -54,7 +54,7 @@ def _trace(result: dict) -> list[str]:
     scaled = result["label"] != SINGLE
     return [
         *row, str(len(result["skipped_steps"])) if scaled else "",
-        *(f"{value:g}" if scaled else "" for value in traced),
+        *(f"{value:,.0f}" if scaled else "" for value in traced),
         f"{losses[0]:.4f}", f"{losses[-1]:.4f}",
     ]  # fmt: skip
 
@@ -64,8 +64,8 @@ def _shares(result: dict) -> list[list[str]]:
         row = ["", result["framework"]]
         return [row + (failed(result, FLUSHED_HEAD, len(row)) or [])]
     return [
-        [f"{weights} weights", result["framework"], f"{of['fp16, no scale']:.2%}",
-         f"{of['fp16, scaled']:.2%}", f"{of['scale']:g}", f"{of['bf16']:.2%}"]
+        [f"{weights} weights", result["framework"], f"{of['fp16, no scale']:.3%}",
+         f"{of['fp16, scaled']:.3%}", f"{of['scale']:g}", f"{of['bf16']:.3%}"]
         for weights, of in result["weights"].items()
     ]  # fmt: skip
 
@@ -73,7 +73,7 @@ def _shares(result: dict) -> list[list[str]]:
 def unscaled(none: dict, single: dict, flushed: dict) -> str:
     """What became of the run without a scale: NaN, a stall, or the share that was flushed."""
     lost = flushed["weights"]["trained"]["fp16, no scale"]
-    share = f"{lost:.1%} of the gradients were flushed to zero"
+    share = f"{100 * lost:.2g} % of the gradients were flushed to zero"
     bad = [step for step, loss in enumerate(none["losses"]) if not math.isfinite(loss)]
     if overflows := sorted({*bad, *none["skipped_steps"]}):
         return f"gradients became NaN or infinite at step {overflows[0] + 1}"
@@ -91,13 +91,17 @@ def sentence(arms: Arms) -> str:
         single, dynamic, none, quick, injected, flushed = found
         parts.append(
             f"in {framework} {len(dynamic['skipped_steps'])} of {dynamic['steps']} steps were "
-            f"skipped, with the scale between {min(dynamic['loss_scales']):g} and "
-            f"{max(dynamic['loss_scales']):g}; without a scale "
+            f"skipped, with the scale at {spread(dynamic)}; without a scale "
             f"{unscaled(none, single, flushed)}; {backoff(injected)}; growing every 5 steps the "
-            f"scale rose from {quick['loss_scales'][0]:g} to {max(quick['loss_scales']):g} and "
-            f"cost {len(quick['skipped_steps'])} steps"
+            f"scale rose from {quick['loss_scales'][0]:,.0f} to {max(quick['loss_scales']):,.0f} "
+            f"and cost {len(quick['skipped_steps'])} steps"
         )
     return joined(parts, arms)
+
+
+def spread(result: dict) -> str:
+    low, high = min(result["loss_scales"]), max(result["loss_scales"])
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 def backoff(injected: dict) -> str:
@@ -105,7 +109,7 @@ def backoff(injected: dict) -> str:
     if at not in injected["skipped_steps"]:
         return "the injected overflow went unnoticed"
     moved = "left the weights as they were" if injected["unchanged"] else "moved the weights"
-    return (f"the injected overflow took the scale from {scales[at]:g} to {scales[at + 1]:g} "
+    return (f"the injected overflow took the scale from {scales[at]:,.0f} to {scales[at + 1]:,.0f} "
             f"and {moved}")  # fmt: skip
 
 

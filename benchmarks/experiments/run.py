@@ -6,6 +6,7 @@ where it stopped, unless the code or a library has changed since.
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def run(name: str, scale: str, device: str, out: Path) -> int:
     files = {arm.name: parts / f"{digest(arm, about)}.json" for arm in arms}
     missing = [arm for arm in arms if not files[arm.name].exists()]
     say(f"{name}: {experiment.WHAT}")
-    say(f"{scale} scale, {len(arms)} arms on {device}, {len(arms) - len(missing)} done")
+    say(f"{scale} scale, {len(arms)} arms on {device}, {len(arms) - len(missing)} done; timed first:")
     try:
         say(said(expected.seconds(missing)))
         for number, arm in enumerate(missing, 1):
@@ -92,7 +93,10 @@ def perform(arm: Arm, out: Path) -> str:
     """Runs one arm to its end; what came of it, in a line."""
     began = time.perf_counter()
     words = [sys.executable, "-m", "benchmarks.experiments.work", json.dumps(asdict(arm))]
-    done = subprocess.run([*words, str(out)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | arm.environment
+    done = subprocess.run(
+        [*words, str(out)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
     if not out.exists():  # not even a report of failure: the process was killed, or crashed
         write(out, {**asdict(arm), **died(done.returncode, done.stderr)})
     result = json.loads(out.read_text())
