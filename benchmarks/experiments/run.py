@@ -63,7 +63,8 @@ def run(name: str, scale: str, device: str, out: Path) -> int:
     files = {arm.name: parts / f"{digest(arm, about)}.json" for arm in arms}
     missing = [arm for arm in arms if not files[arm.name].exists()]
     say(f"{name}: {experiment.WHAT}")
-    say(f"{scale} scale, {len(arms)} arms on {device}, {len(arms) - len(missing)} done; timed first:")
+    done = len(arms) - len(missing)
+    say(f"{scale} scale, {len(arms)} arms on {device}, {done} done; a step of each is timed first")
     try:
         say(said(expected.seconds(missing)))
         for number, arm in enumerate(missing, 1):
