@@ -63,6 +63,7 @@ def panels(shown: list[Panel], path: Path) -> None:
         elif panel.scale == "log2":
             axis.set_yscale("log", base=2)
         axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
-        axis.legend(fontsize="small")
+        if panel.lines:
+            axis.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -94,10 +94,11 @@ def test_the_injected_overflow_shows_backoff_and_moves_nothing(framework: str) -
 def test_flushed_gradients(framework: str) -> None:
     flags = {"policy": "fp16", "batch_size": 64, "context": 32}  # the mean of many: small gradients
     result = work.WORKS["flushed"](arm(framework, work="flushed", flags=flags))
-    for shares in result["weights"].values():
-        assert shares["fp16, no scale"] > shares["fp16, scaled"]
-        assert shares["bf16"] < 0.01
-        assert math.frexp(shares["scale"])[0] == 0.5
+    for of in result["weights"].values():
+        assert math.frexp(of["scale"])[0] == 0.5
+        for lost in (of["parameters"], of["activations"]):
+            assert lost["fp16, no scale"] > lost["fp16, scaled"]
+            assert lost["bf16"] < 0.01
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -265,8 +266,8 @@ def test_remat_that_alone_fits_is_worth_it() -> None:
     assert "OOM: no memory" in remat.table(arms)
 
 
-FLUSHED: Result = {"weights": {"trained": {"fp16, no scale": 0.25, "fp16, scaled": 0.0, "bf16": 0.0,
-                                   "scale": 8.0}}}  # fmt: skip
+LOST = {"fp16, no scale": 0.25, "fp16, scaled": 0.0, "bf16": 0.0}
+FLUSHED: Result = {"weights": {"trained": {"parameters": LOST, "activations": LOST, "scale": 8.0}}}
 
 
 @pytest.mark.parametrize(
@@ -274,8 +275,11 @@ FLUSHED: Result = {"weights": {"trained": {"fp16, no scale": 0.25, "fp16, scaled
     [
         ({"losses": [5.0, math.nan]}, "gradients became NaN or infinite at step 2"),
         ({"skipped_steps": [0]}, "gradients became NaN or infinite at step 1"),
-        ({"validation_loss": 4.5}, "training stalled, for 25 % of the gradients"),
-        ({"validation_loss": 3.03}, "training went on, though 25 % of the gradients were flushed"),
+        ({"validation_loss": 4.5}, "training stalled, for 25 % of the parameters' and"),
+        (
+            {"validation_loss": 3.03},
+            "training went on, though 25 % of the parameters' and",
+        ),
     ],
 )
 def test_without_a_scale_whichever_happens_is_said(none: Any, said: str) -> None:
@@ -293,7 +297,10 @@ def test_overflow_reports_backoff_and_growth() -> None:
     words = overflow.sentence(arms)
     assert "the injected overflow took the scale from 4 to 2 and left the weights as" in words
     assert "the scale rose from 4 to 16 and cost 0 steps" in words
-    assert "| trained weights | torch | 25.000% | 0.000% | 8 | 0.000% |" in overflow.table(arms)
+    assert (
+        "| activations', trained weights | torch | 25.000% | 0.000% | 8 | 0.000% |"
+        in overflow.table(arms)
+    )
     assert "moved the weights" in overflow.backoff({**injected, "unchanged": False})
     assert "went unnoticed" in overflow.backoff({**injected, "skipped_steps": []})
 

@@ -10,7 +10,7 @@ from lockstep import loop, twin
 from lockstep.config import Config
 from lockstep.params import Arrays
 from lockstep.parity.pair import GPT
-from lockstep.twin import TrainState
+from lockstep.twin import Trace, TrainState
 
 LARGEST = 2.0**24
 
@@ -41,22 +41,28 @@ def shares(arm: Arm, state: TrainState) -> Result:
              for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
     batch = GPT.window(arm.config, state.step)[0]
 
-    def gradients(policy: str, scale: float = 1.0) -> Arrays:
+    def trace(policy: str, scale: float = 1.0) -> Trace:
         twins[policy].load(replace(state, loss_scale=scale, good_steps=0))
-        return twins[policy].loss_and_grads(batch)[1]
+        return twins[policy].trace(batch)
 
-    exact = gradients("fp64")
+    exact = trace("fp64")
     scale = LARGEST
-    while not finite(scaled := gradients("fp16", scale)) and scale > 1:
+    while not finite(scaled := trace("fp16", scale)) and scale > 1:
         scale /= 2
+    found = {"fp16, no scale": trace("fp16"), "fp16, scaled": scaled, "bf16": trace("bf16")}
     return {
-        "fp16, no scale": zero(gradients("fp16"), exact), "fp16, scaled": zero(scaled, exact),
-        "bf16": zero(gradients("bf16"), exact), "scale": scale,
+        "parameters": {name: zero(each.grads, exact.grads) for name, each in found.items()},
+        "activations": {
+            name: zero(each.activation_grads, exact.activation_grads)
+            for name, each in found.items()
+        },
+        "scale": scale,
     }  # fmt: skip
 
 
-def finite(grads: Arrays) -> bool:
-    return all(np.isfinite(grad).all() for grad in grads.values())
+def finite(trace: Trace) -> bool:
+    grads = [*trace.grads.values(), *trace.activation_grads.values()]
+    return all(np.isfinite(grad).all() for grad in grads)
 
 
 def zero(grads: Arrays, exact: Arrays) -> float:

@@ -12,7 +12,7 @@ from lockstep.config import LARGEST
 WHAT = "fp16 at lr 3e-3: the loss scale at work, and none at all"
 SINGLE, DYNAMIC, HIGH = "fp32", "from 2^16", "from 2^24"
 NONE, QUICK, INJECTED, FLUSHED = "no scale", "growth every 5", "injected", "flushed"
-TRACED = (DYNAMIC, HIGH, NONE, QUICK, INJECTED)
+KINDS = ("parameters", "activations")  # whose gradients
 HEAD = ["arm", "in", "steps", "skipped", "first scale", "lowest", "highest", "last",
         "first loss", "last loss"]  # fmt: skip
 FLUSHED_HEAD = ["gradients that are zero, of those that float64 has not zero", "in",
@@ -64,16 +64,19 @@ def _shares(result: dict) -> list[list[str]]:
         row = ["", result["framework"]]
         return [row + (failed(result, FLUSHED_HEAD, len(row)) or [])]
     return [
-        [f"{weights} weights", result["framework"], f"{of['fp16, no scale']:.3%}",
-         f"{of['fp16, scaled']:.3%}", f"{of['scale']:g}", f"{of['bf16']:.3%}"]
+        [f"{kind}', {weights} weights", result["framework"], f"{lost['fp16, no scale']:.3%}",
+         f"{lost['fp16, scaled']:.3%}", f"{of['scale']:,.0f}", f"{lost['bf16']:.3%}"]
         for weights, of in result["weights"].items()
+        for kind in KINDS
+        for lost in [of[kind]]
     ]  # fmt: skip
 
 
 def unscaled(none: dict, single: dict, flushed: dict) -> str:
     """What became of the run without a scale: NaN, a stall, or the share that was flushed."""
-    lost = flushed["weights"]["trained"]["fp16, no scale"]
-    share = f"{100 * lost:.2g} % of the gradients were flushed to zero"
+    trained = flushed["weights"]["trained"]
+    parts = [f"{100 * trained[kind]['fp16, no scale']:.2g} % of the {kind}'" for kind in KINDS]
+    share = f"{' and '.join(parts)} gradients were flushed to zero"
     bad = [step for step, loss in enumerate(none["losses"]) if not math.isfinite(loss)]
     if overflows := sorted({*bad, *none["skipped_steps"]}):
         return f"gradients became NaN or infinite at step {overflows[0] + 1}"

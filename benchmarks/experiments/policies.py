@@ -70,4 +70,10 @@ def share(result: dict, whole: dict) -> str:
 
 def panels(arms: Arms) -> list[Panel]:
     curves = {f"{r['framework']} {r['label']}": steps(r["losses"]) for r in arms.good}
-    return [Panel("loss", "optimizer step", "nats a token", curves)]
+    gaps = {
+        f"{framework} {label}": steps([a - b for a, b in zip(half["losses"], single["losses"])])
+        for label in POLICIES[1:]
+        for framework, (single, half) in arms.complete("fp32", label).items()
+    }
+    step, nats = "optimizer step", "nats a token"
+    return [Panel("loss", step, nats, curves), Panel("loss less that under fp32", step, nats, gaps)]
