@@ -8,9 +8,12 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.experiments.arm import FRAMEWORKS, Arms
+from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
 from benchmarks.process import ROOT, shown
 from lockstep.config import Config
+
+PLAIN = next(iter(LAYOUTS))
 
 
 class Missing(Exception):
@@ -25,9 +28,10 @@ class Results:
     experiments: Path = ROOT / "benchmarks" / "results" / "experiments"
 
     def matmul(self, framework: str) -> dict[str, float]:
-        """dtype -> FLOP/s"""
+        """dtype -> FLOP/s, with neither operand transposed."""
         rows = self._read(self.suite, f"matmul-{framework}", self._grid)["rows"]
-        return {row["dtype"]: row["flops_per_second"] for row in rows}
+        plain = [row for row in rows if row.get("layout", PLAIN) == PLAIN]
+        return {row["dtype"]: row["flops_per_second"] for row in plain}
 
     def laws(self, framework: str) -> dict[str, float]:
         """What a growth law is about -> its figure."""
