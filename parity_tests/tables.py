@@ -16,7 +16,7 @@ from benchmarks import laws, matmul, optimizer_state, report, speed
 from benchmarks.claims import claim
 from benchmarks.claims.listed import CLAIMS
 from benchmarks.claims.results import Results
-from benchmarks.experiments.arm import Arms
+from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS

@@ -19,7 +19,8 @@ from benchmarks.experiments import (
     when_fp32,
     work,
 )
-from benchmarks.experiments.arm import FRAMEWORKS, Arm, Arms, both
+from benchmarks.experiments.arm import FRAMEWORKS, Arm, both
+from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS, SCALES
 from benchmarks.measure import Result, guarded
 from lockstep import params

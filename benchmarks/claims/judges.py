@@ -6,7 +6,8 @@ from typing import NamedTuple
 from benchmarks.claims.claim import Finding
 from benchmarks.claims.results import Missing, Results, within
 from benchmarks.experiments import overflow, policies
-from benchmarks.experiments.arm import FRAMEWORKS, Arm, memory, milliseconds
+from benchmarks.experiments.arm import FRAMEWORKS, Arm
+from benchmarks.experiments.outcome import memory, milliseconds
 from benchmarks.measure import Result
 from lockstep import params
 

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.experiments.arm import FRAMEWORKS, Arms
+from benchmarks.experiments.arm import FRAMEWORKS
+from benchmarks.experiments.outcome import Arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
 from benchmarks.process import ROOT, shown

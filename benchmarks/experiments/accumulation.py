@@ -1,10 +1,17 @@
 """One effective batch in N micro-batches, and the small batch taken directly, for equal tokens."""
 
-from benchmarks.experiments.arm import TOY, Arm, Arms, both, failed, memory, milliseconds
-from benchmarks.experiments.arm import sentence as joined
-from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.arm import TOY, Arm, both
+from benchmarks.experiments.outcome import (
+    Arms,
+    closing,
+    failed,
+    markdown,
+    mebibytes,
+    memory,
+    milliseconds,
+    share,
+)
 from benchmarks.experiments.picture import Panel
-from benchmarks.experiments.policies import mebibytes, share
 
 WHAT = "128 rows in 1, 4, 16 micro-batches; and 8 rows directly"
 ROWS, SPLITS = 128, (1, 4, 16)
@@ -52,7 +59,7 @@ def sentence(arms: Arms) -> str:
             f"{DIRECT} took {seconds(direct) / seconds(most):.2f} of {MOST}'s time for the same "
             f"tokens and ended {abs(gap):.4f} nats {'lower' if gap < 0 else 'higher'}"
         )
-    return joined(parts, arms)
+    return closing(parts, arms)
 
 
 def panels(arms: Arms) -> list[Panel]:

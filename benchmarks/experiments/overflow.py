@@ -3,9 +3,8 @@
 import math
 
 from benchmarks.cells import Flags
-from benchmarks.experiments.arm import TOY, Arm, Arms, both, failed
-from benchmarks.experiments.arm import sentence as joined
-from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.arm import TOY, Arm, both
+from benchmarks.experiments.outcome import Arms, closing, failed, markdown
 from benchmarks.experiments.picture import Curve, Panel, steps
 from lockstep.config import LARGEST
 
@@ -99,7 +98,7 @@ def sentence(arms: Arms) -> str:
             f"scale rose from {quick['loss_scales'][0]:,.0f} to {max(quick['loss_scales']):,.0f} "
             f"and cost {len(quick['skipped_steps'])} steps"
         )
-    return joined(parts, arms)
+    return closing(parts, arms)
 
 
 def spread(result: dict) -> str:

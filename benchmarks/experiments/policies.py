@@ -1,8 +1,16 @@
 """fp32, bf16 and fp16: time, memory and loss."""
 
-from benchmarks.experiments.arm import TOY, Arm, Arms, both, failed, memory, milliseconds
-from benchmarks.experiments.arm import sentence as joined
-from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.arm import TOY, Arm, both
+from benchmarks.experiments.outcome import (
+    Arms,
+    closing,
+    failed,
+    markdown,
+    mebibytes,
+    memory,
+    milliseconds,
+    share,
+)
 from benchmarks.experiments.picture import Panel, steps
 
 WHAT = "fp32, bf16 and fp16: time, memory and loss"
@@ -41,10 +49,6 @@ def table(arms: Arms) -> str:
     return markdown(HEAD, rows)
 
 
-def mebibytes(count: int | None) -> str:
-    return "n/a" if count is None else f"{count / 2**20:,.1f}"
-
-
 def off(result: dict, single: dict) -> float:
     """The validation loss, relative to fp32's."""
     return result["validation_loss"] / single["validation_loss"] - 1
@@ -60,12 +64,7 @@ def sentence(arms: Arms) -> str:
             for half in halves
         ]
         parts.append(f"in {framework} {' and '.join(said)}")
-    return joined(parts, arms)
-
-
-def share(result: dict, whole: dict) -> str:
-    part, of = memory(result), memory(whole)
-    return "an unknown part" if part is None or not of else f"{part / of:.2f}"
+    return closing(parts, arms)
 
 
 def panels(arms: Arms) -> list[Panel]:

@@ -4,14 +4,20 @@ The other way to the same memory is a smaller micro-batch, accumulated. Remat is
 where it beats that, or where nothing else fits.
 """
 
-from benchmarks.experiments.arm import Arm, Arms, both, failed, memory, milliseconds
-from benchmarks.experiments.arm import sentence as joined
-from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.arm import Arm, both
+from benchmarks.experiments.outcome import (
+    Arms,
+    closing,
+    failed,
+    markdown,
+    mebibytes,
+    memory,
+    milliseconds,
+)
 from benchmarks.experiments.picture import Panel
-from benchmarks.experiments.policies import mebibytes
 
 WHAT = "the 30m model with it, without, and with half the micro-batch"
-PLAIN, BLOCK, SQRT, HALVES = "none", "block", "sqrt", "two halves"
+PLAIN, BLOCK, HALVES = "none", "block", "two halves"
 HEAD = ["remat", "in", "N x B", "ms/step", "over none's", "MiB", "over none's", "peak MiB"]
 SAVES = 0.95  # of the memory: what keeps more than that saves nothing worth the name
 
@@ -23,7 +29,7 @@ def arms(scale: str, device: str) -> list[Arm]:
     base = {"model": "30m", "policy": "bf16", "batch_size": rows, "layers": "scan"}
     base |= {} if full else {"context": 128}
     variants = {
-        PLAIN: base, BLOCK: base | {"remat": "block"}, SQRT: base | {"remat": "sqrt"},
+        PLAIN: base, BLOCK: base | {"remat": "block"},
         HALVES: base | {"accum": 2, "batch_size": rows // 2},
     }  # fmt: skip
     return [
@@ -86,7 +92,7 @@ def sentence(arms: Arms) -> str:
         )
     for framework in arms.complete(BLOCK).keys() - arms.complete(PLAIN).keys():
         parts.append(f"in {framework} remat block ran where none did not: worth it")
-    return joined(parts, arms)
+    return closing(parts, arms)
 
 
 def said(ratio: tuple[float, float | None]) -> str:

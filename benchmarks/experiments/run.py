@@ -24,7 +24,8 @@ from benchmarks.experiments import (
     remat,
     when_fp32,
 )
-from benchmarks.experiments.arm import Arm, Arms
+from benchmarks.experiments.arm import Arm
+from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.picture import Panel
 from benchmarks.measure import Result, write
 from benchmarks.process import INTERRUPTED, ROOT, died, say, shown

@@ -1,8 +1,7 @@
 """Where bfloat16 fails and float32 does not: small updates to master weights, and long sums."""
 
-from benchmarks.experiments.arm import TOY, Arm, Arms, both, failed
-from benchmarks.experiments.arm import sentence as joined
-from benchmarks.experiments.arm import table as markdown
+from benchmarks.experiments.arm import TOY, Arm, both
+from benchmarks.experiments.outcome import Arms, closing, failed, markdown
 from benchmarks.experiments.picture import Panel, steps
 from benchmarks.experiments.sums import NARROW, WIDE
 
@@ -62,7 +61,7 @@ def sentence(arms: Arms) -> str:
             f"{learned(single):.5f} nats; {NARROW} of {longest:,} numbers was "
             f"{errors[NARROW][-1]:.2%} off, {WIDE} {errors[WIDE][-1]:.2g}"
         )
-    return joined(parts, arms)
+    return closing(parts, arms)
 
 
 def panels(arms: Arms) -> list[Panel]:
