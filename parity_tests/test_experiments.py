@@ -128,7 +128,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) ->
     """Arms do nothing; after so many somebody presses Ctrl-C. `policies` has two of them."""
     performed: list[str] = []
 
-    def perform(each: Arm, out: Path) -> str:
+    def perform(each: Arm, out: Path, scale: str) -> str:
         if len(performed) == stop_after:
             raise KeyboardInterrupt
         performed.append(each.name)
@@ -136,7 +136,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) ->
         return "done"
 
     monkeypatch.setattr(run, "perform", perform)
-    monkeypatch.setattr(expected, "seconds", lambda arms: 61.0)
+    monkeypatch.setattr(expected, "seconds", lambda arms, environment: 61.0)
     monkeypatch.setattr(policies, "arms", lambda scale, device: both("fp32", steps=3))
     return performed
 
@@ -168,11 +168,13 @@ def test_an_interrupted_experiment_goes_on(
 
 def test_an_arm_runs_in_a_process_and_its_time_is_known_before(tmp_path: Path) -> None:
     out = tmp_path / "arm.json"
-    known = expected.seconds([arm()])
+    known = expected.seconds([arm()], {})
     assert known and 1 < known < 60
-    assert run.perform(arm(), out).startswith("done, ")
+    assert run.perform(arm(), out, "smoke").startswith("done, ")
     assert json.loads(out.read_text())["status"] == "ok"
-    assert run.perform(arm(work="no such"), tmp_path / "no.json").startswith("failed: KeyError")
+    assert run.perform(arm(work="no such"), tmp_path / "no.json", "smoke").startswith(
+        "failed: KeyError"
+    )
 
 
 def test_an_arm_that_cannot_run_is_a_result() -> None:

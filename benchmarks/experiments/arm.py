@@ -5,7 +5,6 @@ from typing import Any
 
 from benchmarks.cells import Cell, Flags
 from lockstep.config import Config
-from lockstep.parity.side import ONE_THREAD
 
 FRAMEWORKS = ("jax", "torch")
 WINDOWS = 19  # timed ones in a run, and as many steps again to warm up as one of them has
@@ -32,12 +31,6 @@ class Arm:
     @property
     def name(self) -> str:
         return f"{self.framework} {self.label}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of its process. A toy is too small to share: on two threads torch waits more than it
-        computes as soon as something else runs."""
-        return ONE_THREAD if self.flags.get("d_model") == TOY["d_model"] else {}
 
     @property
     def cell(self) -> Cell:

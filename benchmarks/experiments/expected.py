@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     step: float
 
 
-def seconds(arms: list[Arm]) -> float | None:
+def seconds(arms: list[Arm], environment: dict[str, str]) -> float | None:
     """Of all arms, one after the other; None where one of them cannot take a step."""
     total = IMPORTS * len(arms)
     for framework in FRAMEWORKS:
@@ -40,9 +40,12 @@ def seconds(arms: list[Arm]) -> float | None:
             continue
         words = [sys.executable, "-m", "benchmarks.experiments.expected"]
         request = json.dumps([asdict(arm) for arm in trained])
-        environment = os.environ | trained[0].environment  # an experiment's arms are of one size
         done = subprocess.run(
-            [*words, request], cwd=ROOT, env=environment, capture_output=True, text=True
+            [*words, request],
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             return None
