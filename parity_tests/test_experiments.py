@@ -172,9 +172,8 @@ def test_an_arm_runs_in_a_process_and_its_time_is_known_before(tmp_path: Path) -
     assert known and 1 < known < 60
     assert run.perform(arm(), out, "smoke").startswith("done, ")
     assert json.loads(out.read_text())["status"] == "ok"
-    assert run.perform(arm(work="no such"), tmp_path / "no.json", "smoke").startswith(
-        "failed: KeyError"
-    )
+    said = run.perform(arm(work="no such"), tmp_path / "no.json", "smoke")
+    assert said.startswith("failed: KeyError")
 
 
 def test_an_arm_that_cannot_run_is_a_result() -> None:
@@ -250,6 +249,7 @@ def test_accumulation_says_who_ended_lower() -> None:
     [
         ((1.3, 0.99), (1.0, 0.5), "not worth it: it frees next to nothing"),
         ((0.9, 0.5), (1.1, 0.4), "worth it: it costs nothing"),
+        ((1.3, 0.8), (1.2, 1.1), "worth it where memory is short: two halves free next to nothing"),
         ((1.3, 0.7), (1.1, 0.6), "not worth it: two halves need no more"),
         ((1.1, 0.6), (1.3, 0.7), "worth it: two halves need no less"),
         ((1.3, 0.4), (1.1, 0.6), "worth it only where two halves do not fit"),
@@ -320,6 +320,14 @@ def test_when_fp32_says_what_was_lost() -> None:
     assert "| bf16 weights | torch | 3 | 90.0% | 3.00000 | 3.10000 | -0.10000 |" in (
         when_fp32.table(arms)
     )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_committed_sentence_is_that_of_the_committed_figures(name: str) -> None:
+    path = run.ROOT / "benchmarks" / "results" / "experiments" / f"{name}.json"
+    content = json.loads(path.read_text())
+    assert content["sentence"] == EXPERIMENTS[name].sentence(Arms(content["arms"]))
+    assert {each["status"] for each in content["arms"]} == {"ok"}
 
 
 def test_every_experiment_draws(tmp_path: Path) -> None:

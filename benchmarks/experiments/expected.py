@@ -33,20 +33,14 @@ class Cost(NamedTuple):
 
 def seconds(arms: list[Arm], environment: dict[str, str]) -> float | None:
     """Of all arms, one after the other; None where one of them cannot take a step."""
-    total = IMPORTS * len(arms)
+    total, env = IMPORTS * len(arms), os.environ | environment
     for framework in FRAMEWORKS:
         trained = [arm for arm in arms if arm.framework == framework and arm.steps]
         if not trained:
             continue
-        words = [sys.executable, "-m", "benchmarks.experiments.expected"]
         request = json.dumps([asdict(arm) for arm in trained])
-        done = subprocess.run(
-            [*words, request],
-            cwd=ROOT,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-        )
+        words = [sys.executable, "-m", "benchmarks.experiments.expected", request]
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
         if done.returncode:
             return None
         costs = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]

@@ -73,6 +73,8 @@ def verdict(remat: tuple[float, float | None], halves: tuple[float, float | None
         return "not worth it: it frees next to nothing"
     if time <= 1:
         return "worth it: it costs nothing"
+    if half_space > SAVES:
+        return "worth it where memory is short: two halves free next to nothing"
     if half_space <= space and half_time <= time:
         return "not worth it: two halves need no more memory and no more time"
     if space <= half_space and time <= half_time:
