@@ -43,9 +43,9 @@ def seconds(arms: list[Arm], environment: dict[str, str]) -> float | None:
         done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
         if done.returncode:
             return None
-        costs = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]
+        timed = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]
         total += sum(
-            PASSES * cost.start + arm.steps * cost.step for arm, cost in zip(trained, costs)
+            PASSES * cost.start + arm.steps * cost.step for arm, cost in zip(trained, timed)
         )
     return total
 
