@@ -97,6 +97,29 @@ def default_decay_mask() -> None:
 # --- the model
 
 
+def island_forgotten(name: str) -> Callable[[], None]:
+    """A place that asks for the policy of the model, not for that of its module."""
+
+    def plant() -> None:
+        right = model.make_policy
+        model.make_policy = lambda roles, module="": right(
+            roles, "" if module.endswith(name) else module
+        )
+
+    return plant
+
+
+def islands_of_first_block() -> None:
+    """One graph for all blocks, as where their programs are the same."""
+    right = model.GPT.split_blocks
+
+    def split_blocks(self: Any) -> Any:
+        blocks: Any = right(self)
+        return [(blocks[0][0], params) for _, params in blocks]
+
+    model.GPT.split_blocks = split_blocks
+
+
 def fast_variance() -> None:
     """E[x^2] - E[x]^2, the default of Flax's norms."""
 
@@ -235,6 +258,9 @@ BUGS: dict[str, Callable[..., None]] = {
     "loss-in-compute": loss_in_compute,
     "excess-precision": excess_precision,
     "tf32-by-default": default_matmul_precision,
+    "attention-island-forgotten": island_forgotten("attend"),
+    "tied-head-island-forgotten": island_forgotten("head"),
+    "islands-of-first-block": islands_of_first_block,
     "untransposed-kernel": untransposed_kernel,
     "gradient-stopped-at-norm": gradient_stopped_at_norm,
     "dots-recomputes-affine": dots_recomputes_affine,

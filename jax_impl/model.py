@@ -2,6 +2,7 @@
 
 `policy.cast_to_compute` casts the matmuls' inputs, one by one: the tree of parameters is never
 cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss) says so.
+A module with matmuls has a policy by its name: that of an island computes in the output dtype.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from lockstep.precision import Roles
 
 EPS = 1e-5
 Tap = Callable[[str, jax.Array], jax.Array]
+Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
 
 @jax.custom_vjp
@@ -51,8 +53,8 @@ affine.defvjp(_affine_forward, _affine_backward)
 class Linear(nnx.Module):
     """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
 
-    def __init__(self, d_in: int, d_out: int, *, bias: bool, policy: jmp.Policy) -> None:
-        self.policy = policy
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, roles: Roles, name: str) -> None:
+        self.policy = policy = make_policy(roles, name)
         self.kernel = nnx.Param(jnp.zeros((d_in, d_out), policy.param_dtype))
         self.bias = nnx.Param(jnp.zeros((d_out,), policy.param_dtype)) if bias else None
 
@@ -159,13 +161,15 @@ def attend_fused(
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, policy: jmp.Policy, fused: bool, blocks: int) -> None:
-        self.config, self.policy = config, policy
-        in_blocks = partial(attend_in_blocks, blocks=blocks)
-        self.attend = attend_fused if fused else in_blocks if blocks > 1 else attend
-        linear = partial(Linear, bias=config.bias, policy=policy)
-        self.qkv = linear(config.d_model, 3 * config.d_model)
-        self.proj = linear(config.d_model, config.d_model)
+    def __init__(
+        self, config: ModelConfig, roles: Roles, name: str, fused: bool, blocks: int
+    ) -> None:
+        self.config, self.policy = config, make_policy(roles, f"{name}.attend")
+        self.fused = fused and not roles.island(f"{name}.attend")  # cuDNN's is in half precision
+        self.blocks = blocks
+        linear = partial(Linear, bias=config.bias, roles=roles)
+        self.qkv = linear(config.d_model, 3 * config.d_model, name=f"{name}.qkv")
+        self.proj = linear(config.d_model, config.d_model, name=f"{name}.proj")
 
     def __call__(self, x_RD: jax.Array, t: int) -> jax.Array:
         parts = jnp.split(self.qkv(x_RD), 3, axis=-1)
@@ -174,18 +178,21 @@ class Attention(nnx.Module):
             tables = rotary.table(self.config.context, self.config.d_head)
             cos, sin = (jnp.asarray(table, self.policy.output_dtype) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, self.policy)
+        in_blocks = partial(attend_in_blocks, blocks=self.blocks)
+        kernel: Callable = attend_fused if self.fused else in_blocks if self.blocks > 1 else attend
+        y_BTHK = kernel(*self.policy.cast_to_compute((q, k, v)), self.policy)
         return self.proj(y_BTHK.reshape(x_RD.shape))
 
 
 class MLP(nnx.Module):
     """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
-        linear = partial(Linear, bias=config.bias, policy=policy)
-        self.gate = linear(config.d_model, config.d_mlp) if config.mlp == "swiglu" else None
-        self.up = linear(config.d_model, config.d_mlp)
-        self.down = linear(config.d_mlp, config.d_model)
+    def __init__(self, config: ModelConfig, roles: Roles, name: str) -> None:
+        linear = partial(Linear, bias=config.bias, roles=roles)
+        gated = config.mlp == "swiglu"
+        self.gate = linear(config.d_model, config.d_mlp, name=f"{name}.gate") if gated else None
+        self.up = linear(config.d_model, config.d_mlp, name=f"{name}.up")
+        self.down = linear(config.d_mlp, config.d_model, name=f"{name}.down")
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
         if self.gate is not None:
@@ -197,13 +204,13 @@ class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
     def __init__(
-        self, config: ModelConfig, policy: jmp.Policy, fused: bool, blocks: int, remat: str
+        self, config: ModelConfig, roles: Roles, name: str, fused: bool, blocks: int, remat: str
     ) -> None:
-        self.remat = remat
+        self.remat, policy = remat, make_policy(roles)
         self.norm1 = make_norm(config, policy)
-        self.attn = Attention(config, policy, fused, blocks)
+        self.attn = Attention(config, roles, f"{name}.attn", fused, blocks)
         self.norm2 = make_norm(config, policy)
-        self.mlp = MLP(config, policy)
+        self.mlp = MLP(config, roles, f"{name}.mlp")
 
     def __call__(
         self, x_RD: jax.Array, t: int, layer: jax.Array | int, dropout: Dropout, tap: Tap
@@ -235,7 +242,7 @@ slotted.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
 
 
 class GPT(nnx.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the compute dtype.
+    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
     In between as R = B T rows: with two leading axes XLA's CPU backend transposes for each weight's
     gradient, and moves the residual between layouts.
@@ -257,14 +264,18 @@ class GPT(nnx.Module):
         self.embed = nnx.Param(zeros((config.vocab, config.d_model)))
         learned = config.position == "learned"
         self.position = nnx.Param(zeros((config.context, config.d_model))) if learned else None
-        make_block = partial(Block, config, policy, fused, blocks, remat)
-        if scan:
-            self.blocks: Any = nnx.vmap(lambda _: make_block())(jnp.arange(config.n_layer))
+
+        def make_block(layer: int) -> Block:
+            return Block(config, roles, f"blocks.{layer}", fused, blocks, remat)
+
+        if scan:  # the first stands for all, which have the same islands
+            self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
         else:
-            self.blocks = nnx.List([make_block() for _ in range(config.n_layer)])
+            self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
         self.norm = make_norm(config, policy)
-        linear = partial(Linear, bias=False, policy=policy)
+        linear = partial(Linear, bias=False, roles=roles, name="head")
         self.head = None if config.tied else linear(config.d_model, config.vocab)
+        self.head_policy = make_policy(roles, "head")
 
     def __call__(
         self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
@@ -275,29 +286,25 @@ class GPT(nnx.Module):
         if self.position is not None:
             x_BTD = x_BTD + self.policy.cast_to_output(self.position[...][:t])
         x_RD = dropout(x_BTD.reshape(-1, self.config.d_model), -1, "embedding")
-        graph, blocks = self.split_blocks()
 
-        def layer(params: nnx.State, index: jax.Array | int, x: jax.Array) -> jax.Array:
-            return nnx.merge(graph, params)(x, t, index, dropout, tap)
+        def layer(block: Split, index: jax.Array | int, x: jax.Array) -> jax.Array:
+            return nnx.merge(*block)(x, t, index, dropout, tap)
 
         x_RD = through_blocks(
-            layer, blocks, x_RD, self.config.n_layer, remat=self.remat, scan=self.scan
+            layer, self.split_blocks(), x_RD, self.config.n_layer, remat=self.remat, scan=self.scan
         )
         x_RD = tap("norm", self.norm(x_RD))
         if self.head is not None:
             logits_RV = self.head(x_RD)
         else:
             # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-            x_RD, embed = self.policy.cast_to_compute((x_RD, self.embed[...]))
+            x_RD, embed = self.head_policy.cast_to_compute((x_RD, self.embed[...]))
             logits_RV = x_RD @ embed.T
         return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
 
-    def split_blocks(self) -> tuple[nnx.GraphDef, list[nnx.State] | nnx.State]:
-        """The one graph all blocks share, and their parameters: a list, or stacked."""
-        if self.scan:
-            return nnx.split(self.blocks)
-        graphs, states = zip(*(nnx.split(block) for block in self.blocks))
-        return graphs[0], list(states)
+    def split_blocks(self) -> list[Split] | Split:
+        """Each block's graph and parameters: a list, or one with the parameters stacked."""
+        return nnx.split(self.blocks) if self.scan else [nnx.split(b) for b in self.blocks]
 
 
 def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, roles: Roles) -> jax.Array:

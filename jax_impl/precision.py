@@ -1,5 +1,6 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -15,8 +16,12 @@ from lockstep.errors import UserError
 from lockstep.precision import Roles
 
 
-def policy(roles: Roles) -> jmp.Policy:
-    return jmp.get_policy(roles.spec)
+def policy(roles: Roles, module: str = "") -> jmp.Policy:
+    """jmp's, of a module with matmuls or of the rest; an island computes in the output dtype."""
+    made = jmp.get_policy(roles.spec)
+    if module and roles.island(module):
+        return dataclasses.replace(made, compute_dtype=made.output_dtype)
+    return made
 
 
 def find_device(asked: str) -> jax.Device:
@@ -112,7 +117,8 @@ def attention_backend(config: Config, device: jax.Device) -> str:
     reference = f"reference in {blocks} causal blocks" if blocks > 1 else "reference"
     roles = config.precision.roles
     if fused_attention(config, roles, device):
-        return "cudnn"
+        written_out = any(roles.island(n) for n in config.model.matmuls if n.endswith(".attend"))
+        return f"cudnn, islands {reference}" if written_out else "cudnn"
     if not fused_wanted(config.precision, device):
         return reference
     kind = f"{roles.compute}, head dim {config.model.d_head}"

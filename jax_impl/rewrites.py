@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jmp
 import optax
 
 from jax_impl import model, optim, step
@@ -39,9 +38,10 @@ def qkv_split() -> None:
                 ys = [model.affine(x, part, bias) for part, bias in zip(parts, biases)]
             return jnp.concatenate(ys, axis=-1)
 
-    def init(self: Any, config: ModelConfig, policy: jmp.Policy, *attention: Any) -> None:
-        built(self, config, policy, *attention)
-        self.qkv = Split(config.d_model, 3 * config.d_model, bias=config.bias, policy=policy)
+    def init(self: Any, config: ModelConfig, roles: Roles, name: str, *attention: Any) -> None:
+        built(self, config, roles, name, *attention)
+        width, name = config.d_model, f"{name}.qkv"
+        self.qkv = Split(width, 3 * width, bias=config.bias, roles=roles, name=name)
 
     model.Attention.__init__ = init
 

@@ -72,7 +72,7 @@ class Model:
 
 def scanned(config: Config) -> bool:
     layers = config.execution.layers
-    return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24)
+    return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24 and config.alike)
 
 
 class Trainer:

@@ -8,15 +8,18 @@ micro-batches in one optimizer step.
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep import precision
+from lockstep import islands, precision
 from lockstep.errors import UserError, require, require_range
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
+# Fields that came after runs and results were written, and what these did. JSON has them only where
+# they say something else (docs/decisions/0018).
+LATER: dict[str, Any] = {"fp32_islands": ""}
 
 
 def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
@@ -76,6 +79,13 @@ class ModelConfig:
         """4 D for GELU; for SwiGLU 8/3 D, the same cost, rounded up to a multiple of 64."""
         return 4 * self.d_model if self.mlp == "gelu" else math.ceil(self.d_model / 24) * 64
 
+    @property
+    def matmuls(self) -> list[str]:
+        """The modules that multiply matrices, in the order of the forward pass."""
+        mlp = ["mlp.gate"] * (self.mlp == "swiglu") + ["mlp.up", "mlp.down"]
+        inside = ["attn.qkv", "attn.attend", "attn.proj", *mlp]
+        return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
+
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "d_model", "context"):
             require_range(flag_name(name), getattr(self, name), 1, LARGEST)
@@ -128,17 +138,24 @@ class PrecisionConfig:
         choices=("auto", "reference", "fused"),
     )
     eval_policy: str = flag("", "policy of the evaluation", derived="the training policy")
+    fp32_islands: str = flag(
+        "",
+        "modules whose matmuls stay in float32 under a half-precision policy: patterns such as "
+        "blocks.*.mlp.down,blocks.0,head; `lockstep sensitivity` says which are worth it",
+        derived="none",
+    )
     loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
     loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
     loss_scale_interval: int = flag(2000, "the scale grows after so many good steps", unit="steps")
 
     @property
     def roles(self) -> precision.Roles:
-        return precision.resolve(self.policy)
+        return replace(precision.resolve(self.policy), islands=self.fp32_islands)
 
     @property
     def eval_roles(self) -> precision.Roles:
-        return precision.resolve(self.eval_policy or self.policy)
+        evaluation = precision.resolve(self.eval_policy or self.policy)
+        return replace(evaluation, islands=self.fp32_islands)
 
     @property
     def strict(self) -> bool:
@@ -275,6 +292,21 @@ class Config:
             "strict numerics draw dropout's masks with a "
             "generator that does not compile; drop --compile or set --dropout 0",
         )
+        if self.precision.fp32_islands:
+            islands.check(self.precision.fp32_islands, self.model.matmuls)
+        require(
+            self.execution.layers != "scan" or self.alike,
+            "--layers",
+            "scan",
+            f"all layers are one program, but --fp32-islands {self.precision.fp32_islands} is for "
+            "some of them; use --layers unroll",
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers compute in the same dtypes."""
+        patterns = self.precision.fp32_islands
+        return not patterns or islands.in_every_layer(patterns, self.model.matmuls)
 
     def changed(self, **fields: Any) -> "Config":
         """The same with some fields of its sections replaced."""
@@ -287,7 +319,10 @@ class Config:
         return Config(**parts)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        return dataclasses.asdict(self)
+        return {
+            section: {n: v for n, v in fields.items() if n not in LATER or v != LATER[n]}
+            for section, fields in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def from_json(cls, sections: Any) -> "Config":
@@ -301,8 +336,9 @@ class Config:
         parts = {}
         for name, kind in kinds.items():
             types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-            _require_fields(f"config {name}", sections[name], types)
-            parts[name] = kind(**sections[name])  # type: ignore[operator]
+            values = {n: v for n, v in LATER.items() if n in types} | sections[name]
+            _require_fields(f"config {name}", values, types)
+            parts[name] = kind(**values)  # type: ignore[operator]
         return cls(**parts)
 
 

@@ -168,9 +168,11 @@ def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
     model, precision = config.model, config.precision
+    islands = f" but for {precision.fp32_islands}" if precision.fp32_islands else ""
     lines = (
         f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters",
-        f"policy {precision.policy}, numerics {precision.numerics}, attention {about['attention']}",
+        f"policy {precision.policy}{islands}, numerics {precision.numerics}, "
+        f"attention {about['attention']}",
         f"data: {data.source}, {len(data.train):,} training tokens",
         f"compiled in {compile_seconds:.1f} s",
     )

@@ -8,10 +8,12 @@
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
 agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
+In a module that is an island (`lockstep.islands`) compute is output.
 """
 
 from dataclasses import dataclass
 
+from lockstep import islands
 from lockstep.errors import UserError
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,10 +35,15 @@ class Roles:
     compute: str
     output: str
     tf32: bool = False
+    islands: str = ""  # patterns over the names of modules
+
+    def island(self, module: str) -> bool:
+        """Whether its matmuls have inputs and outputs in the output dtype."""
+        return islands.holds(self.islands, module)
 
     @property
     def spec(self) -> str:
-        """The same roles as `jmp.get_policy` reads them."""
+        """The same roles as `jmp.get_policy` reads them, outside of islands."""
         return f"params={self.param},compute={self.compute},output={self.output}"
 
     @property

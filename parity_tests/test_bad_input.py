@@ -36,6 +36,8 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--policy params=bfloat16,compute=float16,output=float32", ["--policy", "bfloat16"]),
     ("--policy =", ["--policy", "give"]),
     ("--eval-policy fp8", ["--eval-policy", "fp8"]),
+    ("--fp32-islands mlp.down", ["--fp32-islands", "mlp.down", "blocks.*.mlp.down"]),
+    ("--fp32-islands blocks.0 --layers scan", ["--layers", "scan", "blocks.0", "unroll"]),
     ("--polcy bf16", ["--polcy", "--policy"]),
     ("--nonsense", ["--nonsense", "unknown", "--"]),
     ("stray", ["stray", "--help"]),

@@ -49,3 +49,15 @@ def test_dropout_does_not_recompile() -> None:
     losses = [result.loss for result in run(twin, config)]
     assert counters["stats"]["unique_graphs"] == 1
     assert len(set(losses)) == 5
+
+
+def test_islands_are_traced_too() -> None:
+    losses = []
+    for compiled in (False, True):
+        islands = {"policy": "bf16", "fp32_islands": "blocks.1,head"}
+        config = toy(remat="dots", compile=compiled, steps=3, **islands)
+        twin = start("torch", config)
+        twin.prepare()
+        losses.append([result.loss for result in run(twin, config)])
+    assert counters["stats"]["unique_graphs"] == 1
+    assert losses[0] == losses[1]

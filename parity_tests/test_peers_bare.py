@@ -100,6 +100,7 @@ BOTH = [
     ({"model": "tiny"}, "position rope: {} is GPT-2 alone; use --model gpt2"),
     ({"tied": False}, "tied False: {} is GPT-2 alone; use --model gpt2"),
     ({"dropout": 0.1}, "--dropout 0.1: {} has none; use 0"),
+    ({"fp32_islands": "head"}, "--fp32-islands head: {} has none; drop it"),
     ({"remat": "block"}, "--remat block: {} recomputes nothing; use none"),
 ]
 REFUSED = [(peer, flags, text.format(peer)) for peer in PEERS for flags, text in BOTH] + [

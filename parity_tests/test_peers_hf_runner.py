@@ -97,6 +97,7 @@ def test_bf16_full_eval(policy: str) -> None:
     ("flags", "line"),
     [
         ({"dropout": 0.1}, "--dropout 0.1: .*; use 0"),
+        ({"fp32_islands": "head"}, "--fp32-islands head: .*; drop it"),
         ({"remat": "sqrt"}, "--remat sqrt: .*; use block or none"),
         ({"policy": "fp16"}, "--policy fp16: .* CPU; use --device cuda or --policy bf16"),
         ({"policy": "p=bf16,c=bf16,o=f32"}, "--policy p=bf16,c=bf16,o=f32: .*; use params=float32"),

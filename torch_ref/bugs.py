@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -249,6 +250,26 @@ def residual_in_bfloat16() -> None:
     model.Block.forward = lambda self, x, *rest: right(self, x.bfloat16(), *rest).to(x.dtype)
 
 
+def island_under_autocast() -> None:
+    """The island's tensors are widened, and autocast narrows them again."""
+
+    def matmul(function: Callable, roles: Any, module: str) -> Callable:
+        wide = precision.dtype(roles.output)
+        return lambda *args: function(
+            *(x.to(wide) if isinstance(x, Tensor) and roles.island(module) else x for x in args)
+        )
+
+    model.matmul = matmul
+
+
+def island_in_float32() -> None:
+    """`.float()`, under float64 too."""
+    right = precision.matmul
+    model.matmul = lambda function, roles, module: right(
+        function, replace(roles, output="float32"), module
+    )
+
+
 def whole_tree_cast() -> None:
     right = step.batch_loss
 
@@ -431,6 +452,8 @@ BUGS: dict[str, Callable[..., None]] = {
     "positions-from-one": after_making(positions_from_one),
     "logits-in-float32": after_making(logits_in_float32),
     "residual-in-bfloat16": residual_in_bfloat16,
+    "island-under-autocast": island_under_autocast,
+    "island-in-float32": island_in_float32,
     "whole-tree-cast": whole_tree_cast,
     "targets-shifted": targets_shifted,
     "last-token-dropped": last_token_dropped,

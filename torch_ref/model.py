@@ -2,8 +2,11 @@
 
 `torch.autocast` casts the matmuls' inputs to the compute dtype. What must stay in the output
 dtype (residual, norms, softmax, rotation, loss) says so here: on a CPU autocast would leave it in
-its input's dtype, on CUDA it would not.
+its input's dtype, on CUDA it would not. Where a module's name makes it an island, its function of
+matmuls is called outside of autocast, in the output dtype.
 """
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +16,21 @@ from lockstep import rotary
 from lockstep.config import ModelConfig
 from lockstep.precision import Roles
 from torch_ref.dropout import Dropout
-from torch_ref.precision import dtype
+from torch_ref.precision import dtype, matmul
 from torch_ref.remat import remat_sublayer, through_blocks
 
 EPS = 1e-5
+
+
+class Linear(nn.Linear):
+    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
+
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, roles: Roles, name: str) -> None:
+        super().__init__(d_in, d_out, bias=bias)
+        self.linear = matmul(F.linear, roles, name)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.linear(x_BTD, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -63,12 +77,13 @@ def attend_fused(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dty
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, roles: Roles, fused: bool) -> None:
+    def __init__(self, config: ModelConfig, roles: Roles, name: str, fused: bool) -> None:
         super().__init__()
         self.n_head, self.wide = config.n_head, dtype(roles.output)
-        self.attend = attend_fused if fused else attend
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.bias)
-        self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.attend = matmul(attend_fused if fused else attend, roles, f"{name}.attend")
+        linear = partial(Linear, bias=config.bias, roles=roles)
+        self.qkv = linear(config.d_model, 3 * config.d_model, name=f"{name}.qkv")
+        self.proj = linear(config.d_model, config.d_model, name=f"{name}.proj")
         self.rope = config.position == "rope"
         if self.rope:  # no buffers: `.to(dtype)` would cast them
             tables = rotary.table(config.context, config.d_head)
@@ -86,13 +101,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, roles: Roles, name: str) -> None:
         super().__init__()
+        linear = partial(Linear, bias=config.bias, roles=roles)
         self.gated = config.mlp == "swiglu"
         if self.gated:
-            self.gate = nn.Linear(config.d_model, config.d_mlp, bias=config.bias)
-        self.up = nn.Linear(config.d_model, config.d_mlp, bias=config.bias)
-        self.down = nn.Linear(config.d_mlp, config.d_model, bias=config.bias)
+            self.gate = linear(config.d_model, config.d_mlp, name=f"{name}.gate")
+        self.up = linear(config.d_model, config.d_mlp, name=f"{name}.up")
+        self.down = linear(config.d_mlp, config.d_model, name=f"{name}.down")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
@@ -104,13 +120,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, roles: Roles, fused: bool, remat: str) -> None:
+    def __init__(
+        self, config: ModelConfig, roles: Roles, name: str, fused: bool, remat: str
+    ) -> None:
         super().__init__()
         self.remat = remat
         self.norm1 = make_norm(config)
-        self.attn = Attention(config, roles, fused)
+        self.attn = Attention(config, roles, f"{name}.attn", fused)
         self.norm2 = make_norm(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, roles, f"{name}.mlp")
 
     def forward(self, x_BTD: Tensor, layer: int, dropout: Dropout) -> Tensor:
         def attention(x: Tensor) -> Tensor:
@@ -124,7 +142,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the compute dtype."""
+    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype."""
 
     def __init__(
         self, config: ModelConfig, roles: Roles, *, fused: bool = False, remat: str = "none"
@@ -135,10 +153,12 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position = nn.Embedding(config.context, config.d_model)
         self.blocks = nn.ModuleList(
-            Block(config, roles, fused, remat) for _ in range(config.n_layer)
+            Block(config, roles, f"blocks.{layer}", fused, remat) for layer in range(config.n_layer)
         )
         self.norm = make_norm(config)
-        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab, bias=False)
+        linear = partial(Linear, bias=False, roles=roles, name="head")
+        self.head = None if config.tied else linear(config.d_model, config.vocab)
+        self.tied_head = matmul(F.linear, roles, "head")
 
     def forward(self, tokens_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
         dropout = dropout or Dropout.off()
@@ -149,7 +169,7 @@ class GPT(nn.Module):
         x_BTD = through_blocks(self.blocks, x_BTD, dropout, remat=self.remat)
         x_BTD = self.norm(x_BTD)
         # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-        return self.head(x_BTD) if self.head else F.linear(x_BTD, self.embed.weight)
+        return self.head(x_BTD) if self.head else self.tied_head(x_BTD, self.embed.weight)
 
 
 def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, roles: Roles) -> Tensor:

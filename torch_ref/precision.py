@@ -1,10 +1,12 @@
 """Precision in PyTorch: autocast, GradScaler, and the switches that say what float32 means."""
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lockstep.config import Config, PrecisionConfig
@@ -50,6 +52,19 @@ def configure(config: Config) -> torch.device:
 def autocast(roles: Roles, device: torch.device) -> AbstractContextManager:
     """Casts matmul inputs to the compute dtype; off where there is nothing to cast."""
     return torch.autocast(device.type, dtype=dtype(roles.compute), enabled=roles.mixed)
+
+
+def matmul(function: Callable[..., Tensor], roles: Roles, module: str) -> Callable[..., Tensor]:
+    """A function left to autocast; in an island outside of it, of tensors in the output dtype."""
+    if not roles.island(module):
+        return function
+    wide = dtype(roles.output)
+
+    def in_output_dtype(x: Tensor, *rest: Any) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return function(*(y.to(wide) if isinstance(y, Tensor) else y for y in (x, *rest)))
+
+    return in_output_dtype
 
 
 def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:

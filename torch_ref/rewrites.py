@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.config import ModelConfig, OptimConfig
+from lockstep.config import OptimConfig
 from lockstep.precision import Roles
 from torch_ref import model, optim, recipe, step
 from torch_ref.precision import dtype
@@ -31,8 +31,8 @@ def qkv_split() -> None:
         parts = zip(self.weight.chunk(3), biases)
         return torch.cat([F.linear(x, weight, bias) for weight, bias in parts], dim=-1)
 
-    def init(self: model.Attention, config: ModelConfig, roles: Roles, fused: bool) -> None:
-        built(self, config, roles, fused)
+    def init(self: model.Attention, *args: Any) -> None:
+        built(self, *args)
         self.qkv.forward = partial(split, self.qkv)
 
     model.Attention.__init__ = init
@@ -49,7 +49,7 @@ def linear_transposed() -> None:
             y = torch.addmm(self.bias[:, None], self.weight, columns)
         return y.T.unflatten(0, x.shape[:-1])
 
-    nn.Linear.forward = forward
+    model.Linear.forward = forward
 
 
 def embedding_by_index() -> None:

@@ -29,6 +29,8 @@ def check(config: Config) -> None:
     model, policy, roles = config.model, config.precision.policy, config.precision.roles
     require(model.dropout == 0, "--dropout", model.dropout, "transformers drops others; use 0")
     wide = hf_model.family(model) == "gpt2"
+    islands = config.precision.fp32_islands
+    require(not islands, "--fp32-islands", islands, "transformers has none; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
     remedy = "transformers' Llama casts to float32 inside; use --policy fp32"

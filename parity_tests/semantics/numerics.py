@@ -66,8 +66,8 @@ def silu() -> Row:
 
 def gelu_form() -> Row:
     x = 2 * normal(1 << 14)
-    model = toy("gpt2").model
-    mlp = torch_ref.model.MLP(model)
+    config = toy("gpt2")
+    mlp = torch_ref.model.MLP(config.model, config.precision.roles, "mlp")
     mlp.up, mlp.down = torch.nn.Identity(), torch.nn.Identity()  # type: ignore[assignment]
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.model._gelu(jnp.asarray(x)))
