@@ -3,6 +3,7 @@
 pytest parity_tests/test_ladder.py --full --status docs/results/parity-cpu.json
 lockstep power --grade --out docs/results/power-cpu.json
 lockstep specificity --out docs/results/specificity-cpu.json
+lockstep sensitivity --framework both --out docs/results/sensitivity-cpu.json
 python -m benchmarks.run cpu --out benchmarks/results/cpu
 python -m parity_tests.tables      # writes every table anew
 """
@@ -18,6 +19,7 @@ from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST
 from lockstep.parity.power import mark as power_marks
+from lockstep.parity.sensitivity import ranked, removed, sentence
 from lockstep.plan.memory import CONSTANTS
 
 ROOT = Path(__file__).parent.parent
@@ -140,6 +142,28 @@ def _nearest(cells: list[dict[str, Any] | None]) -> str:
     )
 
 
+def sensitivity(content: dict[str, Any]) -> str:
+    """Kinds, then modules: error alone, what the island removes of the whole error, its time."""
+    results, policy = content["frameworks"], content["config"]["precision"]["policy"]
+    first = next(iter(results.values()))
+    least = first["all"]["gradient"] / 10  # of the single modules, those that matter
+    whole = [f"{result['all']['gradient']:.2e}" for result in results.values()]
+    rows = {"everything": [*whole, *[""] * 2 * len(results)]}
+    for title in ("kinds", "modules"):
+        for name, costly in ranked(first[title]):
+            if title == "kinds" or costly["alone"]["gradient"] > least:
+                found = [(result, result[title][name]) for result in results.values()]
+                rows.setdefault(f"`{name}`", [
+                    *(f"{row['alone']['gradient']:.2e}" for _, row in found),
+                    *(f"{removed(result, row):.1%}" for result, row in found),
+                    *(f"{row['time'] - 1:+.1%}" if "time" in row else "" for _, row in found),
+                ])  # fmt: skip
+    titles = (f"error of the gradient, alone in {policy}", "its island removes", "a step's time")
+    head = ["modules", *(f"{title}: {name}" for title in titles for name in results)]
+    said = "\n".join(f"- {sentence(name, result)}" for name, result in results.items())
+    return markdown(head, [[name, *cells] for name, cells in rows.items()]) + "\n\n" + said
+
+
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -151,6 +175,8 @@ TABLES = {
     "power": ("power", "lockstep power --out {file}", power),
     "smallest": ("smallest", "lockstep power --grade --out {file}", smallest),
     "specificity": ("specificity", "lockstep specificity --out {file}", specificity),
+    "sensitivity": ("sensitivity", "lockstep sensitivity --framework both --out {file}",
+                    sensitivity),
 }  # fmt: skip
 
 

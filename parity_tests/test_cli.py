@@ -39,7 +39,9 @@ def test_help(name: str) -> None:
     check_snapshot(f"help_{name}.txt", text)
 
 
-@pytest.mark.parametrize("command", ["sample", "doctor", "plan", "curves", "power", "specificity"])
+@pytest.mark.parametrize(
+    "command", ["sample", "doctor", "plan", "curves", "power", "specificity", "sensitivity"]
+)
 def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])

@@ -1,25 +1,26 @@
-"""The instruments' commands: `lockstep curves`, `lockstep power`, `lockstep specificity`."""
+"""The instruments' commands: `lockstep curves`, `power`, `specificity` and `sensitivity`."""
 
 import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from lockstep import rundir
-from lockstep.config import DataConfig, ModelConfig, OptimConfig
+from lockstep import rundir, twin
+from lockstep.config import DataConfig, ModelConfig, OptimConfig, from_flags
 from lockstep.errors import require, require_range
 from lockstep.flags import add_flag, reader
-from lockstep.parity import bugs, curves, power, specificity
+from lockstep.parity import bugs, curves, power, sensitivity, specificity
 from lockstep.parity.verdict import Verdict
 
 DIFFERENT = 1  # exit status: two programs, not one; a bug was missed; a false alarm
 
 
 def add(commands: Any) -> None:
-    """The three, each a subcommand."""
+    """The four, each a subcommand."""
     _add_curves(commands)
     _add_power(commands)
     _add_specificity(commands)
+    _add_sensitivity(commands)
 
 
 def _add_curves(commands: Any) -> None:
@@ -34,18 +35,22 @@ def _add_curves(commands: Any) -> None:
     about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
     for side in ("A", "B"):
         sub.add_argument(side.lower(), metavar=side, help=about)
-    defaults = curves.DEFAULTS
-    for section in (ModelConfig, DataConfig, OptimConfig):
-        group = sub.add_argument_group(section.__doc__)
-        for field in dataclasses.fields(section):
-            if "help" in field.metadata:
-                add_flag(group, field, default=defaults.get(field.name))
+    _add_flags(sub, curves.DEFAULTS)
     sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
                      "(default: runs/curves-A-B)")  # fmt: skip
     sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
                      help="plant a bug in the operand of its framework; `lockstep power --list` "
                      "names them (default: none)")  # fmt: skip
     sub.set_defaults(command=_curves)
+
+
+def _add_flags(sub: Any, defaults: dict[str, Any]) -> None:
+    """Those of model, data and optimization."""
+    for section in (ModelConfig, DataConfig, OptimConfig):
+        group = sub.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                add_flag(group, field, default=defaults.get(field.name))
 
 
 def _add_power(commands: Any) -> None:
@@ -83,10 +88,30 @@ def _add_specificity(commands: Any) -> None:
     sub.set_defaults(command=_specificity)
 
 
+def _add_sensitivity(commands: Any) -> None:
+    sub = commands.add_parser(
+        "sensitivity",
+        help="which modules need float32, and is it worth their time?",
+        description="Holds the gradient against float64 with one module at a time in half\n"
+        "precision, and with all but one; times a step with each kind of module in\n"
+        "float32; says which --fp32-islands are worth their time.",
+        epilog="example:\n  lockstep sensitivity --policy bf16 --framework torch",
+        argument_default=argparse.SUPPRESS,
+    )
+    sub.add_argument("--policy", default="bf16", metavar="TEXT",
+                     help="the policy with half precision (default: bf16)")  # fmt: skip
+    sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
+                     help="which computes (default: torch, which compiles nothing)")  # fmt: skip
+    _add_flags(sub, sensitivity.DEFAULTS)
+    _add_device_and_out(sub)
+    sub.set_defaults(command=_sensitivity)
+
+
 def _add_device_and_out(sub: Any, also: str = "") -> None:
     sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
                      help="where the twins run (default: cpu)")  # fmt: skip
-    sub.add_argument("--out", metavar="FILE", help=f"write the result as JSON{also} (default: not)")
+    sub.add_argument("--out", default=None, metavar="FILE",
+                     help=f"write the result as JSON{also} (default: not)")  # fmt: skip
 
 
 def _power(given: argparse.Namespace) -> int:
@@ -108,6 +133,17 @@ def _specificity(given: argparse.Namespace) -> int:
     device, out = _device(given), _out_file(given)
     quiet = specificity.run(given.parts, given.seeds, given.curve_seeds, device, out, _say)
     return 0 if quiet else DIFFERENT
+
+
+def _sensitivity(given: argparse.Namespace) -> int:
+    framework, device, out = given.framework, _device(given), _out_file(given)
+    known = [*twin.MODULES, "both"]
+    require(framework in known, "--framework", framework, f"unknown; use {', '.join(known)}")
+    chosen = list(twin.MODULES) if framework == "both" else [framework]
+    own = {k: v for k, v in vars(given).items() if k not in ("framework", "out", "command")}
+    config = from_flags({**sensitivity.DEFAULTS, **own, "device": device}, accelerator=False)
+    sensitivity.run(config, chosen, out, _say)
+    return 0
 
 
 def _say(line: str) -> None:

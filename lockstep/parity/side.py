@@ -89,7 +89,14 @@ class Side:
 
     def gradients(self, config: Config, state: TrainState, batches: np.ndarray) -> Arrays:
         """Of the program that trains, on (K, B, T+1) batches: K is the last axis."""
-        return self.ask("gradients", config, state, batches)[1]
+        return self.loss_and_grads(config, state, batches)[1]
+
+    def loss_and_grads(
+        self, config: Config, state: TrainState, batches: np.ndarray
+    ) -> tuple[np.ndarray, Arrays]:
+        """The same, and the losses, (K,)."""
+        header, arrays = self.ask("gradients", config, state, batches)
+        return np.array(header["loss"]), arrays
 
     def first_moments(self, config: Config, state: TrainState, windows: np.ndarray) -> Arrays:
         """Adam's, after one step on each of (K, N, B, T+1) windows alone: K is the last axis."""
@@ -100,6 +107,13 @@ class Side:
 
     def logits(self, config: Config, state: TrainState, tokens: np.ndarray) -> np.ndarray:
         return self.ask("logits", config, state, tokens)[1]["logits"]
+
+    def seconds(self, config: Config, state: TrainState, windows: np.ndarray) -> np.ndarray:
+        """(S - 1,): of an optimizer step on each of (S, N, B, T+1) windows but the first.
+
+        Measured once for all where answers are remembered.
+        """
+        return np.array(self.ask("seconds", config, state, windows)[0]["seconds"])
 
     def step_bytes(self, config: Config, state: TrainState, window: np.ndarray) -> int:
         return self.ask("step_bytes", config, state, window)[0]["bytes"]

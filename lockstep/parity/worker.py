@@ -9,6 +9,7 @@ program traced before it is taken for one that has it.
 import importlib
 import os
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,7 +65,8 @@ class Server:
         return {"loss": [trace.loss for trace in traced]}, arrays
 
     def gradients(self, twin: Twin, given: np.ndarray) -> Answer:
-        return {}, stacked([twin.loss_and_grads(batch)[1] for batch in given])
+        losses, grads = zip(*(twin.loss_and_grads(batch) for batch in given))
+        return {"loss": losses}, stacked(list(grads))
 
     def first_moments(self, twin: Twin, given: np.ndarray) -> Answer:
         """After one step on each window, every time from the state loaded."""
@@ -86,6 +88,15 @@ class Server:
 
     def step_flops(self, twin: Twin, given: np.ndarray) -> Answer:
         return {"flops": twin.step_flops(given)}, {}
+
+    def seconds(self, twin: Twin, given: np.ndarray) -> Answer:
+        """Of one optimizer step on each window but the first, with which it may have to compile."""
+        seconds = []
+        for window in given:
+            began = time.perf_counter()
+            twin.step(twin.place(window))()
+            seconds.append(time.perf_counter() - began)
+        return {"seconds": seconds[1:]}, {}
 
     def steps(self, twin: Twin, given: np.ndarray) -> Answer:
         results = [twin.step(twin.place(window))() for window in given]
