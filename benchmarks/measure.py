@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from lockstep import flops, loop, params
+from lockstep import flops, loop
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.memory import ResidentGrowth
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
-from lockstep.precision import BYTES
+from lockstep.plan import memory, shape
 from lockstep.twin import Runner, StepResult
 
 # How the frameworks, the drivers and Python say that there is no memory left.
@@ -120,7 +120,7 @@ def account(runner: Runner, config: Config) -> int | None:
 
 def state_bytes(config: Config) -> int:
     """Weights and both moments."""
-    return 3 * BYTES[config.precision.roles.param] * params.count(config.model)
+    return memory.state_bytes(shape.of_model(config.model), config.precision.roles)
 
 
 def reserved_bytes() -> int | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.cells import Flags
 from benchmarks.measure import write
+from benchmarks.suites import REMAT
 from lockstep import loop, twin
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
@@ -28,7 +29,6 @@ from lockstep.precision import resolve
 RESULTS = Path(__file__).parent / "results" / "memory"
 FAMILIES = ("gpt2", "tiny")
 POLICIES = ("fp32", "bf16")
-REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 SPLITS = (1, 1, 2, 1)  # micro-batches, in turn
 EACH = 16  # cells of a group, half of them fitted
 STARTS, WEIGHT = 40, 0.1  # of a fit; how much what is expected counts

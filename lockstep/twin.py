@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.params import Arrays
 
 MODULES = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
@@ -139,10 +139,13 @@ def has_accelerator(framework: str, device: str) -> bool:
     return _module(framework).has_accelerator(device)
 
 
+def require_known(framework: str) -> None:
+    require(framework in MODULES, "--framework", framework, f"unknown; use {', '.join(MODULES)}")
+
+
 def _module(framework: str) -> Any:
     """The only place where a name becomes a framework."""
-    if framework not in MODULES:
-        raise UserError(f"--framework {framework}: unknown; use {', '.join(MODULES)}")
+    require_known(framework)
     try:
         return importlib.import_module(MODULES[framework])
     except ImportError as error:

@@ -94,13 +94,6 @@ def test_bfloat16_is_decided_by_capability() -> None:
             assert device.rate("bfloat16", tf32=False) == device.single
 
 
-def test_mfu_and_the_plan_know_the_same_rates() -> None:
-    for name, (half, tf32, single) in flops.PEAKS.items():
-        device = next((d for d in devices.DEVICES.values() if d.name == name.lower()), None)
-        if device and device.tf32:
-            assert (device.half, device.tf32, device.single) == (half, tf32, single)
-
-
 # --- memory
 
 

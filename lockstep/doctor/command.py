@@ -8,7 +8,6 @@ from lockstep import twin
 from lockstep.doctor import machine, policies, report, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
-from lockstep.errors import require
 from lockstep.precision import resolve
 
 ILL = 1  # exit status: something cannot work
@@ -36,9 +35,8 @@ def add(commands: Any) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     if given.policy:
         resolve(given.policy)
-    names = [given.framework] if given.framework else list(twin.MODULES)
-    known = ", ".join(twin.MODULES)
-    require(names[0] in twin.MODULES, "--framework", given.framework, f"unknown; use {known}")
+    names = list(twin.MODULES) if given.framework is None else [given.framework]
+    twin.require_known(names[0])
     # The machine first: the frameworks take memory.
     facts = Facts(machine=machine.read(), frameworks={name: ask(name) for name in names})
     table = policies.table(facts, given.policy)

@@ -61,10 +61,8 @@ def _plan(given: argparse.Namespace) -> int:
     _check(given, model)
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)
-    known = ", ".join(twin.MODULES)
-    require(given.framework in (None, *twin.MODULES), "--framework", given.framework,
-            f"unknown; use {known}")  # fmt: skip
-    names = [given.framework] if given.framework else list(device.frameworks)
+    names = list(device.frameworks) if given.framework is None else [given.framework]
+    twin.require_known(names[0])
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
     alike = groupby(names, key=lambda name: recommend.account(name, device))
     plans = [plan(model, device, list(group), tokens, given) for _, group in alike]

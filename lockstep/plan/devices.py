@@ -7,10 +7,13 @@ has no such unit. Nothing here decides by a name: whoever adds a device adds its
 from dataclasses import dataclass
 
 from lockstep.errors import require
+from lockstep.flops import PEAKS
 
 GB = 10**9
 TERA = 10**12
-BFLOAT16_FROM = (8, 0)  # NVIDIA's compute capability; torch says yes to bfloat16 below it too
+# NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
+# below it too.
+AMPERE = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +31,8 @@ class Device:
 
     def native(self, compute: str, tf32: bool) -> bool:
         """Whether a matmul in this dtype is done by units made for it."""
-        if tf32:
-            return self.tf32 > 0
-        if compute == "bfloat16" and self.capability is not None:
-            return self.capability >= BFLOAT16_FROM
+        if tf32 or (compute == "bfloat16" and self.capability is not None):
+            return self.capability is not None and self.capability >= AMPERE
         return compute == "float32" or (self.half > 0 and compute in self.halves)
 
     def rate(self, compute: str, tf32: bool) -> float:
@@ -41,24 +42,26 @@ class Device:
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
 
 
-def _gpu(name: str, memory: float, bandwidth: float, half: float, tf32: float, single: float,
+def _gpu(name: str, memory: float, bandwidth: float, rates: tuple[float, float, float],
          capability: tuple[int, int]) -> Device:  # fmt: skip
-    return Device(name=name, memory=memory * GB, bandwidth=bandwidth * GB, half=half * TERA,
-                  tf32=tf32 * TERA, single=single * TERA, capability=capability)  # fmt: skip
+    """GB, GB/s, and rates in 16 bit, TF32 and float32."""
+    half, tf32, single = rates
+    return Device(name=name, memory=memory * GB, bandwidth=bandwidth * GB, half=half, tf32=tf32,
+                  single=single, capability=capability)  # fmt: skip
 
 
 DEVICES = {device.name: device for device in (
-    _gpu("t4", 16, 320, 65, 0, 8.1, (7, 5)),
-    _gpu("v100", 16, 900, 125, 0, 15.7, (7, 0)),
-    _gpu("l4", 24, 300, 121, 60, 30.3, (8, 9)),
-    _gpu("a10", 24, 600, 125, 62.5, 31.2, (8, 6)),
-    _gpu("a100-40", 40, 1555, 312, 156, 19.5, (8, 0)),
-    _gpu("a100-80", 80, 2039, 312, 156, 19.5, (8, 0)),
-    _gpu("h100", 80, 3350, 989, 494.5, 67, (9, 0)),
-    _gpu("h200", 141, 4800, 989, 494.5, 67, (9, 0)),
-    _gpu("rtx-3080", 10, 760, 59.5, 29.8, 29.8, (8, 6)),
-    _gpu("rtx-3090", 24, 936, 71, 35.6, 35.6, (8, 6)),
-    _gpu("rtx-4090", 24, 1008, 165.2, 82.6, 82.6, (8, 9)),
+    _gpu("t4", 16, 320, PEAKS["T4"], (7, 5)),
+    _gpu("v100", 16, 900, PEAKS["V100"], (7, 0)),
+    _gpu("l4", 24, 300, PEAKS["L4"], (8, 9)),
+    _gpu("a10", 24, 600, (125e12, 62.5e12, 31.2e12), (8, 6)),
+    _gpu("a100-40", 40, 1555, PEAKS["A100"], (8, 0)),
+    _gpu("a100-80", 80, 2039, PEAKS["A100"], (8, 0)),
+    _gpu("h100", 80, 3350, PEAKS["H100"], (9, 0)),
+    _gpu("h200", 141, 4800, PEAKS["H200"], (9, 0)),
+    _gpu("rtx-3080", 10, 760, (59.5e12, 29.8e12, 29.8e12), (8, 6)),
+    _gpu("rtx-3090", 24, 936, (71e12, 35.6e12, 35.6e12), (8, 6)),
+    _gpu("rtx-4090", 24, 1008, (165.2e12, 82.6e12, 82.6e12), (8, 9)),
     Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,

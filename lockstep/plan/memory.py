@@ -7,12 +7,12 @@ fit` writes them, and says how far they are off.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lockstep import params
 from lockstep.plan.shape import Shape
 from lockstep.precision import BYTES, Roles
 
@@ -78,9 +78,8 @@ def kept(layers: int, remat: str) -> int:
     """Blocks' worth of activations: with sqrt one for each segment, and those of the longest."""
     if remat != "sqrt":
         return layers
-    segments = math.isqrt(layers)
-    size = layers // segments
-    return segments + layers - size * (segments - 1)
+    segments = params.segments(layers)
+    return len(segments) + len(segments[-1])
 
 
 def state_bytes(shape: Shape, roles: Roles) -> int:
