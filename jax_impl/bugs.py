@@ -67,9 +67,9 @@ def optax_clip() -> None:
 
     def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
         def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-            norm = optax.tree.norm(grads)
-            factor = jnp.minimum(1.0, clip / norm)
-            return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), optim.ClipState(norm)
+            factor = jnp.minimum(1.0, clip / optax.tree.norm(grads))
+            clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+            return clipped, right(clip).update(grads, state)[1]
 
         return optax.GradientTransformation(right(clip).init, update)
 

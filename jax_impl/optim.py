@@ -18,19 +18,26 @@ EPS = 1e-8
 
 
 class ClipState(NamedTuple):
-    grad_norm: jax.Array  # of the last update's gradient, before clipping
+    """Of the last update's gradient, before clipping."""
+
+    grad_norm: jax.Array
+    finite: jax.Array  # bool (P,), of each tensor in the order of jax.tree.leaves
 
 
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
     """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
 
     def init(params: Any) -> ClipState:
-        return ClipState(jnp.zeros((), jax.eval_shape(optax.tree.norm, params).dtype))
+        norm = jax.eval_shape(optax.tree.norm, params)
+        return ClipState(jnp.zeros((), norm.dtype), jnp.ones(len(jax.tree.leaves(params)), bool))
 
     def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
         norm = optax.tree.norm(grads)
         factor = jnp.minimum(1.0, clip / (norm + 1e-6))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), ClipState(norm)
+        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+        # By their norms, which are a part of the whole one, so that nothing is read twice.
+        finite = jnp.isfinite(jnp.stack([optax.tree.norm(g) for g in jax.tree.leaves(grads)]))
+        return clipped, ClipState(norm, finite)
 
     return optax.GradientTransformation(init, update)
 

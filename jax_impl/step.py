@@ -4,6 +4,8 @@ scale -> gradient, N times -> unscale -> clip -> step -> update the scale. One d
 optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
 """
 
+import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
 from jax_impl.optim import optimizer
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
-from lockstep.params import decayed
+from lockstep.params import decayed, first_backward
 from lockstep.precision import Roles
 from lockstep.schedule import learning_rates
 from lockstep.twin import StepResult
@@ -106,11 +108,22 @@ class Trainer:
         """Window (N, B, T+1) -> a call that waits for the result."""
         self.state, metrics = self.step(self.state, window)
 
+        finite = metrics.pop("finite")
+
         def wait() -> StepResult:
             host = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            return StepResult(lr=float(self.rates[host.pop("updates")]), **host)
+            nonfinite = "" if math.isfinite(host["grad_norm"]) else self.nonfinite(finite)
+            return StepResult(
+                lr=float(self.rates[host.pop("updates")]), nonfinite=nonfinite, **host
+            )
 
         return wait
+
+    def nonfinite(self, finite: jax.Array) -> str:
+        """The module whose gradient is the backward pass's first that is not finite."""
+        parameters = zip(sorted(self.model.shapes), jax.device_get(finite))
+        modules = {module(name) for name, is_finite in parameters if not is_finite}
+        return first_backward(modules, self.config.model)
 
     def step_function(self, state: State, window: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         accum, precision = len(window), self.config.precision
@@ -127,20 +140,20 @@ class Trainer:
             grads, loss = jax.grad(scaled_loss, has_aux=True)(params, batch, micro_step)
             grads = scale.unscale(grads)
             if precision.roles.loss_scaling:
-                finite &= jmp.all_finite(grads)
-                grads = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
-            do_step = finite & (micro_step == accum - 1)
+                finite &= jnp.stack([jmp.all_finite(g) for g in jax.tree.leaves(grads)])
+                grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
+            do_step = finite.all() & (micro_step == accum - 1)
             updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
             return (optax.apply_updates(params, updates), opt_state, finite), loss
 
-        carry = (state.params, state.optimizer, jnp.array(True))
+        carry = (state.params, state.optimizer, jnp.ones(len(state.params), bool))
         if accum == 1:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
         params, opt_state, finite = carry
         if precision.roles.loss_scaling:
-            scale = scale.adjust(finite)
+            scale = scale.adjust(finite.all())
             new_scale, good_steps = scale.loss_scale, scale.counter
         else:
             new_scale, good_steps = state.loss_scale, state.good_steps
@@ -156,11 +169,16 @@ class Trainer:
     def metrics(
         self, before: State, after: State, loss: jax.Array, finite: jax.Array
     ) -> dict[str, jax.Array]:
-        norm = optax.tree.get(after.optimizer, "grad_norm")
+        """`finite` (P,): of each parameter's scaled gradient, where that is looked at."""
+        norm, of_update = (
+            optax.tree.get(after.optimizer, name) for name in ("grad_norm", "finite")
+        )
+        skipped = ~finite.all()
         return {
             "loss": loss,
-            "grad_norm": jnp.where(finite, norm, jnp.nan),
-            "skipped": ~finite,
+            "grad_norm": jnp.where(skipped, jnp.nan, norm),
+            "finite": jnp.where(skipped, finite, of_update),
+            "skipped": skipped,
             "updates": updates_made(before.optimizer),
             "loss_scale": before.loss_scale,
         }
@@ -213,6 +231,11 @@ class Trainer:
         # Widened first: unscaled in float16 they would flush to zero.
         wide = {n: g.astype(jnp.promote_types(g.dtype, jnp.float32)) for n, g in seen_grads.items()}
         return loss, seen, scale.unscale(wide), scale.unscale(grads)
+
+
+def module(key: str) -> str:
+    """blocks.0.mlp.up.kernel -> blocks.0.mlp.up, as the canonical names have it."""
+    return re.sub(r"\.(kernel|scale|bias)$", "", key)
 
 
 def updates_made(opt_state: Any) -> jax.Array:

@@ -12,10 +12,11 @@ successor is in place, so that no kill can fall between them.
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from lockstep.durable import sync
 from lockstep.errors import UserError
 from lockstep.params import Arrays
 from lockstep.twin import TrainState
@@ -36,14 +38,17 @@ COUNTERS = ("step", "updates", "loss_scale", "good_steps")
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
 
-def save(run: Path, state: TrainState, *, keep: int) -> Path:
-    """Writes `run/checkpoints/step_XXXXXXXX/` and leaves the `keep` newest up to it.
+def save(
+    run: Path, state: TrainState, *, keep: int, losses: Mapping[int, float] | None = None
+) -> Path:
+    """Writes `run/checkpoints/step_XXXXXXXX/`; of those up to it the `keep` newest stay, and the
+    one with the best of `losses` (validation losses by step).
 
     Checkpoints of later steps stay: they were passed over on resume, which is no reason to
     delete what somebody may want to mend.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written.
+        UserError: the disk is full, or the folder cannot be written; nothing of it is left there.
     """
     assert keep >= 1
     folder = run / "checkpoints"
@@ -51,16 +56,17 @@ def save(run: Path, state: TrainState, *, keep: int) -> Path:
     partial = folder / f".tmp-{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sync(run)
+        sync(run)
         _sweep(run)
         _write(partial, state)
         if final.exists():
             os.rename(final, final.with_suffix(".old"))
         os.rename(partial, final)
-        _sync(folder)
+        sync(folder)
         _sweep(run)
-        _prune(run, final, keep)
+        _prune(run, final, keep, losses or {})
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         remedy = "make room there or use another --out"
         raise UserError(f"{final}: cannot be written ({error}); {remedy}") from None
     return final
@@ -74,6 +80,23 @@ def listing(run: Path) -> list[Path]:
         if match and path.is_dir():
             order[path] = (int(match[1]), match[2] is None)
     return sorted(order, key=order.__getitem__)
+
+
+def step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
+
+
+def best_of(paths: Iterable[Path], losses: Mapping[int, float]) -> Path | None:
+    """The checkpoint of the lowest finite loss; None if there is none."""
+    known = {path: losses.get(step_of(path), math.inf) for path in paths}
+    best = min(known, key=known.__getitem__, default=None)
+    return best if best and math.isfinite(known[best]) else None
+
+
+def newest(run: Path, *, up_to: int | None = None) -> str:
+    """What a user is told who has to fall back: the newest whole checkpoint, up to a step."""
+    paths = [path for path in listing(run) if up_to is None or step_of(path) <= up_to]
+    return f"the last good checkpoint is {paths[-1]}" if paths else "no good checkpoint is saved"
 
 
 def load(path: Path) -> TrainState:
@@ -139,12 +162,12 @@ def _write(folder: Path, state: TrainState) -> None:
         # np.ascontiguousarray would turn a scalar into a vector.
         arrays = {key: np.asarray(x, order="C") for key, x in getattr(state, field).items()}
         save_file(arrays, folder / name)
-        _sync(folder / name)
+        sync(folder / name)
         record["sha256"][name] = _checksum(folder / name)
     record["sha256"][RECORD] = _own_checksum(record)
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    _sync(folder / RECORD)
-    _sync(folder)
+    sync(folder / RECORD)
+    sync(folder)
 
 
 def _read_record(file: Path) -> dict[str, Any]:
@@ -197,15 +220,6 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
-    """Has the disk take what was written to a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sweep(run: Path) -> None:
     """Deletes what a kill left half written or half deleted, and what has a successor."""
     for path in (run / "checkpoints").glob(".tmp-*"):
@@ -215,10 +229,13 @@ def _sweep(run: Path) -> None:
             _delete(path)
 
 
-def _prune(run: Path, newest: Path, keep: int) -> None:
+def _prune(run: Path, newest: Path, keep: int, losses: Mapping[int, float]) -> None:
     paths = listing(run)
-    for path in paths[: paths.index(newest) + 1][:-keep]:
-        _delete(path)
+    paths = paths[: paths.index(newest) + 1]
+    best = best_of(paths, losses)
+    for path in paths[:-keep]:
+        if path != best:
+            _delete(path)
 
 
 def _delete(path: Path) -> None:

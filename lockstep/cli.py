@@ -25,7 +25,9 @@ from lockstep.parity import instruments
 from lockstep.plan import command as plan
 
 MISTAKE = 2
-MAY_CHANGE = ("steps", "eval_every", "eval_batches", "save_every", "keep", "device")
+MAY_CHANGE = (
+    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans", "device"
+)  # fmt: skip
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
 example:

@@ -19,7 +19,7 @@ MOST_STEPS = 10**7  # the learning rates of a whole run are one table
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
 # Fields that came after runs and results were written, and what these did. JSON has them only where
 # they say something else (docs/decisions/0018).
-LATER: dict[str, Any] = {"fp32_islands": ""}
+LATER: dict[str, Any] = {"fp32_islands": "", "max_skips": 50, "debug_nans": False}
 
 
 def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
@@ -263,11 +263,16 @@ class RunConfig:
     eval_every: int = flag(100, "how often to evaluate; 0: only first and last", unit="steps")
     eval_batches: int = flag(20, "length of an evaluation", unit="micro-batches")
     save_every: int = flag(100, "how often to save; 0: only the last step", unit="steps")
-    keep: int = flag(2, "how many checkpoints to keep, the newest")
+    keep: int = flag(2, "how many checkpoints to keep, the newest; and the best evaluated one")
+    max_skips: int = flag(50, "stop after so many steps in a row that the loss scale skipped")
+    debug_nans: bool = flag(
+        False, "if a run diverges, take the step again from the last checkpoint and name the layer"
+    )
     device: str = flag("auto", "where to run", choices=("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
-        for name, low in (("eval_every", 0), ("eval_batches", 1), ("save_every", 0), ("keep", 1)):
+        lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}
+        for name, low in lowest.items():
             require_range(flag_name(name), getattr(self, name), low, LARGEST)
         _require_choice("--device", self.device, ("auto", "cpu", "cuda"))
 

@@ -1,8 +1,5 @@
-"""THE training loop, for every twin: resume, evaluate, save, log, signals, exit status."""
+"""A training run, for every twin: from flags and files to its steps, to its exit status."""
 
-import math
-import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,23 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import batches, checkpoint, corpus, flops, params, rundir, runlog, sampling
-from lockstep.config import Config, to_flags
+from lockstep import checkpoint, closing, corpus, nonfinite, params, rundir, runlock
+from lockstep.config import Config
 from lockstep.corpus import Corpus
 from lockstep.errors import UserError
-from lockstep.runlog import Display, RunLog, clock
-from lockstep.twin import MODULES, StepResult, TrainState, Twin
+from lockstep.runlog import Display, RunLog
+from lockstep.saver import Saver
+from lockstep.steps import DIVERGED, DONE, STOPPED, Diverged, Run
+from lockstep.twin import TrainState, Twin
 
-DONE, DIVERGED, STOPPED = 0, 3, 130
-
-
-class Diverged(Exception):
-    """The loss or the gradient became non-finite where no loss scale can help."""
-
-    def __init__(self, problem: str, good: int) -> None:
-        """`good`: the last step after which the weights gave a finite loss."""
-        super().__init__(problem)
-        self.good = good
+__all__ = ["DIVERGED", "DONE", "STOPPED", "Run", "initial_state", "restore", "train"]
 
 
 def train(
@@ -62,6 +52,7 @@ def _out_of_memory(error: Exception) -> bool:
 def _train(
     config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
 ) -> int:
+    found = _require_idle(out) if resume and out else []
     data, state, notices = _start(config, out if resume else None)
     twin = build(config)
     twin.load(state)
@@ -69,40 +60,68 @@ def _train(
     twin.prepare()
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
-    if out is None:
-        out = rundir.create_new(_stem(config, twin))
-    elif not resume:
-        rundir.create(out)
-    rundir.write_record(
-        out,
-        rundir.Record(
-            config=config,
-            framework=twin.framework,
-            data_sha256=data.sha256,
-            details={**about, "compile_seconds": compile_seconds},
-        ),
+    notices.append(_headline(config, twin, data, about, compile_seconds))
+    if not resume:
+        out = rundir.make(out) if out else rundir.make_new(_stem(config, twin))
+    assert out
+    record = rundir.Record(
+        config=config,
+        framework=twin.framework,
+        data_sha256=data.sha256,
+        details={**about, "compile_seconds": compile_seconds},
     )
-    display = Display(config.optim.steps, state.step)
+    with runlock.held(out):
+        if resume and found != checkpoint.listing(out):
+            raise UserError(f"{out}: another trainer went on with it just now; try again")
+        if not resume:
+            rundir.empty(out)
+        rundir.write_record(out, record)
+        return _steps(config, twin, data, out, state, notices)
+
+
+def _require_idle(run: Path) -> list[Path]:
+    """The checkpoints of a run that nobody trains.
+
+    It is locked only when all is in order and the first file is written. If another trainer has
+    gone on with it until then, these are not its checkpoints any more.
+    """
+    runlock.require_free(run)
+    return checkpoint.listing(run)
+
+
+def _steps(
+    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str]
+) -> int:
+    display = Display(config.optim.steps, start.step)
     try:
-        with RunLog(out / "log.jsonl", last_step=state.step) as log, display:
+        with (
+            RunLog(out / "log.jsonl", last_step=start.step) as log,
+            display,
+            Saver(out, config.run.keep, log, display.say) as saver,
+        ):
             for notice in notices:
                 display.say(notice)
-            display.say(_headline(config, twin, data, about, compile_seconds))
-            run = Run(config, twin, data, out, log, display, state.step)
+            run = Run(config, twin, data, out, log, display, saver, start)
             status = run.steps()
     except Diverged as error:
-        good = [path for path in checkpoint.listing(out) if _step(path) <= error.good]
-        saved = f"the last good checkpoint is {good[-1]}" if good else "no good checkpoint is saved"
-        remedy = "start again with a lower --lr or a wider --policy"
-        print(f"error: {error}; {saved}; {remedy}", file=sys.stderr)
+        print(f"error: {_explained(error, run)}", file=sys.stderr)
         return DIVERGED
     if status == DONE:
-        display.say(run.closing())
+        display.say(closing.text(config, twin, data, out, run.losses, run.last - run.began))
     return status
 
 
-def _step(path: Path) -> int:
-    return int(path.stem.removeprefix("step_"))
+def _explained(error: Diverged, run: Run) -> str:
+    """What happened, what is saved, what to do; with --debug-nans where it began."""
+    parts, remedy = [str(error)], error.remedy
+    if run.config.run.debug_nans:
+        before = nonfinite.state_before(run.out, error.step) or initial_state(run.config)
+        run.display.say(f"--debug-nans: from step {before.step} on again, to see where")
+        found = run.seen_again(before, error)
+        parts.append(f"seen again, {found} is the first" if found else "not so when taken again")
+    else:
+        remedy += "; --debug-nans, with --resume too, names the layer"
+    return "; ".join((*parts, checkpoint.newest(run.out, up_to=error.good), remedy))
 
 
 def _stem(config: Config, twin: Twin) -> str:
@@ -177,184 +196,3 @@ def _headline(
         f"compiled in {compile_seconds:.1f} s",
     )
     return "\n".join(lines)
-
-
-class Run:
-    """The steps of one process: from where the state stands to the last one, or to a signal."""
-
-    def __init__(
-        self,
-        config: Config,
-        twin: Twin,
-        data: Corpus,
-        out: Path,
-        log: RunLog,
-        display: Display,
-        done: int,
-    ) -> None:
-        self.config, self.twin, self.data, self.out = config, twin, data, out
-        self.log, self.display = log, display
-        self.done = self.first = done
-        self.began = self.last = time.perf_counter()
-        self.peak = flops.peak(twin.describe()["device"], config.precision.roles)
-
-    def steps(self) -> int:
-        """Results are read one step late: the host does not wait for the step just started."""
-        total, every = self.config.optim.steps, self.config.run
-        late: Callable[[], StepResult] | None = None
-        with _StopSignal(self.display) as stop:
-            if self.done == 0:
-                self.evaluate()
-            window = self.draw(self.done)
-            self.began = self.last = time.perf_counter()
-            for step in range(self.done + 1, total + 1):
-                result = self.twin.step(window)
-                if step < total:  # while the device computes
-                    window = self.draw(step)
-                if late:
-                    self.report(late())
-                late = result
-                stopping = step < total and (stop.received or self.display.abandoned)
-                evaluate = step == total or _due(step, every.eval_every)
-                save = step == total or stopping or _due(step, every.save_every)
-                if evaluate or save or self.twin.synchronous:
-                    self.report(late())
-                    late = None
-                if evaluate or save:
-                    if evaluate:
-                        self.evaluate()
-                    if save:
-                        self.save()
-                    self.last = time.perf_counter()
-                if stopping:
-                    self.display.say(
-                        f"stopped after step {step}, which is saved; "
-                        f"go on with --resume --out {shlex.quote(str(self.out))}"
-                    )
-                    return STOPPED
-        return DONE
-
-    def draw(self, step: int) -> Any:
-        """The window of one step (from 0), on its way to the device."""
-        return self.twin.place(batches.of_step(self.config, self.data.train, step))
-
-    def report(self, result: StepResult) -> None:
-        optim, model = self.config.optim, self.config.model
-        self.done += 1
-        now = time.perf_counter()
-        tokens = optim.accum * optim.batch_size * model.context
-        rate = tokens / (now - self.last)
-        self.last = now
-        row = {
-            "kind": "train", "step": self.done, **result._asdict(), "tokens": self.done * tokens,
-            "tokens_per_second": rate,
-            "mfu": rate * flops.per_token(model) / self.peak if self.peak else None,
-            "peak_bytes": self.twin.peak_bytes(), "seconds": now - self.began,
-        }  # fmt: skip
-        self.log.write(row)
-        # A loss scale has no floor: too low, it becomes 0.
-        scale_helps = self.config.precision.roles.loss_scaling and result.loss_scale > 0
-        if not scale_helps and not math.isfinite(result.loss + result.grad_norm):
-            problem = f"step {self.done}: loss {result.loss}, grad norm {result.grad_norm}"
-            raise Diverged(problem, good=self.done - 2)
-        steps_a_second = (self.done - self.first) / (now - self.began)
-        self.display.train(row, (optim.steps - self.done) / steps_a_second)
-
-    def evaluate(self) -> None:
-        """The same windows of the held-out split every time."""
-        optim, count = self.config.optim, self.config.run.eval_batches
-        tokens = batches.window(
-            self.data.val,
-            accum=count,
-            seed=optim.seed,
-            split="val",
-            step=0,
-            batch_size=optim.batch_size,
-            context=self.config.model.context,
-        )
-        loss = self.twin.evaluate(tokens)
-        self.log.write({"kind": "eval", "step": self.done, "val_loss": loss})
-        self.display.say(f"step {self.done}: validation loss {loss:.4f}")
-        precision = self.config.precision
-        scaled = precision.roles.loss_scaling or precision.eval_roles.loss_scaling
-        if not scaled and not math.isfinite(loss):
-            raise Diverged(f"step {self.done}: validation loss {loss}", good=self.done - 1)
-
-    def save(self) -> None:
-        checkpoint.save(self.out, self.twin.state(), keep=self.config.run.keep)
-
-    def closing(self) -> str:
-        """What was learned, what it writes, where it lies, what to try next."""
-        config, out = self.config, shlex.quote(str(self.out))
-        rows = runlog.rows(self.log.path)
-        losses = [row["val_loss"] for row in rows if row["kind"] == "eval"]
-        first, last = (math.nan if loss is None else loss for loss in (losses[0], losses[-1]))
-        lines = [
-            f"validation loss {first:.4f} -> {last:.4f} nats a token after {config.optim.steps} "
-            f"steps, {clock(self.last - self.began)}"
-        ]
-        unigram, bigram = corpus.unigram_entropy(self.data), corpus.bigram_entropy(self.data)
-        if unigram is not None and bigram is not None and math.isfinite(last):
-            lines += [
-                f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
-                "", "a sample:", *_quoted(self.sample()), "",
-            ]  # fmt: skip
-        others = [module for name, module in MODULES.items() if name != self.twin.framework]
-        lines += [
-            f"the run is in {out}: config.json, log.jsonl, checkpoints/",
-            "next:",
-            f"  {_python()} -m lockstep sample {out} --prompt 'class '",
-            "  # the same run in the other framework:",
-            f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
-        ]
-        return "\n".join(lines)
-
-    def sample(self) -> str:
-        stdlib = self.config.data.data == "stdlib"
-        prompt = b"def " if stdlib else bytes(self.data.val[:8])
-        context = self.config.model.context
-        text = sampling.sample(self.twin, prompt, length=160, context=context)
-        return sampling.shown(prompt + text)
-
-
-def _python() -> str:
-    """This interpreter as one would type it here: `make train` activates no environment."""
-    path = Path(sys.executable)
-    here = path.is_relative_to(Path.cwd())
-    return shlex.quote(str(path.relative_to(Path.cwd()))) if here else "python"
-
-
-def _quoted(text: str) -> list[str]:
-    return [f"  | {line}" for line in text.split("\n")]
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-class _StopSignal:
-    """Ctrl-C or SIGTERM asks the loop to stop after its step; a second one ends the process.
-
-    Never by an exception, which a framework's native code need not survive.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self, display: Display) -> None:
-        self.display, self.received = display, False
-
-    def __enter__(self) -> "_StopSignal":
-        heeded = [n for n in self.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup, &
-        self.former = {number: signal.signal(number, self._receive) for number in heeded}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self.former.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: object) -> None:
-        if self.received:
-            self.display.console.show_cursor()  # the progress bar hides it
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.received = True

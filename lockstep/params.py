@@ -6,7 +6,9 @@ by these names.
 """
 
 import math
+import re
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 
@@ -80,6 +82,19 @@ def intermediates(model: ModelConfig) -> list[str]:
         [*(f"blocks.{i}.{part}" for part in inside), f"blocks.{i}"] for i in range(model.n_layer)
     )
     return ["embed", *(name for block in blocks for name in block), "norm", "logits"]
+
+
+def first_backward(modules: Collection[str], model: ModelConfig) -> str:
+    """Of modules with parameters the one that the backward pass comes to first, "" of none.
+
+    Scanned layers share a tensor: by "blocks.mlp.up" that of all layers is meant.
+    """
+    for name in reversed(shapes(model)):
+        module = name.rpartition(".")[0]
+        for known in (module, re.sub(r"^blocks\.\d+", "blocks", module)):
+            if known in modules:
+                return known
+    return ""
 
 
 def count(model: ModelConfig) -> int:

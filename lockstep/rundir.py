@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import __version__
+from lockstep import __version__, durable, runlock
 from lockstep.config import Config
 from lockstep.errors import UserError, require
 
@@ -40,6 +40,7 @@ def require_free(out: Path, *, overwrite: bool) -> None:
                 remedy = "so --overwrite leaves it" if overwrite else "but not empty"
                 raise UserError(f"--out {out}: is not a run, {remedy}; name another directory")
             require(overwrite, "--out", out, "is a run; use --resume, --overwrite or another name")
+            runlock.require_free(out)
         require_writable(out)
     except OSError as error:
         raise _unwritable(out, error) from None
@@ -53,10 +54,17 @@ def require_writable(out: Path) -> None:
     require(writable, "--out", out, f"{there} cannot be written; name another directory")
 
 
-def create(out: Path) -> None:
-    """Makes the directory, emptied of an earlier run's files (and of nothing else)."""
+def make(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    return out
+
+
+def empty(out: Path) -> None:
+    """Removes an earlier run's files, and nothing else."""
+    try:
         for name in OWNED:
             path = out / name
             if path.is_dir() and not path.is_symlink():
@@ -67,7 +75,7 @@ def create(out: Path) -> None:
         raise _unwritable(out, error) from None
 
 
-def create_new(stem: str) -> Path:
+def make_new(stem: str) -> Path:
     """Makes runs/STEM, or the first of runs/STEM-2, -3 ... that is not taken.
 
     Taken by making it: two runs that start together get a directory each.
@@ -96,10 +104,8 @@ def write_record(out: Path, record: Record) -> None:
         "python": platform.python_version(),
         "git_commit": git_commit(),
     }
-    temporary = out / "config.json.tmp"
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, out / "config.json")
+        durable.replace(out / "config.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise _unwritable(out, error) from None
 

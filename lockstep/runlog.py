@@ -1,12 +1,12 @@
 """What a run writes about itself: `log.jsonl`, and lines or a progress bar for a person."""
 
-import contextlib
 import json
 import math
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -18,11 +18,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from lockstep import durable
 from lockstep.errors import UserError
 
 
 class RunLog:
-    """Appends rows to a JSONL file; each is flushed, so a killed run loses none it has shown."""
+    """Appends rows to a JSONL file.
+
+    Each is passed to the system at once, so that a killed run loses none; those that the disk has
+    no room for wait in memory for the next try.
+    """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Rows past `last_step` (made after the checkpoint a run resumes from) are dropped.
@@ -31,35 +36,53 @@ class RunLog:
             UserError: the file cannot be written.
         """
         self.path = path
-        temporary = path.with_suffix(".tmp")
+        self.waiting, self.lock = b"", threading.Lock()  # a checkpoint's writer calls `sync`
+        self.problem = ""  # why rows wait
+        self.kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
         try:
-            kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            os.replace(temporary, path)
-            self.file: TextIO = path.open("a")
+            durable.replace(path, "".join(json.dumps(row) + "\n" for row in self.kept))
+            self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise UserError(self._unwritable(error)) from None
 
     def write(self, row: dict[str, Any]) -> None:
         """Floats are written by `repr`, whole; JSON has no NaN or infinity, so those are null."""
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
-        try:
-            self.file.write(json.dumps(finite) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise self._unwritable(error) from None
+        with self.lock:
+            self.waiting += (json.dumps(finite) + "\n").encode()
+            self._flush()
 
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"{self.path}: cannot be written ({error.strerror}); make room there")
+    def sync(self) -> None:
+        """Has the disk take all rows.
+
+        Raises:
+            UserError: it has no room for them.
+        """
+        with self.lock:
+            self._flush()
+            if self.problem:
+                raise UserError(self.problem)
+        os.fsync(self.descriptor)
+
+    def _flush(self) -> None:
+        """A write may take a part of a row; the rest of it is then the first to go out."""
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+            self.problem = ""
+        except OSError as error:
+            self.problem = self._unwritable(error)
+
+    def _unwritable(self, error: OSError) -> str:
+        return f"{self.path}: cannot be written ({error.strerror}); make room there"
 
     def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(OSError):  # what could not be written has been reported
-            self.file.close()
+        os.close(self.descriptor)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ class StepResult(NamedTuple):
     lr: float
     loss_scale: float  # the one used in this step
     skipped: bool
+    nonfinite: str = ""  # the module whose gradient is the backward pass's first that is not finite
 
 
 class Trace(NamedTuple):

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from lockstep import checkpoint, cli, runlog, twin
-from lockstep.twin import StepResult
+from lockstep.saver import Saver
+from lockstep.twin import StepResult, TrainState
 from parity_tests import fake
 from parity_tests.fake import FakeTwin
 
@@ -23,11 +25,22 @@ SMALL = f"{SHAPE} --batch-size 2 --eval-batches 1 --policy fp32 --data text.txt 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a text, where "fake" is a framework."""
+    """A folder with a text, where "fake" is a framework and no disk is too slow for its steps."""
     monkeypatch.chdir(tmp_path)
+    save_at_once(monkeypatch)
     monkeypatch.setitem(twin.MODULES, "fake", fake.__name__)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
     return tmp_path
+
+
+def save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Saver.save
+
+    def save(self: Saver, state: TrainState, losses: Mapping[int, float]) -> None:
+        usual(self, state, losses)
+        futures.wait([write.future for write in self.writes])
+
+    monkeypatch.setattr(Saver, "save", save)
 
 
 def train(extra: str = "", out: str = "run") -> int:

@@ -144,7 +144,7 @@ FLAGS: list[tuple[str, list[str]]] = [
 def make_run(path: Path, data: Path, *, saved: bool) -> None:
     config = from_flags({"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8,
                          "steps": 3, "data": str(data)}, accelerator=False)  # fmt: skip
-    rundir.create(path)
+    rundir.make(path)
     sha = load(str(data)).sha256
     record = rundir.Record(config=config, framework="torch", data_sha256=sha, details={})
     rundir.write_record(path, record)

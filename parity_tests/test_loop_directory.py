@@ -40,36 +40,12 @@ def test_rows_past_the_checkpoint_and_torn_ones_are_dropped(end: str, place: Pat
     ]
 
 
-def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def full(text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-    usual = runlog.RunLog.__init__
-
-    class Full:
-        write = staticmethod(full)
-
-        def close(self) -> None:
-            raise OSError(28, "No space left on device")
-
-    def opened(self: runlog.RunLog, path: Path, *, last_step: int) -> None:
-        usual(self, path, last_step=last_step)
-        self.file.close()
-        self.file = Full()  # type: ignore[assignment]
-
-    monkeypatch.setattr(runlog.RunLog, "__init__", opened)
-    assert train() == cli.MISTAKE
-    assert capsys.readouterr().err == (
-        "error: run/log.jsonl: cannot be written (No space left on device); make room there\n"
-    )
-
-
 # --- directories
 
 
 def test_runs_that_start_together_get_a_directory_each() -> None:
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: rundir.create_new("stem"), range(24)))
+        made = list(pool.map(lambda _: rundir.make_new("stem"), range(24)))
     assert sorted(path.name for path in made) == sorted(
         ["stem", *(f"stem-{n}" for n in range(2, 25))]
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import cli, loop, rundir
+from lockstep import cli, closing, loop, rundir
 from lockstep.config import from_flags
 from parity_tests.fake_runs import place as place
 from parity_tests.fake_runs import process as process
@@ -68,7 +68,7 @@ def test_what_a_sample_writes_is_shown_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Not as rich's markup or emoji."""
-    monkeypatch.setattr(loop.Run, "sample", lambda self: ":cat: [red]x[/red] [/]")
+    monkeypatch.setattr(closing, "sample", lambda *_: ":cat: [red]x[/red] [/]")
     assert train() == loop.DONE
     assert "  | :cat: [red]x[/red] [/]\n" in capsys.readouterr().out
 

@@ -19,6 +19,7 @@ from lockstep import checkpoint, cli, corpus, loop, rundir, runlog, sampling, tw
 from lockstep.config import from_flags
 from lockstep.params import Arrays
 from lockstep.twin import StepResult, TrainState
+from parity_tests.fake_runs import save_at_once
 
 ROOT = Path(__file__).parent.parent
 STEPS = 20
@@ -40,6 +41,7 @@ STOPS = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    save_at_once(monkeypatch)
     (tmp_path / "text.txt").write_bytes((ROOT / "lockstep" / "config.py").read_bytes())
     return tmp_path
 

@@ -4,12 +4,21 @@ Gradients accumulate in `.grad`, in the param dtype, so accumulation needs nothi
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
 from lockstep.params import decayed
 
 EPS = 1e-8
+
+
+def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
+    """`clip_grad_norm_` by its two halves: the norm before clipping, and of each gradient (P,)."""
+    norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+    norm = torch.linalg.vector_norm(norms)
+    clip_grads_with_norm_(parameters, clip, norm)
+    return norm, norms
 
 
 def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

@@ -67,6 +67,7 @@ def optimizer_step(self: Any, window: Tensor, wrong: str) -> Callable[[], StepRe
         nn.utils.clip_grad_value_(parameters, config.clip)
     unclipped = ("clip-before-unscale", "clip-by-value", "no-clip")
     clip = math.inf if wrong in unclipped else config.clip
+    norms = torch.stack([p.grad.norm() for p in parameters])
     norm = clip_grad_norm_(parameters, clip)
     if wrong == "grad-norm-after-clip":
         norm = torch.stack([p.grad.norm() for p in parameters]).norm()
@@ -103,7 +104,7 @@ def optimizer_step(self: Any, window: Tensor, wrong: str) -> Callable[[], StepRe
     else:
         optimizer.zero_grad(set_to_none=True)
     self.updates += 1 if wrong == "skipped-step-schedule" else not skipped
-    return self.result(torch.stack([total, norm.to(total.dtype)]), rate, scale, skipped)
+    return self.result(total, norm, norms, rate, scale, skipped)
 
 
 def adjust(scaler: Any, parameters: list[Tensor]) -> None:

@@ -166,15 +166,16 @@ def micro_batches_backwards() -> None:
 def norm_by_loop() -> None:
     """The global norm by hypot, tensor after tensor."""
 
-    def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    def clip(parameters: Iterable[Tensor], max_norm: float) -> tuple[Tensor, Tensor]:
         grads = [p.grad for p in parameters if p.grad is not None]
-        norm = reduce(torch.hypot, (g.norm() for g in grads))
+        norms = [g.norm() for g in grads]
+        norm = reduce(torch.hypot, norms)
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for g in grads:
             g.mul_(factor)
-        return norm
+        return norm, torch.stack(norms)
 
-    step.clip_grad_norm_ = clip
+    step.clip_by_global_norm = clip
 
 
 class WrittenOutAdamW(torch.optim.AdamW):

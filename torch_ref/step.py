@@ -4,22 +4,22 @@ scale -> backward, N times -> unscale -> clip -> step -> update the scale. One d
 optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.params import intermediates
+from lockstep.params import first_backward, intermediates
 from lockstep.precision import Roles
 from lockstep.schedule import learning_rates
 from lockstep.twin import StepResult
 from torch_ref.dropout import Dropout
 from torch_ref.model import GPT, mean_loss
-from torch_ref.optim import adamw
+from torch_ref.optim import adamw, clip_by_global_norm
 from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
 
 
@@ -76,7 +76,8 @@ class Trainer:
         self.step += 1
         total = self.backward(window)
         self.scaler.unscale_(self.optimizer)
-        norm = clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
+        parameters = list(self.model.parameters())
+        norm, norms = clip_by_global_norm(parameters, self.config.optim.clip)
         rate = float(self.rates[self.updates])
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -85,7 +86,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         skipped = self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
         self.updates += not skipped  # and so the schedule stands still on a skipped step
-        return self.result(torch.stack([total, norm.to(total.dtype)]), rate, scale, skipped)
+        return self.result(total, norm, norms, rate, scale, skipped)
 
     def backward(self, window: Tensor) -> Tensor:
         """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
@@ -108,9 +109,10 @@ class Trainer:
         )
 
     def result(
-        self, metrics: Tensor, rate: float, scale: float, skipped: bool
+        self, total: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
     ) -> Callable[[], StepResult]:
         """Starts the copy to the host now, waits for it when called."""
+        metrics = torch.cat([x.to(total.dtype).reshape(-1) for x in (total, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.device.type == "cuda" else None
         if copied:
@@ -119,10 +121,17 @@ class Trainer:
         def wait() -> StepResult:
             if copied:
                 copied.synchronize()
-            loss, norm = host.tolist()
-            return StepResult(loss, norm, rate, scale, skipped)
+            loss, norm, *norms = host.tolist()
+            nonfinite = "" if math.isfinite(norm) else self.nonfinite(norms)
+            return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
+
+    def nonfinite(self, norms: list[float]) -> str:
+        """The module whose gradient is the backward pass's first that is not finite."""
+        parameters = zip(dict(self.model.named_parameters()), norms)
+        modules = {name.rpartition(".")[0] for name, x in parameters if not math.isfinite(x)}
+        return first_backward(modules, self.config.model)
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""

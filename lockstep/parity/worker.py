@@ -101,7 +101,8 @@ class Server:
     def steps(self, twin: Twin, given: np.ndarray) -> Answer:
         results = [twin.step(twin.place(window))() for window in given]
         counters, arrays = wire.pack(twin.state())
-        curves = {f: [getattr(result, f) for result in results] for f in StepResult._fields}
+        numbers = [field for field in StepResult._fields if field != "nonfinite"]
+        curves = {f: [getattr(result, f) for result in results] for f in numbers}
         return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
 
 

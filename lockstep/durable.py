@@ -1,0 +1,28 @@
+"""Files that are there whole or not at all, after a kill and after a power cut."""
+
+import os
+from pathlib import Path
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes `path` anew: a reader finds the former text or this one.
+
+    Raises:
+        OSError: it cannot be written; the former text stays.
+    """
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.unlink(missing_ok=True)  # what a kill left, or a link that would be written through
+    with partial.open("x") as file:
+        file.write(text)
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Has the disk take what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

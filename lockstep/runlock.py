@@ -1,0 +1,58 @@
+"""One trainer to a run: an advisory lock on `run/lock`, which the system lifts when a process ends.
+
+However it ends: a lock that outlived a crash would have to be removed by hand.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.errors import UserError
+
+NAME = "lock"
+
+
+@contextlib.contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Holds the run's lock.
+
+    Raises:
+        UserError: another process holds it, or the directory cannot be written.
+    """
+    path = run / NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); mend that or name another run"
+        raise UserError(f"{path}: {problem}") from None
+    try:
+        _take(descriptor, run)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock
+
+
+def require_free(run: Path) -> None:
+    """Raises UserError if a trainer is at work in `run`; writes nothing."""
+    if (run / NAME).is_file():
+        descriptor = os.open(run / NAME, os.O_RDONLY)
+        try:
+            _take(descriptor, run)
+        finally:
+            os.close(descriptor)
+
+
+def _take(descriptor: int, run: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+        remedy = "stop it first or name another run"
+        raise UserError(f"{run}: is being trained by {holder}; {remedy}") from None
+    except OSError:
+        pass  # a file system without locks: better unguarded than unusable

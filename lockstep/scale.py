@@ -1,0 +1,69 @@
+"""The dynamic loss scale in plain English, and when it is of no use any more."""
+
+import math
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.twin import StepResult
+
+REMEDY = "use --policy bf16 or a lower --lr, or allow more with --max-skips"
+
+
+class ScaleWatch:
+    """Sees each step's result once; says when the scale moved, and why."""
+
+    def __init__(self, config: Config, scale: float, rows: list[dict[str, Any]]) -> None:
+        """`rows`: those of the log so far, for a run that is stopped and resumed amid skips."""
+        self.config, self.scale = config.precision, scale
+        self.most, self.enabled = config.run.max_skips, config.precision.roles.loss_scaling
+        self.skipped: list[tuple[int, StepResult]] = []  # the last ones in a row
+        self.before = 0  # the last step that was not skipped
+        for row in (row for row in rows if row["kind"] == "train"):
+            fields = {name: row[name] for name in ("grad_norm", "lr", "loss_scale", "skipped")}
+            loss = math.nan if row["loss"] is None else row["loss"]
+            self._count(row["step"], StepResult(loss=loss, **fields))
+
+    def _count(self, step: int, result: StepResult) -> None:
+        if result.skipped:
+            self.skipped.append((step, result))
+        else:
+            self.skipped, self.before = [], step
+
+    def lines(self, step: int, result: StepResult) -> list[str]:
+        """What a person should know of this step."""
+        if not self.enabled:
+            return []
+        self._count(step, result)
+        lines = []
+        if result.loss_scale > self.scale:
+            reason = f"{self.config.loss_scale_interval} good steps in a row"
+            moved = f"scale {self.scale:g} -> {result.loss_scale:g}"
+            lines.append(f"{moved} after step {step - 1}: {reason}")
+        self.scale = result.loss_scale
+        if result.skipped:
+            self.scale /= self.config.loss_scale_factor
+            moved = f"scale {result.loss_scale:g} -> {self.scale:g}"
+            lines.append(f"{moved}, step {step} skipped: non-finite {_what(result)}")
+        return lines
+
+    @property
+    def hopeless(self) -> bool:
+        return len(self.skipped) >= self.most
+
+    def problem(self) -> str:
+        (first, start), (last, end) = self.skipped[0], self.skipped[-1]
+        cause = (
+            "the forward pass itself overflows, which no scale mends"
+            if not math.isfinite(end.loss)
+            else "the weights have grown until the gradient overflows at any scale"
+        )
+        return (
+            f"steps {first} to {last}: all skipped, the scale fell from {start.loss_scale:g} to "
+            f"{self.scale:g}, non-finite {_what(end)}; likely cause: {cause}"
+        )
+
+
+def _what(result: StepResult) -> str:
+    if not math.isfinite(result.loss):
+        return "loss"
+    return f"gradient in {result.nonfinite}" if result.nonfinite else "gradient"
