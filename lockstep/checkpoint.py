@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from lockstep.durable import sync
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.params import Arrays
 from lockstep.twin import TrainState
 
@@ -86,11 +86,20 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step_"))
 
 
+def of_step(run: Path, step: int) -> Path:
+    """Raises UserError if there is none."""
+    known = {step_of(path): path for path in listing(run)}
+    *most, last = map(str, known or ["another run"])
+    choice = f"{', '.join(most)} or {last}" if most else last
+    require(step in known, "--step", step, f"{run} has no such checkpoint; use {choice}")
+    return known[step]
+
+
 def best_of(paths: Iterable[Path], losses: Mapping[int, float]) -> Path | None:
     """The checkpoint of the lowest finite loss; None if there is none."""
-    known = {path: losses.get(step_of(path), math.inf) for path in paths}
-    best = min(known, key=known.__getitem__, default=None)
-    return best if best and math.isfinite(known[best]) else None
+    known = {path: losses[step_of(path)] for path in paths if step_of(path) in losses}
+    finite = [path for path, loss in known.items() if math.isfinite(loss)]
+    return min(finite, key=known.__getitem__, default=None)
 
 
 def newest(run: Path, *, up_to: int | None = None) -> str:

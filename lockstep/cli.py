@@ -129,8 +129,8 @@ def lockstep_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     sub = commands.add_parser(
         "sample",
-        help="write text with a run's newest checkpoint",
-        description="Writes text with a run's newest checkpoint.",
+        help="write text with a run's checkpoint",
+        description="Writes text with a run's checkpoint.",
     )
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument(
@@ -159,6 +159,9 @@ def lockstep_parser() -> Parser:
     )
     sub.add_argument(
         "--seed", type=reader(int), default=0, metavar="N", help="seed of the choices (default: 0)"
+    )
+    sub.add_argument(
+        "--step", type=reader(int), metavar="N", help="that of this step (default: the newest)"
     )
     sub.add_argument(
         "--framework",
@@ -193,7 +196,7 @@ def _sample(given: argparse.Namespace) -> int:
     require(fits, "--prompt", repr(given.prompt), remedy)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
     notices: list[str] = []
-    state = loop.restore(config, run, notices.append)
+    state = loop.restore(config, run, notices.append, step=given.step)
     for notice in notices:
         print(notice, file=sys.stderr)
     chosen = twin.load(framework, config)

@@ -144,13 +144,18 @@ def initial_state(config: Config) -> TrainState:
     )
 
 
-def restore(config: Config, out: Path, warn: Callable[[str], None]) -> TrainState:
-    """The newest checkpoint of a run that loads.
+def restore(
+    config: Config, out: Path, warn: Callable[[str], None], *, step: int | None = None
+) -> TrainState:
+    """A run's checkpoint: that of a step, or the newest that loads.
 
     Raises:
-        UserError: none does, or its weights are not those of the config's model.
+        UserError: there is none, or its weights are not those of the config's model.
     """
-    state = checkpoint.latest(out, warn)
+    if step is None:
+        state = checkpoint.latest(out, warn)
+    else:
+        state = checkpoint.load(checkpoint.of_step(out, step))
     shapes = {name: array.shape for name, array in state.params.items()}
     if shapes != params.shapes(config.model):
         problem = "its model is not that of the run's checkpoints"
