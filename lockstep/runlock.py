@@ -30,8 +30,9 @@ def held(run: Path) -> Iterator[None]:
         raise UserError(f"{path}: {problem}") from None
     try:
         _take(descriptor, run)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
         yield
     finally:
         os.close(descriptor)  # and with it the lock

@@ -20,7 +20,7 @@ from lockstep.twin import StepResult, Trace, TrainState
 
 
 class FakeTwin:
-    """`lockstep.twin.Twin`; its weights are the number of its updates."""
+    """`lockstep.twin.Twin`; its weights depend on each step taken and on each window."""
 
     framework = "fake"
     synchronous = False
@@ -45,7 +45,8 @@ class FakeTwin:
 
     def step(self, window: np.ndarray) -> Callable[[], StepResult]:
         step = self.now.step + 1
-        weights = {name: np.full_like(w, step) for name, w in self.now.params.items()}
+        drawn = np.float32(step + window.mean())
+        weights = {name: w / 2 + drawn for name, w in self.now.params.items()}
         self.now = replace(self.now, params=weights, step=step, updates=step)
         return lambda: self.result(step)
 
