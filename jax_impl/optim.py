@@ -5,6 +5,8 @@ accumulator NaN for ever. Here its inner optimizer runs behind a real conditiona
 which the step below computes over the whole window; non-finite micro-gradients never enter.
 """
 
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +17,37 @@ from lockstep.config import OptimConfig
 from lockstep.schedule import learning_rates
 
 EPS = 1e-8
+STACKED = re.compile(r"blocks\.(?!\d)")  # the name of what all scanned layers have in one array
 
 
 class ClipState(NamedTuple):
     """Of the last update's gradient, before clipping."""
 
     grad_norm: jax.Array
-    finite: jax.Array  # bool (P,), of each tensor in the order of jax.tree.leaves
+    finite: jax.Array  # bool (P,), by tensor
+
+
+def by_tensor(measure: Callable[[jax.Array], jax.Array], tensors: dict[str, Any]) -> jax.Array:
+    """(P,): one number for each tensor, and for each layer of those that scanned layers stack."""
+    return jnp.concatenate(
+        [
+            jax.vmap(measure)(x) if STACKED.match(name) else measure(x)[None]
+            for name, x in sorted(tensors.items())
+        ]
+    )
+
+
+def tensor_names(shapes: dict[str, Any]) -> list[str]:
+    """The tensors of `by_tensor`: blocks.3.mlp.up.kernel, stacked or not."""
+    return [
+        each
+        for name, x in sorted(shapes.items())
+        for each in (
+            [STACKED.sub(f"blocks.{i}.", name) for i in range(x.shape[0])]
+            if STACKED.match(name)
+            else [name]
+        )
+    ]
 
 
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
@@ -29,15 +55,14 @@ def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
 
     def init(params: Any) -> ClipState:
         norm = jax.eval_shape(optax.tree.norm, params)
-        return ClipState(jnp.zeros((), norm.dtype), jnp.ones(len(jax.tree.leaves(params)), bool))
+        return ClipState(jnp.zeros((), norm.dtype), jnp.ones(len(tensor_names(params)), bool))
 
     def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
         norm = optax.tree.norm(grads)
         factor = jnp.minimum(1.0, clip / (norm + 1e-6))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        # By their norms, which are a part of the whole one, so that nothing is read twice.
-        finite = jnp.isfinite(jnp.stack([optax.tree.norm(g) for g in jax.tree.leaves(grads)]))
-        return clipped, ClipState(norm, finite)
+        # By their norms, which are parts of the whole one: nothing is read twice for it.
+        return clipped, ClipState(norm, jnp.isfinite(by_tensor(optax.tree.norm, grads)))
 
     return optax.GradientTransformation(init, update)
 

@@ -18,7 +18,7 @@ from flax import nnx, traverse_util
 
 from jax_impl.dropout import Dropout
 from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
-from jax_impl.optim import optimizer
+from jax_impl.optim import by_tensor, optimizer, tensor_names
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
 from lockstep.params import decayed, first_backward
@@ -121,8 +121,8 @@ class Trainer:
 
     def nonfinite(self, finite: jax.Array) -> str:
         """The module whose gradient is the backward pass's first that is not finite."""
-        parameters = zip(sorted(self.model.shapes), jax.device_get(finite))
-        modules = {module(name) for name, is_finite in parameters if not is_finite}
+        tensors = zip(tensor_names(self.model.shapes), jax.device_get(finite), strict=True)
+        modules = {module(name) for name, is_finite in tensors if not is_finite}
         return first_backward(modules, self.config.model)
 
     def step_function(self, state: State, window: jax.Array) -> tuple[State, dict[str, jax.Array]]:
@@ -140,13 +140,13 @@ class Trainer:
             grads, loss = jax.grad(scaled_loss, has_aux=True)(params, batch, micro_step)
             grads = scale.unscale(grads)
             if precision.roles.loss_scaling:
-                finite &= jnp.stack([jmp.all_finite(g) for g in jax.tree.leaves(grads)])
+                finite &= by_tensor(jmp.all_finite, grads)
                 grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
             do_step = finite.all() & (micro_step == accum - 1)
             updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
             return (optax.apply_updates(params, updates), opt_state, finite), loss
 
-        carry = (state.params, state.optimizer, jnp.ones(len(state.params), bool))
+        carry = (state.params, state.optimizer, jnp.ones(len(tensor_names(state.params)), bool))
         if accum == 1:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:

@@ -6,7 +6,6 @@ by these names.
 """
 
 import math
-import re
 import zlib
 from collections.abc import Collection
 
@@ -85,16 +84,9 @@ def intermediates(model: ModelConfig) -> list[str]:
 
 
 def first_backward(modules: Collection[str], model: ModelConfig) -> str:
-    """Of modules with parameters the one that the backward pass comes to first, "" of none.
-
-    Scanned layers share a tensor: by "blocks.mlp.up" that of all layers is meant.
-    """
-    for name in reversed(shapes(model)):
-        module = name.rpartition(".")[0]
-        for known in (module, re.sub(r"^blocks\.\d+", "blocks", module)):
-            if known in modules:
-                return known
-    return ""
+    """Of modules with parameters the one that the backward pass comes to first."""
+    order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
+    return max(modules, key=order.index)
 
 
 def count(model: ModelConfig) -> int:

@@ -129,8 +129,8 @@ class Trainer:
 
     def nonfinite(self, norms: list[float]) -> str:
         """The module whose gradient is the backward pass's first that is not finite."""
-        parameters = zip(dict(self.model.named_parameters()), norms)
-        modules = {name.rpartition(".")[0] for name, x in parameters if not math.isfinite(x)}
+        tensors = zip(dict(self.model.named_parameters()), norms, strict=True)
+        modules = {name.rpartition(".")[0] for name, x in tensors if not math.isfinite(x)}
         return first_backward(modules, self.config.model)
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

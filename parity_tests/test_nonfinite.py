@@ -1,0 +1,115 @@
+"""Both twins name the first tensor that is not finite: the same one, and the one that is."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import cli, loop, nonfinite
+from lockstep.config import Config
+from lockstep.twin import TrainState
+from parity_tests.fake_runs import place as place
+from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
+
+
+def grown(config: Config, **factors: float) -> TrainState:
+    """Weights of modules, written with _ for a dot, times a factor."""
+    state = perturbed(config)
+    for module, factor in factors.items():
+        state.params[f"{module.replace('_', '.')}.weight"] *= np.float32(factor)
+    return state
+
+
+# In float32 large gains, taken back at once: what they multiply has a norm beyond float32's range.
+BIG_GAIN = {"blocks_1_norm1": 1e22, "blocks_1_attn_qkv": 1e-22}
+# What is made small is multiplied by what is large: the gradient between the two is large.
+STEEP = {"blocks_1_mlp_up": 1e-4, "blocks_1_mlp_down": 1e4}
+CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
+    "the gradient of a matmul, fp32": ({"policy": "fp32"}, BIG_GAIN, "blocks.1.attn.qkv"),
+    "the same, bf16": ({"policy": "bf16"}, BIG_GAIN, "blocks.1.attn.qkv"),
+    "the same, accumulated": ({"policy": "fp32", "accum": 3}, BIG_GAIN, "blocks.1.attn.qkv"),
+    "at the head, fp16": (
+        {"policy": "fp16", "loss_scale_init": 2.0**40}, {}, "head",
+    ),
+    "in the middle, fp16": ({"policy": "fp16"}, STEEP, "blocks.1.mlp.up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_gradient_of_the_backward_pass(name: str, framework: str) -> None:
+    flags, factors, module = CASES[name]
+    config = toy(**flags)
+    twin = start(framework, config, grown(config, **factors))
+    result = twin.step(twin.place(window(config, 0)))()
+    assert math.isfinite(result.loss)
+    assert not math.isfinite(result.grad_norm)
+    assert result.nonfinite == module
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_finite_step_names_nothing(framework: str) -> None:
+    config = toy(policy="fp16")
+    twin = start(framework, config)
+    assert twin.step(twin.place(window(config, 0)))().nonfinite == ""
+
+
+def test_scanned_layers_are_named_one_by_one() -> None:
+    """Though they share a tensor."""
+    config = toy(policy="fp16", layers="scan")
+    twin = start("jax", config, grown(config, **STEEP))
+    assert twin.step(twin.place(window(config, 0)))().nonfinite == "blocks.1.mlp.up"
+
+
+# --- looked into
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("flags", "factors", "found"),
+    [
+        ({"policy": "fp32"}, {"blocks_1_norm2": np.inf}, "the weights blocks.1.norm2.weight"),
+        ({"policy": "bf16"}, {"blocks_1_norm2": 3e38}, "the output of blocks.1.norm2"),
+        ({"policy": "fp16"}, STEEP, "the gradient at the output of blocks.1.norm2"),
+        (
+            {"policy": "fp16", "loss_scale_init": 2.0**40},
+            {},
+            "the gradient at the output of logits",
+        ),
+        ({"policy": "fp32"}, {}, ""),
+    ],
+)
+def test_a_step_that_is_looked_into(
+    flags: dict[str, Any], factors: dict[str, float], found: str, framework: str
+) -> None:
+    config = toy(accum=2, **flags)
+    twin = start(framework, config, grown(config, **factors))
+    assert nonfinite.first(twin, window(config, 0)).partition(" in micro-batch 1 of 2")[0] == found
+
+
+def diverging(framework: str, flags: str, capsys: Any) -> str:
+    """The line of a run whose first update is absurd."""
+    shape = "--n-layer 2 --d-model 16 --n-head 2 --context 16 --batch-size 2 --eval-batches 1"
+    argv = f"{shape} --lr 1e30 --warmup 0 --steps 5 --data text.txt --device cpu --out run"
+    assert cli.train(framework, f"{argv} {flags}".split()) == loop.DIVERGED
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_a_run_that_diverges(policy: str, place: Any, capsys: Any) -> None:
+    """Without the flag the tensor, with it the layer: the same in both frameworks."""
+    lines = {}
+    for framework in FRAMEWORKS:
+        plain = diverging(framework, f"--policy {policy} --overwrite", capsys)
+        assert plain.startswith(
+            "error: step 2: loss nan, grad norm nan; first non-finite: the loss; "
+        )
+        assert "--debug-nans, with --resume too, names the layer" in plain
+        lines[framework] = diverging(
+            framework, f"--policy {policy} --overwrite --debug-nans", capsys
+        )
+        assert "; seen again, the output of " in lines[framework]
+        assert "--debug-nans" not in lines[framework]
+    layers = {line.partition("seen again, ")[2].partition(" (")[0] for line in lines.values()}
+    assert len(layers) == 1
