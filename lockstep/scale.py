@@ -37,12 +37,12 @@ class ScaleWatch:
         lines = []
         if result.loss_scale > self.scale:
             reason = f"{self.config.loss_scale_interval} good steps in a row"
-            moved = f"scale {self.scale:g} -> {result.loss_scale:g}"
+            moved = f"scale {_shown(self.scale)} -> {_shown(result.loss_scale)}"
             lines.append(f"{moved} after step {step - 1}: {reason}")
         self.scale = result.loss_scale
         if result.skipped:
             self.scale /= self.config.loss_scale_factor
-            moved = f"scale {result.loss_scale:g} -> {self.scale:g}"
+            moved = f"scale {_shown(result.loss_scale)} -> {_shown(self.scale)}"
             lines.append(f"{moved}, step {step} skipped: non-finite {_what(result)}")
         return lines
 
@@ -57,13 +57,17 @@ class ScaleWatch:
             if not math.isfinite(end.loss)
             else "the weights have grown until the gradient overflows at any scale"
         )
-        return (
-            f"steps {first} to {last}: all skipped, the scale fell from {start.loss_scale:g} to "
-            f"{self.scale:g}, non-finite {_what(end)}; likely cause: {cause}"
-        )
+        fell = f"the scale fell from {_shown(start.loss_scale)} to {_shown(self.scale)}"
+        what = f"non-finite {_what(end)}; likely cause: {cause}"
+        return f"steps {first} to {last}: all skipped, {fell}, {what}"
 
 
 def _what(result: StepResult) -> str:
     if not math.isfinite(result.loss):
         return "loss"
     return f"gradient in {result.nonfinite}" if result.nonfinite else "gradient"
+
+
+def _shown(scale: float) -> str:
+    """A power of two: 65536, and not 6.5536e+04."""
+    return f"{scale:.0f}" if scale >= 1 else f"{scale:g}"

@@ -17,16 +17,19 @@ def grown(config: Config, **factors: float) -> TrainState:
     """Weights of modules, written with _ for a dot, times a factor."""
     state = perturbed(config)
     for module, factor in factors.items():
-        state.params[f"{module.replace('_', '.')}.weight"] *= np.float32(factor)
+        name = f"{module.replace('_', '.')}.weight"
+        state.params[name] = state.params[name].astype(np.float64) * factor
     return state
 
 
-# In float32 large gains, taken back at once: what they multiply has a norm beyond float32's range.
+# Large gains, taken back at once: the norm of what is behind them is beyond the dtype's range.
 BIG_GAIN = {"blocks_1_norm1": 1e22, "blocks_1_attn_qkv": 1e-22}
+BIGGER_GAIN = {"blocks_1_norm1": 1e160, "blocks_1_attn_qkv": 1e-160}
 # What is made small is multiplied by what is large: the gradient between the two is large.
 STEEP = {"blocks_1_mlp_up": 1e-4, "blocks_1_mlp_down": 1e4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
-    "the gradient of a matmul, fp32": ({"policy": "fp32"}, BIG_GAIN, "blocks.1.attn.qkv"),
+    "the gradient of a matmul, fp64": ({"policy": "fp64"}, BIGGER_GAIN, "blocks.1.attn.qkv"),
+    "the same, fp32": ({"policy": "fp32"}, BIG_GAIN, "blocks.1.attn.qkv"),
     "the same, bf16": ({"policy": "bf16"}, BIG_GAIN, "blocks.1.attn.qkv"),
     "the same, accumulated": ({"policy": "fp32", "accum": 3}, BIG_GAIN, "blocks.1.attn.qkv"),
     "at the head, fp16": (

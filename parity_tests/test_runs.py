@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep import checkpoint, cli, corpus, loop, rundir, runlog, sampling, twin
+from lockstep import checkpoint, cli, corpus, rundir, runlog, sampling, twin
 from lockstep.config import from_flags
 from lockstep.params import Arrays
-from lockstep.twin import StepResult, TrainState
+from lockstep.twin import TrainState
 from parity_tests.fake_runs import save_at_once
 
 ROOT = Path(__file__).parent.parent
@@ -175,34 +175,6 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     _, err = resumed.communicate()
     assert (resumed.returncode, err) == (0, "")
     assert_same_run(place / "run", place / "whole")
-
-
-@pytest.mark.parametrize("first", STOPS)
-def test_a_run_that_changes_hands_is_one_curve(
-    first: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float64 the other framework goes on as the first would have (bounds of test_curves)."""
-    second = next(framework for framework in STOPS if framework != first)
-    assert cli.train("torch", flags("whole", "--policy fp64")) == 0
-    report = loop.Run.report
-
-    def stop(self: loop.Run, result: StepResult) -> None:
-        report(self, result)
-        if self.done == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Run, "report", stop)
-        assert cli.train(first, flags("run", "--policy fp64")) == 130
-    assert 6 <= final(place / "run").step <= 8
-    assert cli.train(second, ["--resume", "--out", "run"]) == 0
-    assert rundir.read_record(place / "run").framework == second
-    for kind, field, bound in [
-        ("train", "loss", 1e-12), ("train", "grad_norm", 1e-10), ("eval", "val_loss", 1e-12),
-    ]:  # fmt: skip
-        mine, theirs = rows(place / "run", kind), rows(place / "whole", kind)
-        assert [row["step"] for row in mine] == [row["step"] for row in theirs]
-        assert max(abs(a[field] - b[field]) for a, b in zip(mine, theirs)) <= bound
 
 
 def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
