@@ -92,27 +92,33 @@ def test_a_step_that_is_looked_into(
 
 
 def diverging(framework: str, flags: str, capsys: Any) -> str:
-    """The line of a run whose first update is absurd."""
+    """The line that such a run ends with."""
     shape = "--n-layer 2 --d-model 16 --n-head 2 --context 16 --batch-size 2 --eval-batches 1"
-    argv = f"{shape} --lr 1e30 --warmup 0 --steps 5 --data text.txt --device cpu --out run"
+    argv = f"{shape} --warmup 0 --steps 5 --data text.txt --device cpu --out run --overwrite"
     assert cli.train(framework, f"{argv} {flags}".split()) == loop.DIVERGED
     return capsys.readouterr().err
 
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 def test_a_run_that_diverges(policy: str, place: Any, capsys: Any) -> None:
-    """Without the flag the tensor, with it the layer: the same in both frameworks."""
-    lines = {}
+    """Its first update is absurd. Both name the same tensor, and with the flag the same layer."""
+    layers = set()
     for framework in FRAMEWORKS:
-        plain = diverging(framework, f"--policy {policy} --overwrite", capsys)
-        assert plain.startswith(
-            "error: step 2: loss nan, grad norm nan; first non-finite: the loss; "
-        )
+        flags = f"--policy {policy} --lr 1e30"
+        plain = diverging(framework, flags, capsys)
+        told = "error: step 2: loss nan, grad norm nan; first non-finite: the loss; "
+        assert plain.startswith(told)
         assert "--debug-nans, with --resume too, names the layer" in plain
-        lines[framework] = diverging(
-            framework, f"--policy {policy} --overwrite --debug-nans", capsys
-        )
-        assert "; seen again, the output of " in lines[framework]
-        assert "--debug-nans" not in lines[framework]
-    layers = {line.partition("seen again, ")[2].partition(" (")[0] for line in lines.values()}
+        line = diverging(framework, f"{flags} --debug-nans", capsys)
+        assert line.startswith(f"{told}seen again, the output of ")
+        assert "--debug-nans" not in line
+        layers.add(line.partition("seen again, ")[2].partition(" (")[0])
     assert len(layers) == 1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_only_skips(framework: str, place: Any, capsys: Any) -> None:
+    flags = f"--policy fp16 --loss-scale-init {2.0**100} --max-skips 2 --debug-nans"
+    line = diverging(framework, flags, capsys)
+    assert line.startswith("error: steps 1 to 2: all skipped, the scale fell from 12676506")
+    assert "; seen again, the gradient at the output of logits in micro-batch 1 of 1 (" in line

@@ -6,6 +6,7 @@ import pytest
 from lockstep import params
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, run, start, toy, window
 
+FIELDS = ("params", "mu", "nu")
 BOUND = 1e-12  # the norm rule; worst seen here 1.1e-15
 
 
@@ -48,3 +49,25 @@ def test_state_round_trip(framework: str, layers: str) -> None:
         assert all(old[name].tobytes() == new[name].tobytes() for name in old)
     for field in ("step", "updates", "loss_scale", "good_steps"):
         assert getattr(state, field) == getattr(again, field)
+
+
+def kept(framework: str) -> bool:
+    """Whether a state stays as it was while the next steps reuse the device's memory."""
+    config = toy(policy="fp32", n_layer=1)
+    twin = start(framework, config, perturbed(config))
+    run(twin, config, range(1))
+    state = twin.state()
+    before = {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
+    run(twin, config, range(1, 4))
+    return before == {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_state_that_was_taken_stays(framework: str) -> None:
+    """It is written to the disk beside those steps."""
+    assert kept(framework)
+
+
+def test_a_view_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_ref.bridge.to_numpy", lambda tensor: tensor.detach().numpy())
+    assert not kept("torch")
