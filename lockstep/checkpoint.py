@@ -147,12 +147,18 @@ def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
     Raises:
         UserError: none does.
     """
-    paths = listing(run)
+    paths, passed_over = listing(run), []
     for path in reversed(paths):
         try:
-            return load(path)
+            state = load(path)
         except UserError as error:
-            warn(str(error))
+            passed_over.append(str(error))
+            continue
+        for problem in passed_over:
+            warn(f"{problem}; the last good one is {path}")
+        return state
+    for problem in passed_over:
+        warn(problem)
     problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
     raise UserError(f"{run}: {problem}; use --overwrite to start again")
 

@@ -1,8 +1,11 @@
 """Fixtures and strictness shared by the suite, and the table of rungs it ends with."""
 
+import atexit
 import json
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,12 @@ os.environ.setdefault("NPROC", "1")  # the same for XLA
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # one GPU for two frameworks
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given their parent's
+    # Many tests, and the processes that they start, compile the same program.
+    cache = tempfile.mkdtemp(prefix="lockstep-xla-")
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(

@@ -66,7 +66,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     capsys.readouterr()
     assert cli.main(["sample", "run", "--length", "3"]) == loop.DONE
-    notice = f"{weights}: damaged, its checksum is not that in state.json; use another checkpoint"
+    good = Path("run", "checkpoints", "step_00000010")
+    notice = (
+        f"{weights}: damaged, its checksum is not that in state.json; use another checkpoint"
+        f"; the last good one is {good}"
+    )
     assert capsys.readouterr().err == notice + "\n"
     assert resume() == loop.DONE
     told = capsys.readouterr().out.splitlines()
