@@ -38,6 +38,8 @@ class Diverged(Exception):
 
 
 class Run:
+    """What the steps of one process share."""
+
     def __init__(
         self,
         config: Config,
