@@ -108,10 +108,14 @@ def setting(framework: str, flags: Flags) -> Given:
 
 
 def step_bytes(framework: str, flags: Flags) -> float:
-    """As measured, with JAX's accumulators, which to XLA are arguments of the step."""
-    given, how = setting(framework, flags)
+    """As measured, with JAX's accumulators."""
+    return with_accumulators(framework, flags["step_bytes"], *setting(framework, flags))
+
+
+def with_accumulators(framework: str, step: float, given: shape.Shape, how: Setting) -> float:
+    """JAX has them between the steps too: what is measured of one step does not show them."""
     beside = framework == "jax" and how.accum > 1
-    return flags["step_bytes"] + BYTES[how.roles.param] * given.weights * beside
+    return step + BYTES[how.roles.param] * given.weights * beside
 
 
 def fit(framework: str, cells: list[Flags]) -> dict[str, float]:
@@ -201,25 +205,43 @@ def error(framework: str, cell: Flags, constants: dict[str, float]) -> float | N
     return predicted / total - 1 if total >= COUNTED else None
 
 
-def fit_all(measured: dict[str, list[Flags]]) -> dict[str, Any]:
-    """The constants of every group, and the errors on the cells that were not fitted."""
-    fitted, errors = {}, {}
-    for framework, cells in measured.items():
-        for name, group in groups(framework, cells).items():
+def read(name: str) -> list[Flags]:
+    return json.loads((RESULTS / f"{name}.json").read_text())["cells"]
+
+
+def fit_all() -> dict[str, Any]:
+    """The constants of every group; the errors on the cells that were not fitted, and on fresh."""
+    fitted, errors, fresh = {}, {}, {}
+    for framework in twin.MODULES:
+        later = groups(framework, read(f"{framework}-fresh"))
+        for name, group in groups(framework, read(framework)).items():
             fitted[name] = fit(framework, group[::2])
-            held_out = [error(framework, cell, fitted[name]) for cell in group[1::2]]
-            errors[name] = [round(e, 4) for e in held_out if e is not None]
-    return {"groups": fitted, "errors": errors}
+            errors[name] = off(framework, group[1::2], fitted[name])
+            fresh[name] = off(framework, later[name], fitted[name])
+    return {"groups": fitted, "errors": errors, "fresh": fresh}
+
+
+def off(framework: str, cells: list[Flags], constants: dict[str, float]) -> list[float]:
+    found = [error(framework, cell, constants) for cell in cells]
+    return [round(e, 4) for e in found if e is not None]
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Of each group the worst and the median error, on cells that were not fitted."""
-    lines = ["| group | cells | median error | worst |", "| --- | --- | --- | --- |"]
+    """Of each group the errors on cells that were not fitted."""
+    lines = [
+        "| group | cells | median error | worst | fresh cells | worst |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name, errors in content["errors"].items():
-        sizes = np.abs(errors)
-        worst = errors[int(sizes.argmax())]
-        lines.append(f"| {name} | {len(errors)} | {np.median(sizes):.1%} | {worst:+.1%} |")
+        fresh = content["fresh"][name]
+        row = [name, str(len(errors)), f"{np.median(np.abs(errors)):.1%}", worst(errors),
+               str(len(fresh)), worst(fresh)]  # fmt: skip
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def worst(errors: list[float]) -> str:
+    return f"{max(errors, key=abs):+.1%}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -243,8 +265,7 @@ def main(argv: list[str] | None = None) -> int:
         path = RESULTS / f"{given.what}{'-fresh' * given.fresh}.json"
         write(path, {**provenance.about("cpu"), "cells": measured})
         return 0
-    files = {name: RESULTS / f"{name}.json" for name in twin.MODULES}
-    content = fit_all({name: json.loads(file.read_text())["cells"] for name, file in files.items()})
+    content = fit_all()
     write(memory.CONSTANTS, content)
     print(markdown(content))
     return 0

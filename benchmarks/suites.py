@@ -79,16 +79,16 @@ def drift(device: str) -> Suite:
     ])  # fmt: skip
 
 
-def pace(device: str) -> Suite:
-    """What the time of `lockstep plan` is fitted to: wide, long, deep, and a preset."""
+def plan(device: str) -> Suite:
+    """What `lockstep plan` knows of a CPU is fitted to these: wide, long, deep, and a preset."""
     whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
     small = {"n_head": 4, "d_model": 256, "n_layer": 4, "context": 128, "vocab": 256}
     kinds: list[tuple[Flags, str]] = [
-        ({"model": "gpt2", **small, "n_head": 8, "d_model": 512, "vocab": 4096, "batch_size": 8},
+        ({"model": "gpt2", **small, "n_head": 8, "d_model": 512, "vocab": 4096, "batch_size": 16},
          "block"),
-        ({"model": "tiny", **small, "context": 512, "batch_size": 4}, "dots"),
-        ({"model": "gpt2", **small, "n_layer": 8, "batch_size": 8, "accum": 2}, "sqrt"),
-        ({"model": "10m", "batch_size": 4}, "sublayer"),
+        ({"model": "tiny", **small, "context": 512, "batch_size": 8}, "dots"),
+        ({"model": "gpt2", **small, "n_layer": 8, "batch_size": 16, "accum": 2}, "sqrt"),
+        ({"model": "10m", "batch_size": 8}, "sublayer"),
     ]  # fmt: skip
     rows = [
         flags | {"remat": mode, "layers": "unroll" if mode == "none" else "scan"}
@@ -96,8 +96,8 @@ def pace(device: str) -> Suite:
         for flags in policies(shape, "bf16", "fp32")
         for mode in ("none", recomputed)
     ]
-    return Suite("what the plan's time is fitted to", device, 1, [
-        *cells("pace", ("jax", "torch"), rows, **whole),
+    return Suite("what the plan knows of a CPU", device, 1, [
+        *cells("plan", ("jax", "torch"), rows, **whole),
     ])  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def laws(device: str) -> list[Task]:
 
 
 SUITES: dict[str, Callable[[str], Suite]] = {
-    "smoke": smoke, "cpu": cpu, "drift": drift, "pace": pace, "gpu": gpu,
+    "smoke": smoke, "cpu": cpu, "drift": drift, "plan": plan, "gpu": gpu,
 }  # fmt: skip
 
 

@@ -17,9 +17,9 @@ TERA = 10**12
 # NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
 # below it too.
 AMPERE = (8, 0)
-# What `python -m benchmarks.pace` took from measured cells.
-PACE_FILE = Path(__file__).parent / "pace.json"
-PACE = json.loads(PACE_FILE.read_text())
+# What was measured on a CPU: `python -m benchmarks.plan` wrote it.
+CPU_FILE = Path(__file__).parent / "cpu.json"
+CPU = json.loads(CPU_FILE.read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ DEVICES = {device.name: device for device in (
     # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
     # bandwidth are guesses: `--memory` and `--measure` say what yours has.
     Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,
-           half=PACE["cpu"]["half"], single=PACE["cpu"]["single"],
-           widens=tuple(PACE["cpu"]["widens"])),
+           half=CPU["rates"]["half"], single=CPU["rates"]["single"],
+           widens=tuple(CPU["rates"]["widens"])),
 )}  # fmt: skip
 
 

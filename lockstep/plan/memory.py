@@ -94,6 +94,11 @@ def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> dict[str, 
     }
 
 
+def at_loss(shape: Shape, s: Setting) -> dict[str, float]:
+    """The bytes of each term when the loss is known."""
+    return moments(shape, s, fitted(key(shape, s)))["loss"]
+
+
 def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     """Bytes that need no fit: copies of the weights; of attention that XLA writes out, the scores.
 
@@ -101,7 +106,8 @@ def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     """
     whole = BYTES[s.roles.param] * shape.weights
     added = s.accum > 1 and (s.framework == "jax" or moment != "end")
-    found = {"gradients": whole * (moment == "end"), "accumulators": whole * added}
+    found = {"gradients": whole * (moment == "end"), "accumulators": whole * added,
+             "libraries": s.libraries}  # fmt: skip
     if s.account == "jax":
         found |= xla.weights(shape, s, moment) | xla.activations(shape, s, moment)
     return found
@@ -123,7 +129,7 @@ def parts(shape: Shape, s: Setting) -> Parts:
         accumulators=of("accumulators"),
         activations=of("blocks", "stream", "scores", "keys", "normed"),
         logits=of("logits"),
-        workspace=of("inside", "attended", "copies", "slices", "update"),
+        workspace=of("inside", "attended", "copies", "slices", "update", "libraries"),
     )
 
 

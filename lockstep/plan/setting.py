@@ -15,6 +15,7 @@ class Setting:
     remat: str
     rows: int
     accum: int = 1
+    libraries: float = 0.0  # bytes that these keep, where only resident memory can be read
 
     @property
     def scanned(self) -> bool:
