@@ -45,8 +45,8 @@ def add(commands: Any) -> None:
     sub.add_argument("--tokens", type=reader(float), metavar="X",
                      help="of the whole run: how many days? (default: not asked)")  # fmt: skip
     sub.add_argument("--price", type=reader(float), metavar="X",
-                     help="of the device for an hour, in any unit: what does the run cost? (default: not "
-                     "asked)")  # fmt: skip
+                     help="of the device for an hour, in any unit: what does the run cost? "
+                     "(default: not asked)")  # fmt: skip
     sub.add_argument("--framework", metavar="|".join(twin.MODULES),
                      help="this one alone (default: both)")  # fmt: skip
     sub.add_argument("--measure", action="store_true",
