@@ -158,8 +158,10 @@ def markdown(content: dict[str, Any]) -> str:
 
 
 def _row(what: str, fitted: str, errors: list[float]) -> str:
-    median, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
-    return f"| {what} | {fitted} | {len(errors)} | {median:.0%} | {worst:+.0%} |"
+    off = " | "
+    if errors:
+        off = f"{statistics.median(map(abs, errors)):.0%} | {max(errors, key=abs):+.0%}"
+    return f"| {what} | {fitted} | {len(errors)} | {off} |"
 
 
 if __name__ == "__main__":
