@@ -2,7 +2,7 @@
 
 A step needs most memory at one of three moments: when the loss is known (all that is kept, logits),
 when a block's backward pass runs (what is kept, and one block's insides), or at the end (all
-gradients). The constants are bytes for each unit of a term of `terms`; `python -m benchmarks.memory
+gradients, the update). The constants are bytes for each unit of a term of `terms`; `python -m benchmarks.memory
 fit` writes them, and says how far they are off.
 """
 
@@ -17,20 +17,23 @@ from lockstep.plan.shape import Shape
 from lockstep.precision import BYTES, Roles
 
 CONSTANTS = Path(__file__).parent / "constants.json"
-# Moment -> its terms. What is kept is the same at both of the first two.
+# Moment -> its terms. What is kept is the same at the first three.
 MOMENTS = {
-    "loss": ("blocks", "scores", "stream", "logits", "copies"),
-    "block": ("blocks", "scores", "inside", "row scores", "copies"),
-    "end": ("last",),
+    "loss": ("blocks", "stream", "logits", "copies"),
+    "block": ("blocks", "inside", "copies"),
+    "attention": ("blocks", "attended"),
+    "end": (),
 }
-TERMS = tuple(dict.fromkeys(name for names in MOMENTS.values() for name in names))
-QUERY_BLOCKS, QUERIES = 4, 64  # of written-out causal attention: jax_impl/precision.py:query_blocks
+QUERY_BLOCKS, QUERIES = 4, 64
+# From so many rows on XLA's CPU backend reduces in a kernel of its own, and keeps what goes in.
+REDUCED_APART = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What is run beside the model: N micro-batches of B rows."""
 
+    framework: str
     account: str  # the framework whose constants hold: see recommend.account
     roles: Roles
     remat: str
@@ -57,21 +60,27 @@ class Parts:
 
 def terms(shape: Shape, s: Setting) -> dict[str, float]:
     """How much there is of what takes memory, in numbers (not bytes)."""
-    tokens, scores = s.rows * shape.context, 0.0
-    if s.account == "jax":  # on a CPU, where its attention is written out
-        n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES))
-        scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
-    keeps = s.remat in ("none", "dots")
+    tokens = s.rows * shape.context
+    # Of what is kept inside a block about half is as wide as its MLP.
+    whole = s.remat in ("none", "dots")
+    width = shape.d_model + shape.d_mlp / 2 if whole else shape.d_model
+    # XLA's unrolled layers need most when the loss is known: a block's backward pass needs no more
+    # than it lets go of.
+    backward = s.account == "torch" or scanned(s)
+    cast = shape.head_weights if scanned(s) else shape.weights  # scanned, one layer's at a time
     return {
-        "blocks": tokens * kept(shape.n_layer, s.remat) * shape.d_model,
-        "scores": scores * shape.n_layer if keeps else 0,
+        "blocks": tokens * kept(shape.n_layer, s.remat) * width,
         "stream": tokens * shape.d_model,
         "logits": tokens * shape.vocab,
-        "inside": tokens * (shape.d_model + shape.d_mlp),
-        "row scores": scores,
-        "copies": shape.weights if s.roles.mixed else 0,
-        "last": tokens * shape.d_model,
+        "inside": tokens * (shape.d_model + shape.d_mlp) * backward,
+        "attended": tokens * shape.d_model * scanned(s),
+        "copies": cast * s.roles.mixed,
     }
+
+
+def scanned(s: Setting) -> bool:
+    """Whether XLA runs the layers as one loop: the recommended command does where it recomputes."""
+    return s.account == "jax" and s.remat != "none"
 
 
 def kept(layers: int, remat: str) -> int:
@@ -97,21 +106,67 @@ def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> dict[str, 
     """The bytes of each term at each moment."""
     amounts = terms(shape, s)
     return {
-        moment: {name: constants[name] * amounts[name] for name in names} | known(shape, s, moment)
+        moment: {name: constants[name] * amounts[name] for name in names if name in constants}
+        | known(shape, s, moment)
         for moment, names in MOMENTS.items()
     }
 
 
 def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
-    """Bytes that need no fit: the gradients, and with N > 1 what they are added to.
+    """Bytes that need no fit: copies of the weights; of attention that XLA writes out, the scores.
 
-    Those of scanned layers are one array from the first block on. torch adds to the gradients in
-    place, JAX has the accumulators beside them.
+    torch adds to the gradients in place. JAX has accumulators beside them.
     """
-    copy = BYTES[s.roles.param] * shape.weights
-    whole = moment == "end" or (moment == "block" and s.account == "jax" and s.remat != "none")
-    beside = s.accum > 1 and (moment == "loss" or (moment == "end") == (s.account == "jax"))
-    return {"gradients": copy * whole, "accumulators": copy * beside}
+    whole = BYTES[s.roles.param] * shape.weights
+    added = s.accum > 1 and (s.framework == "jax" or moment != "end")
+    found = {"gradients": whole * (moment == "end"), "accumulators": whole * added}
+    if s.account == "jax":
+        found |= xla_weights(shape, s, moment) | xla_activations(shape, s, moment)
+    return found
+
+
+def xla_weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
+    """As they stand in XLA's buffer assignment.
+
+    A loop over layers fills their gradients with zeros before it begins; it takes a layer's weights
+    out of the stack, and with sqrt a segment's, which has gradients of its own. The update, in a
+    conditional when N > 1, returns arrays of its own.
+    """
+    width = BYTES[s.roles.param]
+    whole, blocks = width * shape.weights, width * shape.block_weights
+    if moment == "end":
+        return {"update": 3 * whole} if s.accum > 1 else {}
+    if not scanned(s):
+        return {}
+    if moment == "loss":
+        return {"gradients": blocks}
+    taken = 1.0
+    if s.remat == "sqrt":
+        taken += 2 * max(map(len, params.segments(shape.n_layer)))
+    return {"gradients": whole, "slices": blocks * taken / shape.n_layer}
+
+
+def xla_activations(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
+    """Of attention in blocks of queries, each with copies of its keys and values; and of RMSNorm.
+
+    None are kept from one layer to the next where attention is recomputed. Where it is recomputed
+    apart from the MLP, the scores are there once in the MLP's backward pass.
+    """
+    layers = shape.n_layer if s.remat == "none" else int(moment in ("block", "attention"))
+    if moment == "end":
+        return {}
+    width, tokens = BYTES[s.roles.output], s.rows * shape.context
+    n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES))  # jax_impl/precision.py:query_blocks
+    scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
+    arrays = 3 if tokens * shape.n_head / n >= REDUCED_APART else 2
+    if moment == "block" and s.remat in ("dots", "sublayer"):
+        return {"scores": width * scores * (n > 1)}
+    normed = (2 * shape.n_layer + 1) * shape.gated * (tokens >= REDUCED_APART)
+    found = {"scores": width * scores * arrays * layers,
+             "keys": width * tokens * shape.d_model * n * layers}  # fmt: skip
+    if s.remat == "none":
+        found["normed"] = width * tokens * shape.d_model * normed
+    return found
 
 
 def parts(shape: Shape, s: Setting) -> Parts:
@@ -128,9 +183,9 @@ def parts(shape: Shape, s: Setting) -> Parts:
         moments=2 * width,
         gradients=of("gradients"),
         accumulators=of("accumulators"),
-        activations=of("blocks", "scores", "stream"),
+        activations=of("blocks", "stream", "scores", "keys", "normed"),
         logits=of("logits"),
-        workspace=of("inside", "row scores", "copies", "last"),
+        workspace=of("inside", "attended", "copies", "slices", "update"),
     )
 
 

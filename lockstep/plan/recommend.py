@@ -30,7 +30,7 @@ def choice(shape: Shape, device: Device, policy: str, setting: Setting) -> Choic
     return Choice(
         policy=policy, setting=setting, seconds=roofline.seconds(shape, setting, device),
         bytes=needed, fits=needed <= ROOM * device.memory,
-        native=device.native(setting.roles.compute, setting.roles.tf32),
+        native=device.native(setting.roles.compute, setting.roles.tf32, setting.account),
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def choices(shape: Shape, device: Device, framework: str, tokens: int,
         for remat in REMAT:
             for size in sizes:
                 setting = Setting(
-                    account=account(framework, device), roles=POLICIES[policy], remat=remat,
+                    framework=framework, account=account(framework, device), roles=POLICIES[policy], remat=remat,
                     rows=size, accum=-(-rows // size),
                 )  # fmt: skip
                 found.append(choice(shape, device, policy, setting))

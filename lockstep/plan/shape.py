@@ -29,6 +29,16 @@ class Shape:
     tied: bool
 
     @property
+    def head_weights(self) -> int:
+        return self.vocab * self.d_model
+
+    @property
+    def block_weights(self) -> int:
+        """All layers': without embeddings and head."""
+        tables = self.vocab * (1 if self.tied else 2) + self.positions
+        return self.weights - tables * self.d_model
+
+    @property
     def flops_per_token(self) -> int:
         """Forward and backward: 6 P + 12 L D T, as `lockstep.flops`; an embedding that is only
         looked up costs none."""
