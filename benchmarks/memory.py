@@ -24,7 +24,7 @@ from lockstep.flags import Parser
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
-from lockstep.plan.memory import Setting
+from lockstep.plan.setting import Setting
 from lockstep.precision import BYTES, resolve
 
 RESULTS = Path(__file__).parent / "results" / "memory"
@@ -102,8 +102,8 @@ def setting(framework: str, flags: Flags) -> Given:
     given = {name: value for name, value in flags.items() if name != "step_bytes"}
     config = from_flags({**given, "steps": 1}, accelerator=False)
     return shape.of_model(config.model), Setting(
-        framework=framework, account=framework, roles=resolve(flags["policy"]), remat=flags["remat"],
-        rows=flags["batch_size"], accum=flags["accum"],
+        framework=framework, account=framework, roles=resolve(flags["policy"]),
+        remat=flags["remat"], rows=flags["batch_size"], accum=flags["accum"],
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from benchmarks.report import load, merged
 from lockstep import twin
 from lockstep.config import Config
 from lockstep.plan import devices, roofline, shape
-from lockstep.plan.memory import Setting
+from lockstep.plan.setting import Setting
 from lockstep.precision import BYTES
 
 RESULTS = Path(__file__).parent / "results"
@@ -77,8 +77,8 @@ def planned(framework: str, config: Config) -> bool:
 
 def described(framework: str, config: Config, seconds: float) -> Timed:
     return Timed(shape.of_model(config.model), Setting(
-        framework=framework, account=framework, roles=config.precision.roles, remat=config.execution.remat,
-        rows=config.optim.batch_size, accum=config.optim.accum,
+        framework=framework, account=framework, roles=config.precision.roles,
+        remat=config.execution.remat, rows=config.optim.batch_size, accum=config.optim.accum,
     ), seconds)  # fmt: skip
 
 

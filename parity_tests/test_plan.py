@@ -13,8 +13,8 @@ from lockstep import cli, flops, params
 from lockstep.config import PRESETS, ModelConfig
 from lockstep.errors import UserError
 from lockstep.plan import checklist, devices, memory, recommend, roofline, shape
-from lockstep.plan.memory import Setting
 from lockstep.plan.recommend import choices, ranked
+from lockstep.plan.setting import Setting
 from lockstep.precision import POLICIES
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.plan import memory, roofline
 from lockstep.plan.devices import Device
-from lockstep.plan.memory import Setting
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.precision import POLICIES
 
@@ -45,8 +45,8 @@ def choices(shape: Shape, device: Device, framework: str, tokens: int,
         for remat in REMAT:
             for size in sizes:
                 setting = Setting(
-                    framework=framework, account=account(framework, device), roles=POLICIES[policy], remat=remat,
-                    rows=size, accum=-(-rows // size),
+                    framework=framework, account=account(framework, device),
+                    roles=POLICIES[policy], remat=remat, rows=size, accum=-(-rows // size),
                 )  # fmt: skip
                 found.append(choice(shape, device, policy, setting))
     return found

@@ -6,7 +6,7 @@ fast as that; what share of it ours reach is measured on a CPU, and assumed else
 
 from lockstep.plan import memory
 from lockstep.plan.devices import PACE, Device
-from lockstep.plan.memory import Setting
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.precision import BYTES
 
@@ -39,7 +39,7 @@ def bound(shape: Shape, s: Setting, device: Device) -> float:
     tokens = s.rows * shape.context
     flops = shape.flops_per_token * tokens * (1 + RECOMPUTED[s.remat] / 3)
     rate = device.rate(s.roles.compute, s.roles.tf32, s.account)
-    everything = memory.Setting(**{**vars(s), "remat": "none"})
+    everything = Setting(**{**vars(s), "remat": "none"})
     at_loss = memory.moments(shape, everything, memory.fitted(memory.key(shape, everything)))[
         "loss"
     ]
