@@ -72,7 +72,7 @@ def _plan(given: argparse.Namespace) -> int:
     print(report.head(model, device, tokens))
     for each in plans:
         print(f"\n{report.text(each)}")
-    print(f"\n{checklist.text(names[0])}\n\n{report.assumptions()}")
+    print(f"\n{checklist.text(names[0])}\n\n{report.assumptions(device)}")
     return 0
 
 

@@ -3,9 +3,9 @@
 import shlex
 from typing import Any
 
-from lockstep.plan.devices import Device
+from lockstep.plan.devices import PACE, Device
 from lockstep.plan.recommend import CANDIDATES, REMAT
-from lockstep.plan.roofline import EFFICIENCY
+from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
 
 GIB, MIB = 2**30, 2**20
@@ -72,8 +72,19 @@ def _size(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
-def assumptions() -> str:
+def assumptions(device: Device) -> str:
+    """Where memory and seconds come from, and what of it is not measured."""
+    if device.resident:
+        reached = ", ".join(f"{name} {share:.0%}" for name, share in PACE["efficiency"].items())
+        return (
+            "Seconds: what must be multiplied and moved, at the share of the roofline's speed that "
+            f"was measured on two CPU cores: {reached}.\n"
+            "Memory: fitted to measured cells. docs/plan.md says how far both are off; --measure "
+            "times the best here."
+        )
     return (
-        f"Seconds: matmuls at {EFFICIENCY:.0%} of the device's rate, and memory traffic beside "
-        "them; --measure times the best here. Memory: fitted to measured cells, docs/plan.md."
+        f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
+        "assumption, nothing of ours is measured on an accelerator yet.\n"
+        "Memory: fitted to measured cells, JAX's with torch's constants, because its own are those "
+        "of a CPU. docs/plan.md says how far it is off; --measure times the best here."
     )
