@@ -95,6 +95,8 @@ def test_three_candidates_are_timed(
     assert "100 tokens/s (" in text and "predicted), peak 1.00 GiB" in text
     recommended = text.partition("recommended: ")[2].partition("\n")[0].split()
     assert trainer.commands[0][1 : len(recommended)] == recommended[1:]
+    kinds = {row.partition(" x ")[0] for row in text.splitlines() if "measured here" in row}
+    assert len(kinds) == 3  # of policy and remat
     assert len({tuple(words[:-1]) for words in trainer.commands}) == 3  # the last is its folder
     assert list(folder.iterdir()) == []
 

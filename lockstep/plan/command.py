@@ -97,11 +97,7 @@ def plan(model: Shape, device: Device, framework: str, tokens: int,
     """Everything that is said of one framework, as JSON."""
     found = recommend.choices(model, device, framework, tokens, given.micro_batch)
     ordered = recommend.ranked(found)
-    rows = [
-        described(model, recommend.best_of(found, policy, remat))
-        for policy in recommend.CANDIDATES
-        for remat in recommend.REMAT
-    ]
+    rows = [described(model, c) for c in recommend.rows(found)]
     said: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
     if ordered:
         best = ordered[0]

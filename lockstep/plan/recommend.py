@@ -59,9 +59,14 @@ def account(framework: str, device: Device) -> str:
     return framework if device.resident else "torch"
 
 
+def rows(found: list[Choice]) -> list[Choice]:
+    """The best split of each policy and remat mode."""
+    return [best_of(found, policy, remat) for policy in CANDIDATES for remat in REMAT]
+
+
 def ranked(found: list[Choice]) -> list[Choice]:
-    """Those that fit and are native, the best first; of equally fast ones the simpler."""
-    left = [c for c in found if c.fits and c.native]
+    """Of `rows` those that fit and are native, the best first; of equally fast ones the simpler."""
+    left = [c for c in rows(found) if c.fits and c.native]
     order = []
     while left:
         order.append(first(left))
