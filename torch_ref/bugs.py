@@ -117,7 +117,7 @@ def betas_swapped() -> None:
 
 
 def coupled_decay() -> None:
-    optim.torch = SimpleNamespace(optim=SimpleNamespace(AdamW=torch.optim.Adam))
+    torch.optim.AdamW = torch.optim.Adam
 
 
 # --- the model
