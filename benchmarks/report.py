@@ -25,6 +25,7 @@ TITLES = {
     "gpt2": "gpt2 (124M)", "10m": "10m", "30m": "30m",
     "accumulation": "Accumulation: the same rows in N micro-batches",
     "remat": "Recomputing in the backward pass",
+    "plan": "What the plan knows of a CPU",
 }  # fmt: skip
 HEAD = ["trained by", "policy", "N x B", "T", "remat", "tokens/s", "quartiles", "ms/step", "MFU",
         "peak MiB", "reserved", "predicted", "compile s", "final loss"]  # fmt: skip

@@ -79,6 +79,28 @@ def drift(device: str) -> Suite:
     ])  # fmt: skip
 
 
+def plan(device: str) -> Suite:
+    """What `lockstep plan` knows of a CPU is fitted to these: wide, long, deep, and a preset."""
+    whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
+    small = {"n_head": 4, "d_model": 256, "n_layer": 4, "context": 128, "vocab": 256}
+    kinds: list[tuple[Flags, str]] = [
+        ({"model": "gpt2", **small, "n_head": 8, "d_model": 512, "vocab": 4096, "batch_size": 16},
+         "block"),
+        ({"model": "tiny", **small, "context": 512, "batch_size": 8}, "dots"),
+        ({"model": "gpt2", **small, "n_layer": 8, "batch_size": 16, "accum": 2}, "sqrt"),
+        ({"model": "10m", "batch_size": 8}, "sublayer"),
+    ]  # fmt: skip
+    rows = [
+        flags | {"remat": mode, "layers": "unroll" if mode == "none" else "scan"}
+        for shape, recomputed in kinds
+        for flags in policies(shape, "bf16", "fp32")
+        for mode in ("none", recomputed)
+    ]
+    return Suite("what the plan knows of a CPU", device, 1, [
+        *cells("plan", ("jax", "torch"), rows, **whole),
+    ])  # fmt: skip
+
+
 def gpu(device: str) -> Suite:
     """On one CUDA GPU; on a CPU, its rehearsal with toys."""
     rehearsal = device == "cpu"
@@ -138,7 +160,7 @@ def laws(device: str) -> list[Task]:
 
 
 SUITES: dict[str, Callable[[str], Suite]] = {
-    "smoke": smoke, "cpu": cpu, "drift": drift, "gpu": gpu,
+    "smoke": smoke, "cpu": cpu, "drift": drift, "plan": plan, "gpu": gpu,
 }  # fmt: skip
 
 

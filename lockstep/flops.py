@@ -21,11 +21,15 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 }
 
 
+def of(weights: int, n_layer: int, d_model: int, context: int) -> int:
+    """FLOPs of forward and backward pass for one token, 6 P + 12 L d T."""
+    return 6 * weights + 12 * n_layer * d_model * context
+
+
 def per_token(model: ModelConfig) -> int:
-    """FLOPs of forward and backward pass for one token."""
+    """As MFU counts them, an untied embedding with the rest."""
     positions = model.context * model.d_model if model.position == "learned" else 0
-    weights = params.count(model) - positions
-    return 6 * weights + 12 * model.n_layer * model.d_model * model.context
+    return of(params.count(model) - positions, model.n_layer, model.d_model, model.context)
 
 
 def peak(device: str, roles: Roles) -> float | None:

@@ -8,23 +8,27 @@ python -m benchmarks.run cpu --out benchmarks/results/cpu
 python -m parity_tests.tables      # writes every table anew
 """
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws, matmul, memory, optimizer_state, report, speed
+from benchmarks import laws, matmul, memory, optimizer_state, plan, report, speed
 from benchmarks.claims import claim
 from benchmarks.claims.listed import CLAIMS
 from benchmarks.claims.results import Results
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS
+from lockstep import cli
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST
 from lockstep.parity.power import mark as power_marks
 from lockstep.parity.sensitivity import ranked, removed, sentence
+from lockstep.plan.devices import CPU
 from lockstep.plan.memory import CONSTANTS
 
 ROOT = Path(__file__).parent.parent
@@ -239,6 +243,16 @@ COMMANDS = {
 }
 
 
+def example() -> str:
+    """A command of the plan's, and what it prints."""
+    words = "plan --model gpt2 --device t4 --framework torch --tokens 1e9 --price 0.35"
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        cli.main(words.split())
+    lines = [f"$ lockstep {words}", *printed.getvalue().splitlines()]
+    return "\n".join(f"    {line}".rstrip() for line in lines)
+
+
 def origin(content: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     return (f"`{content['command']}` on {content['device']}, {content['date']}, commit "
@@ -249,6 +263,10 @@ def render(name: str) -> str:
     """The table, and where its figures come from; for the rungs, one for each device."""
     if name == "memory":
         return f"\n{memory.markdown(json.loads(CONSTANTS.read_text()))}\n\n"
+    if name == "plan_cpu":
+        return f"\n{plan.markdown(CPU)}\n\n"
+    if name == "plan_example":
+        return f"\n{example()}\n\n"
     if name == "claims":
         return f"\n{claim.markdown(CLAIMS, Results())}\n\n"
     if name.startswith(("experiment_", "state_")):

@@ -1,6 +1,7 @@
 """The classic checklist of mixed precision, beside what the formulas say."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.plan import devices, shape
 from lockstep.plan.recommend import Choice, choices, ranked
@@ -60,12 +61,22 @@ def _differences(advice: Advice, best: Choice, device: devices.Device) -> list[s
     return found
 
 
-def text(framework: str) -> str:
-    lines = [f"The classic checklist, at {TOKENS:,} tokens a step, against this ({framework}):"]
+def rows(frameworks: list[str]) -> list[dict[str, Any]]:
+    """What the checklist says and what this does, by the first framework that its device runs."""
+    found = []
     for advice in CHECKLIST:
-        if framework not in devices.find(advice.device).frameworks:
-            continue
-        agrees, said = verdict(advice, framework)
-        where = f"  {advice.model} on {advice.device}: {advice.said}".ljust(52)
-        lines.append(f"{where} {'agree' if agrees else 'disagree'}: {said}")
+        able = [name for name in frameworks if name in devices.find(advice.device).frameworks]
+        if able:
+            agrees, ours = verdict(advice, able[0])
+            found.append({"model": advice.model, "device": advice.device, "framework": able[0],
+                          "said": advice.said, "agrees": agrees, "ours": ours})  # fmt: skip
+    return found
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    lines = [f"The classic checklist, at {TOKENS:,} tokens a step, and what this says:"]
+    for row in found:
+        where = f"  {row['model']} on {row['device']}: {row['said']}".ljust(50)
+        verdict = "agree" if row["agrees"] else "disagree"
+        lines.append(f"{where} {verdict}, {row['framework']}: {row['ours']}")
     return "\n".join(lines)

@@ -3,7 +3,6 @@
 import argparse
 import json
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from lockstep import twin
@@ -46,8 +45,8 @@ def add(commands: Any) -> None:
     sub.add_argument("--tokens", type=reader(float), metavar="X",
                      help="of the whole run: how many days? (default: not asked)")  # fmt: skip
     sub.add_argument("--price", type=reader(float), metavar="X",
-                     help="of the device for an hour: what does the run cost? (default: not "
-                     "asked)")  # fmt: skip
+                     help="of the device for an hour, in any unit: what does the run cost? "
+                     "(default: not asked)")  # fmt: skip
     sub.add_argument("--framework", metavar="|".join(twin.MODULES),
                      help="this one alone (default: both)")  # fmt: skip
     sub.add_argument("--measure", action="store_true",
@@ -64,15 +63,17 @@ def _plan(given: argparse.Namespace) -> int:
     names = list(device.frameworks) if given.framework is None else [given.framework]
     twin.require_known(names[0])
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
-    alike = groupby(names, key=lambda name: recommend.account(name, device))
-    plans = [plan(model, device, list(group), tokens, given) for _, group in alike]
+    plans = [plan(model, device, name, tokens, given) for name in names]
+    advice = checklist.rows(names)
     if given.json:
-        print(json.dumps({"shape": vars(model), "device": vars(device), "plans": plans}, indent=1))
+        said = {"shape": vars(model), "device": vars(device), "plans": plans, "checklist": advice,
+                "assumptions": report.assumptions(device)}  # fmt: skip
+        print(json.dumps(said, indent=1))
         return 0
     print(report.head(model, device, tokens))
     for each in plans:
         print(f"\n{report.text(each)}")
-    print(f"\n{checklist.text(names[0])}\n\n{report.assumptions()}")
+    print(f"\n{checklist.text(advice)}\n\n{report.assumptions(device)}")
     return 0
 
 
@@ -91,43 +92,36 @@ def _check(given: argparse.Namespace, model: Shape) -> None:
         require(preset, "--measure", given.model, "only a preset can be trained; drop --measure")
 
 
-def plan(model: Shape, device: Device, frameworks: list[str], tokens: int,
+def plan(model: Shape, device: Device, framework: str, tokens: int,
          given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
-    """Everything that is said of frameworks that share an account, as JSON."""
-    found = recommend.choices(model, device, frameworks[0], tokens, given.micro_batch)
+    """Everything that is said of one framework, as JSON."""
+    found = recommend.choices(model, device, framework, tokens, given.micro_batch)
     ordered = recommend.ranked(found)
-    rows = [
-        described(model, recommend.best_of(found, policy, remat))
-        for policy in recommend.CANDIDATES
-        for remat in recommend.REMAT
-    ]
-    said: dict[str, Any] = {"frameworks": frameworks, "rows": rows, "recommended": None}
+    rows = [described(model, c) for c in recommend.rows(found)]
+    said: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
     if ordered:
         best = ordered[0]
         said["recommended"] = described(model, best)
         said["reason"] = recommend.reason(model, device, best, found)
-        said["commands"] = [command(given, name, best) for name in frameworks]
+        said["command"] = command(given, framework, best)
         if given.tokens:
             said |= run(model, best, given)
         if given.measure:
             said["measured"] = [
-                {
-                    **described(model, c),
-                    "framework": name,
-                    **timing.measure(command(given, name, c)),
-                }
+                described(model, c) | timing.measure(command(given, framework, c))
                 for c in ordered[:TIMED]
-                for name in frameworks
             ]
     return said
 
 
 def described(model: Shape, c: Choice) -> dict[str, Any]:
     parts = memory.parts(model, c.setting)
+    tokens = c.setting.rows * c.setting.accum * model.context
     return {
         "policy": c.policy, "remat": c.setting.remat, "rows": c.setting.rows,
         "accum": c.setting.accum, "fits": c.fits, "native": c.native, "bytes": vars(parts),
         "total_bytes": parts.total, "predicted_seconds": c.seconds,
+        "predicted_tokens_per_second": tokens / c.seconds,
     }  # fmt: skip
 
 

@@ -4,16 +4,22 @@ Dense rates from the vendors' data sheets, in FLOP/s, with float32 accumulation;
 has no such unit. Nothing here decides by a name: whoever adds a device adds its numbers.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep.errors import require
 from lockstep.flops import PEAKS
+from lockstep.precision import BYTES
 
 GB = 10**9
 TERA = 10**12
 # NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
 # below it too.
 AMPERE = (8, 0)
+# What was measured on a CPU: `python -m benchmarks.plan` wrote it.
+CPU_FILE = Path(__file__).parent / "cpu.json"
+CPU = json.loads(CPU_FILE.read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +34,19 @@ class Device:
     halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
     frameworks: tuple[str, ...] = ("jax", "torch")
     resident: bool = False  # whether only the process's resident memory can be read
+    widens: tuple[str, ...] = ()  # frameworks that multiply 16 bit in float32 here
 
-    def native(self, compute: str, tf32: bool) -> bool:
+    def native(self, compute: str, tf32: bool, framework: str) -> bool:
         """Whether a matmul in this dtype is done by units made for it."""
+        if framework in self.widens and BYTES[compute] < 4:
+            return False
         if tf32 or (compute == "bfloat16" and self.capability is not None):
             return self.capability is not None and self.capability >= AMPERE
         return compute == "float32" or (self.half > 0 and compute in self.halves)
 
-    def rate(self, compute: str, tf32: bool) -> float:
+    def rate(self, compute: str, tf32: bool, framework: str) -> float:
         """FLOP/s; what is not native is computed in float32."""
-        if not self.native(compute, tf32):
+        if not self.native(compute, tf32, framework):
             return self.single
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
 
@@ -68,10 +77,11 @@ DEVICES = {device.name: device for device in (
            single=275 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     Device(name="tpu-v5e", memory=16 * GB, bandwidth=819 * GB, half=197 * TERA, tf32=0,
            single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
-    # Two cores of a Xeon with AMX, the rates by `python -m benchmarks.matmul torch`, the memory a
-    # guess: `--memory` and `--measure` say what yours has.
-    Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, half=1.4 * TERA, tf32=0,
-           single=0.36 * TERA, resident=True),
+    # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
+    # bandwidth are guesses: `--memory` and `--measure` say what yours has.
+    Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,
+           half=CPU["rates"]["half"], single=CPU["rates"]["single"],
+           widens=tuple(CPU["rates"]["widens"])),
 )}  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Memory of a training step by part: state exactly, the rest by constants fitted to measured cells.
 
-A step needs most memory at one of three moments: when the loss is known (all that is kept, logits),
-when a block's backward pass runs (what is kept, and one block's insides), or at the end (all
-gradients). The constants are bytes for each unit of a term of `terms`; `python -m benchmarks.memory
-fit` writes them, and says how far they are off.
+A step needs most memory at one of four moments: when the loss is known (all that is kept, logits),
+when a block's backward pass runs (what is kept, and one block's insides; JAX's MLP or attention),
+or at the end (all gradients, the update). The constants are bytes for each unit of a term of
+`terms`; `python -m benchmarks.memory fit` writes them, and says how far they are off.
 """
 
 import json
@@ -13,29 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import params
+from lockstep.plan import xla
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.precision import BYTES, Roles
 
 CONSTANTS = Path(__file__).parent / "constants.json"
-# Moment -> its terms. What is kept is the same at both of the first two.
+# Moment -> its terms. What is kept is the same at the first three.
 MOMENTS = {
-    "loss": ("blocks", "scores", "stream", "logits", "copies"),
-    "block": ("blocks", "scores", "inside", "row scores", "copies"),
-    "end": ("last",),
+    "loss": ("blocks", "stream", "logits", "copies"),
+    "block": ("blocks", "inside", "copies"),
+    "attention": ("blocks", "attended"),
+    "end": (),
 }
-TERMS = tuple(dict.fromkeys(name for names in MOMENTS.values() for name in names))
-QUERY_BLOCKS, QUERIES = 4, 64  # of written-out causal attention: jax_impl/precision.py:query_blocks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is run beside the model: N micro-batches of B rows."""
-
-    account: str  # the framework whose constants hold: see recommend.account
-    roles: Roles
-    remat: str
-    rows: int
-    accum: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +47,21 @@ class Parts:
 
 def terms(shape: Shape, s: Setting) -> dict[str, float]:
     """How much there is of what takes memory, in numbers (not bytes)."""
-    tokens, scores = s.rows * shape.context, 0.0
-    if s.account == "jax":  # on a CPU, where its attention is written out
-        n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES))
-        scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
-    keeps = s.remat in ("none", "dots")
+    tokens = s.rows * shape.context
+    # Of what is kept inside a block about half is as wide as its MLP.
+    whole = s.remat in ("none", "dots")
+    width = shape.d_model + shape.d_mlp / 2 if whole else shape.d_model
+    # XLA's unrolled layers need most when the loss is known: a block's backward pass needs no more
+    # than it lets go of.
+    backward = s.account == "torch" or s.scanned
+    cast = shape.head_weights if s.scanned else shape.weights  # scanned, one layer's at a time
     return {
-        "blocks": tokens * kept(shape.n_layer, s.remat) * shape.d_model,
-        "scores": scores * shape.n_layer if keeps else 0,
+        "blocks": tokens * kept(shape.n_layer, s.remat) * width,
         "stream": tokens * shape.d_model,
         "logits": tokens * shape.vocab,
-        "inside": tokens * (shape.d_model + shape.d_mlp),
-        "row scores": scores,
-        "copies": shape.weights if s.roles.mixed else 0,
-        "last": tokens * shape.d_model,
+        "inside": tokens * (shape.d_model + shape.d_mlp) * backward,
+        "attended": tokens * shape.d_model * s.scanned,
+        "copies": cast * s.roles.mixed,
     }
 
 
@@ -97,21 +88,29 @@ def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> dict[str, 
     """The bytes of each term at each moment."""
     amounts = terms(shape, s)
     return {
-        moment: {name: constants[name] * amounts[name] for name in names} | known(shape, s, moment)
+        moment: {name: constants[name] * amounts[name] for name in names if name in constants}
+        | known(shape, s, moment)
         for moment, names in MOMENTS.items()
     }
 
 
-def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
-    """Bytes that need no fit: the gradients, and with N > 1 what they are added to.
+def at_loss(shape: Shape, s: Setting) -> dict[str, float]:
+    """The bytes of each term when the loss is known."""
+    return moments(shape, s, fitted(key(shape, s)))["loss"]
 
-    Those of scanned layers are one array from the first block on. torch adds to the gradients in
-    place, JAX has the accumulators beside them.
+
+def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
+    """Bytes that need no fit: copies of the weights; of attention that XLA writes out, the scores.
+
+    torch adds to the gradients in place. JAX has accumulators beside them.
     """
-    copy = BYTES[s.roles.param] * shape.weights
-    whole = moment == "end" or (moment == "block" and s.account == "jax" and s.remat != "none")
-    beside = s.accum > 1 and (moment == "loss" or (moment == "end") == (s.account == "jax"))
-    return {"gradients": copy * whole, "accumulators": copy * beside}
+    whole = BYTES[s.roles.param] * shape.weights
+    added = s.accum > 1 and (s.framework == "jax" or moment != "end")
+    found = {"gradients": whole * (moment == "end"), "accumulators": whole * added,
+             "libraries": s.libraries}  # fmt: skip
+    if s.account == "jax":
+        found |= xla.weights(shape, s, moment) | xla.activations(shape, s, moment)
+    return found
 
 
 def parts(shape: Shape, s: Setting) -> Parts:
@@ -128,9 +127,9 @@ def parts(shape: Shape, s: Setting) -> Parts:
         moments=2 * width,
         gradients=of("gradients"),
         accumulators=of("accumulators"),
-        activations=of("blocks", "scores", "stream"),
+        activations=of("blocks", "stream", "scores", "keys", "normed"),
         logits=of("logits"),
-        workspace=of("inside", "row scores", "copies", "last"),
+        workspace=of("inside", "attended", "copies", "slices", "update", "libraries"),
     )
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from lockstep.plan import memory, roofline
-from lockstep.plan.devices import Device
-from lockstep.plan.memory import Setting
+from lockstep.plan.devices import CPU, Device
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.precision import POLICIES
 
@@ -30,7 +30,7 @@ def choice(shape: Shape, device: Device, policy: str, setting: Setting) -> Choic
     return Choice(
         policy=policy, setting=setting, seconds=roofline.seconds(shape, setting, device),
         bytes=needed, fits=needed <= ROOM * device.memory,
-        native=device.native(setting.roles.compute, setting.roles.tf32),
+        native=device.native(setting.roles.compute, setting.roles.tf32, setting.account),
     )  # fmt: skip
 
 
@@ -45,8 +45,9 @@ def choices(shape: Shape, device: Device, framework: str, tokens: int,
         for remat in REMAT:
             for size in sizes:
                 setting = Setting(
-                    account=account(framework, device), roles=POLICIES[policy], remat=remat,
-                    rows=size, accum=-(-rows // size),
+                    framework=framework, account=account(framework, device),
+                    roles=POLICIES[policy], remat=remat, rows=size, accum=-(-rows // size),
+                    libraries=CPU["libraries"][framework] if device.resident else 0.0,
                 )  # fmt: skip
                 found.append(choice(shape, device, policy, setting))
     return found
@@ -58,17 +59,25 @@ def account(framework: str, device: Device) -> str:
     return framework if device.resident else "torch"
 
 
+def rows(found: list[Choice]) -> list[Choice]:
+    """The best split of each policy and remat mode."""
+    return [best_of(found, policy, remat) for policy in CANDIDATES for remat in REMAT]
+
+
 def ranked(found: list[Choice]) -> list[Choice]:
-    """Those that fit and are native, the best first; of equally fast ones the simpler."""
-    left = [c for c in found if c.fits and c.native]
+    """Of `rows` those that fit and are native, the best first; of equally fast ones the simpler."""
+    left = [c for c in rows(found) if c.fits and c.native]
     order = []
     while left:
-        fastest = min(c.seconds for c in left)
-        near = [c for c in left if c.seconds <= SAME * fastest]
-        best = min(near, key=_simple)
-        order.append(best)
-        left.remove(best)
+        order.append(first(left))
+        left.remove(order[-1])
     return order
+
+
+def first(left: list[Choice]) -> Choice:
+    """The simplest of those that are as good as the fastest."""
+    fastest = min(c.seconds for c in left)
+    return min((c for c in left if c.seconds <= SAME * fastest), key=_simple)
 
 
 def _simple(c: Choice) -> tuple[int, int, int]:
@@ -76,12 +85,10 @@ def _simple(c: Choice) -> tuple[int, int, int]:
 
 
 def best_of(found: list[Choice], policy: str, remat: str) -> Choice:
-    """Of the splits of one policy and remat mode the fastest that fits, else the smallest."""
+    """Of the splits of one policy and remat mode the first in rank that fits, else the smallest."""
     mine = [c for c in found if c.policy == policy and c.setting.remat == remat]
     fitting = [c for c in mine if c.fits]
-    if fitting:
-        return min(fitting, key=lambda c: (round(c.seconds, 6), c.setting.accum))
-    return min(mine, key=lambda c: c.bytes)
+    return first(fitting) if fitting else min(mine, key=lambda c: c.bytes)
 
 
 def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
@@ -90,16 +97,16 @@ def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> s
     others = {p: best_of(found, p, best.setting.remat) for p in CANDIDATES if p != best.policy}
     for policy, other in others.items():
         if not other.native:
-            why = "no units for it here"
+            why = "multiplied in float32 here"
         elif not other.fits:
             why = "does not fit"
         else:
-            why = f"{other.seconds / best.seconds:.2g} x the time"
+            why = _compared(other.seconds, best.seconds)
         said.append(f"{policy}: {why}")
     plain = best_of(found, best.policy, "none")
     if best.setting.remat != "none":
-        said.append("without remat " + (
-            f"it would take {plain.seconds / best.seconds:.2g} x the time" if plain.fits
+        said.append("without remat: " + (
+            _compared(plain.seconds, best.seconds) if plain.fits
             else f"not even {plain.setting.rows} row(s) fit"
         ))  # fmt: skip
     else:
@@ -108,3 +115,9 @@ def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> s
     if best.setting.accum > 1 and not choice(shape, device, best.policy, whole).fits:
         said.append("all rows at once do not fit, so they are accumulated")
     return "; ".join(said)
+
+
+def _compared(theirs: float, ours: float) -> str:
+    if ours / SAME <= theirs <= ours * SAME:
+        return "as fast, and less simple"
+    return f"{theirs / ours:.2g} x the time"

@@ -3,13 +3,15 @@
 import shlex
 from typing import Any
 
-from lockstep.plan.devices import Device
+from lockstep.plan.devices import CPU, Device
 from lockstep.plan.recommend import CANDIDATES, REMAT
-from lockstep.plan.roofline import EFFICIENCY
+from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
 
 GIB, MIB = 2**30, 2**20
-ROW = "{:7}{:10}{:>9}{:>13}{:>10}  {}"
+ROW = "{:7}{:9}{:>9} " + "{:>9}" * 8 + "{:>9}  {}"
+PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum", "moments": "Adam",
+         "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
 
 
 def head(shape: Shape, device: Device, tokens: int) -> str:
@@ -25,55 +27,65 @@ def head(shape: Shape, device: Device, tokens: int) -> str:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The table, the recommendation, its parts."""
-    lines = [
-        " and ".join(plan["frameworks"]),
-        ROW.format("policy", "remat", "N x B", "memory", "s/step", "").rstrip(),
-    ]
+    """The table, the recommendation, what it costs."""
     rows = {(row["policy"], row["remat"]): row for row in plan["rows"]}
-    for policy in CANDIDATES:
-        for remat in REMAT:
-            lines.append(_row(rows[policy, remat]))
-    best = plan["recommended"]
-    if best is None:
+    large = max(row["total_bytes"] for row in plan["rows"]) >= GIB
+    unit, name = (GIB, "GiB") if large else (MIB, "MiB")
+    lines = [
+        f"{plan['framework']}, {name} when most is needed:",
+        ROW.format("policy", "remat", "N x B", *PARTS.values(), "all", "s/step", "").rstrip(),
+    ]
+    lines += [_row(rows[policy, remat], unit) for policy in CANDIDATES for remat in REMAT]
+    if plan["recommended"] is None:
         return "\n".join([*lines, "nothing fits: take a smaller model or context, or more memory"])
-    lines += [f"recommended: {shlex.join(words)}" for words in plan["commands"]]
-    lines.append(f"  because {plan['reason']}")
-    parts = ", ".join(f"{name} {_size(n)}" for name, n in best["bytes"].items() if n)
-    lines.append(f"  {parts}")
+    lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
     if "days" in plan:
-        cost = f", {plan['cost']:,.2f} in money" if "cost" in plan else ""
+        cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
         lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
     for row in plan.get("measured", []):
-        lines.append(f"  measured here: {_measured(row)}")
+        lines.append(f"  measured here: {_measured(plan['framework'], row)}")
     return "\n".join(lines)
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(row: dict[str, Any], unit: int) -> str:
     said = "" if row["native"] else "not native"
     if not row["fits"]:
         said = "does not fit"
-    split = f"{row['accum']} x {row['rows']}"
-    seconds = f"{row['predicted_seconds']:.3g}"
+    sizes = [row["bytes"][name] for name in PARTS] + [row["total_bytes"]]
     return ROW.format(
-        row["policy"], row["remat"], split, _size(row["total_bytes"]), seconds, said
-    ).rstrip()
+        row["policy"], row["remat"], f"{row['accum']} x {row['rows']}",
+        *(f"{size / unit:,.{2 if unit == GIB else 0}f}" for size in sizes),
+        f"{row['predicted_seconds']:.3g}", said,
+    ).rstrip()  # fmt: skip
 
 
-def _measured(row: dict[str, Any]) -> str:
-    what = f"{row['framework']}, {row['policy']}, remat {row['remat']}, "
+def _measured(framework: str, row: dict[str, Any]) -> str:
+    what = f"{framework}, {row['policy']}, remat {row['remat']}, "
     what += f"{row['accum']} x {row['rows']}: "
     if "failed" in row:
         return what + row["failed"]
-    return what + f"{row['tokens_per_second']:,.0f} tokens/s, peak {_size(row['peak_bytes'])}"
+    rates = f"{row['tokens_per_second']:,.0f} tokens/s"
+    predicted = f"{row['predicted_tokens_per_second']:,.0f}"
+    return what + f"{rates} ({predicted} predicted), peak {_size(row['peak_bytes'])}"
 
 
 def _size(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
-def assumptions() -> str:
+def assumptions(device: Device) -> str:
+    """Where memory and seconds come from, and what of it is not measured."""
+    if device.resident:
+        reached = ", ".join(f"{name} {share:.0%}" for name, share in CPU["efficiency"].items())
+        return (
+            "Seconds: what must be multiplied and moved, at the share of the roofline's speed that "
+            f"was measured on two CPU cores: {reached}.\n"
+            "Memory: fitted to measured cells. docs/plan.md says how far both are off; --measure "
+            "times the best here."
+        )
     return (
-        f"Seconds: matmuls at {EFFICIENCY:.0%} of the device's rate, and memory traffic beside "
-        "them; --measure times the best here. Memory: fitted to measured cells, docs/plan.md."
+        f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
+        "assumption, nothing of ours is measured on an accelerator yet.\n"
+        "Memory: fitted to measured cells, JAX's with torch's constants, because its own are those "
+        "of a CPU. docs/plan.md says how far it is off; --measure times the best here."
     )

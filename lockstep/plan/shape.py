@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import params
+from lockstep import flops, params
 from lockstep.config import PRESETS, ModelConfig
 from lockstep.errors import UserError, require
 
@@ -29,12 +29,26 @@ class Shape:
     tied: bool
 
     @property
+    def head_weights(self) -> int:
+        return self.vocab * self.d_model
+
+    @property
+    def looked_up(self) -> int:
+        """Weights that nothing is multiplied by: positions, and an embedding that is not the head
+        too."""
+        return self.d_model * self.positions + (0 if self.tied else self.head_weights)
+
+    @property
+    def block_weights(self) -> int:
+        """All layers': without embeddings and head."""
+        return self.weights - self.looked_up - self.head_weights
+
+    @property
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 P + 12 L D T, as `lockstep.flops`; an embedding that is only
-        looked up costs none."""
-        looked_up = self.d_model * (self.positions + (0 if self.tied else self.vocab))
-        attention = 12 * self.n_layer * self.d_model * self.context
-        return 6 * (self.weights - looked_up) + attention
+        """Of the matmuls. MFU's convention (`flops.per_token`) counts an untied embedding too; what
+        is only looked up takes no time."""
+        multiplied = self.weights - self.looked_up
+        return flops.of(multiplied, self.n_layer, self.d_model, self.context)
 
 
 def of(name: str, context: int | None) -> Shape:

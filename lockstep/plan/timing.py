@@ -1,6 +1,7 @@
 """What a candidate really takes on this machine: the trainer, for a few steps."""
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,7 +15,7 @@ STEPS, WARMUP = 6, 2
 
 
 def measure(command: list[str]) -> dict[str, Any]:
-    """Median seconds of a step after the first, and the tokens/s; or why there are none.
+    """Median tokens/s of the steps after the first, and the peak; or why there are none.
 
     Args:
         command: a trainer's, beginning with "python".
@@ -25,9 +26,16 @@ def measure(command: list[str]) -> dict[str, Any]:
                  "--eval-batches", "1", "--save-every", "0", "--out", str(out)]  # fmt: skip
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            return {"failed": lines[-1] if lines else f"exit status {done.returncode}"}
+            return {"failed": _why(done.returncode, done.stderr)}
         rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "train"][WARMUP:]
     rate = statistics.median(row["tokens_per_second"] for row in steps)
     return {"tokens_per_second": rate, "peak_bytes": steps[-1]["peak_bytes"]}
+
+
+def _why(code: int, stderr: str) -> str:
+    """Linux kills the process that takes the last memory; the frameworks say it themselves."""
+    if code == -signal.SIGKILL:
+        return "killed, as Linux does where no memory is left"
+    lines = stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {code}"

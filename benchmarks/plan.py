@@ -1,0 +1,170 @@
+"""`python -m benchmarks.plan`: what `lockstep plan` knows of a CPU, from cells already measured.
+
+The fastest matmul in each dtype; the share of the roofline's speed that a step reaches; and what
+libraries keep resident beside what is predicted. Every second program of a group is fitted; the
+others say how far the fit is off.
+"""
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import memory as cells_of_memory
+from benchmarks.measure import tokens_per_step, write
+from benchmarks.report import load, merged
+from lockstep import twin
+from lockstep.config import Config
+from lockstep.plan import devices, memory, roofline, shape
+from lockstep.plan.setting import Setting
+from lockstep.precision import BYTES
+
+RESULTS = Path(__file__).parent / "results"
+SUITES = ("cpu", "plan")
+Groups = dict[str, list["Program"]]
+
+
+class Program(NamedTuple):
+    """What was run, the seconds of its optimizer step, and how many bytes were resident."""
+
+    model: shape.Shape
+    setting: Setting
+    seconds: float
+    resident: float  # state and step
+
+    @property
+    def predicted(self) -> float:
+        """Bytes without what libraries keep."""
+        held = memory.state_bytes(self.model, self.setting.roles)
+        return held + memory.step_bytes(self.model, self.setting)
+
+
+def rates() -> dict[str, Any]:
+    """The fastest product in each dtype, and who multiplies 16 bit in float32."""
+    files = {name: RESULTS / "cpu" / f"matmul-{name}.json" for name in twin.MODULES}
+    rows = {name: json.loads(file.read_text())["rows"] for name, file in files.items()}
+
+    def fastest(dtype: str) -> float:
+        found = [
+            r["flops_per_second"] for each in rows.values() for r in each if r["dtype"] == dtype
+        ]
+        return float(f"{max(found):.3g}")
+
+    widens = [
+        name
+        for name, each in rows.items()
+        if any(r["multiplied"] == "float32" and BYTES[r["dtype"]] < 4 for r in each)
+    ]
+    return {"half": fastest("bfloat16"), "single": fastest("float32"), "widens": widens}
+
+
+def programs() -> list[Program]:
+    """The twins' cells that are run as the plan would have them run, each program once."""
+    found: dict[str, list[Program]] = {}
+    for suite in SUITES:
+        for result in merged(load(RESULTS / suite)):
+            config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
+            if framework in twin.MODULES and planned(framework, config):
+                each = program(framework, config, result)
+                found.setdefault(repr(each[:2]), []).append(each)
+    return [
+        same[0]._replace(
+            seconds=statistics.median(p.seconds for p in same),
+            resident=max(p.resident for p in same),
+        )
+        for same in found.values()
+    ]
+
+
+def planned(framework: str, config: Config) -> bool:
+    """JAX's layers are scanned where something is recomputed, and only there."""
+    scanned = config.execution.layers == "scan"
+    return framework != "jax" or scanned == (config.execution.remat != "none")
+
+
+def program(framework: str, config: Config, result: dict[str, Any]) -> Program:
+    model = shape.of_model(config.model)
+    setting = Setting(
+        framework=framework, account=framework, roles=config.precision.roles,
+        remat=config.execution.remat, rows=config.optim.batch_size, accum=config.optim.accum,
+    )  # fmt: skip
+    grown = cells_of_memory.with_accumulators(framework, result["peak_bytes"], model, setting)
+    return Program(
+        model, setting, tokens_per_step(config) / result["tokens_per_second"],
+        memory.state_bytes(model, setting.roles) + grown,
+    )  # fmt: skip
+
+
+def sort(found: list[Program]) -> list[Program]:
+    """By what they are, so that neither half has one kind alone."""
+
+    def order(p: Program) -> tuple:
+        s, model = p.setting, p.model
+        return (s.remat, model.name, model.n_layer, model.context, s.accum, s.rows)
+
+    return sorted(found, key=order)
+
+
+def groups(found: list[Program]) -> Groups:
+    """Of a framework and a precision."""
+    made: Groups = {}
+    for each in sort(found):
+        made.setdefault(roofline.key(each.setting), []).append(each)
+    return made
+
+
+def fit_time(found: list[Program], cpu: devices.Device) -> tuple[float, list[float]]:
+    """The median share on every second program; the relative errors on the others."""
+    shares = [roofline.bound(p.model, p.setting, cpu) / p.seconds for p in found]
+    share = float(f"{statistics.median(shares[::2]):.3g}")
+    return share, [round(other / share - 1, 4) for other in shares[1::2]]
+
+
+def fit_resident(found: list[Program]) -> tuple[float, list[float]]:
+    """The median of what is resident and not predicted on every second program; the errors on those
+    of the others that are large enough to count."""
+    kept = statistics.median(p.resident - p.predicted for p in found[::2])
+    kept = float(f"{kept:.3g}")
+    large = [p for p in found[1::2] if p.resident >= cells_of_memory.COUNTED]
+    return kept, [round((p.predicted + kept) / p.resident - 1, 4) for p in large]
+
+
+def fit_all() -> dict[str, Any]:
+    measured = rates()
+    cpu = replace(devices.find("cpu"), **measured)
+    content: dict[str, Any] = {"rates": measured, "efficiency": {}, "seconds off": {},
+                               "libraries": {}, "resident off": {}}  # fmt: skip
+    found = programs()
+    for name, group in groups(found).items():
+        content["efficiency"][name], content["seconds off"][name] = fit_time(group, cpu)
+    for name in twin.MODULES:
+        mine = sort([p for p in found if p.setting.framework == name])
+        content["libraries"][name], content["resident off"][name] = fit_resident(mine)
+    return content
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """The fitted figures, and the errors on programs that were not fitted."""
+    lines = ["| fitted | to | programs | median error | worst |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for name, errors in content["seconds off"].items():
+        share = f"{content['efficiency'][name]:.0%}"
+        lines.append(_row(f"share of the roofline's speed: {name}", share, errors))
+    for name, errors in content["resident off"].items():
+        kept = f"{content['libraries'][name] / 2**20:.0f} MiB"
+        lines.append(_row(f"what libraries keep resident: {name}", kept, errors))
+    return "\n".join(lines)
+
+
+def _row(what: str, fitted: str, errors: list[float]) -> str:
+    off = " | "
+    if errors:
+        off = f"{statistics.median(map(abs, errors)):.0%} | {max(errors, key=abs):+.0%}"
+    return f"| {what} | {fitted} | {len(errors)} | {off} |"
+
+
+if __name__ == "__main__":
+    fitted = fit_all()
+    write(devices.CPU_FILE, fitted)
+    print(markdown(fitted))
