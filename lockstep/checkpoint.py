@@ -20,21 +20,24 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy; safetensors cannot read it before)
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
+from lockstep import tensors
 from lockstep.durable import sync
 from lockstep.errors import UserError, require
 from lockstep.params import Arrays
 from lockstep.twin import TrainState
+from lockstep.untrusted import Refused, read_json
 
 FORMAT = 1
 FILES = {"params": "weights.safetensors", "mu": "mu.safetensors", "nu": "nu.safetensors"}
 RECORD = "state.json"
 RECORD_LIMIT = 1_000_000  # bytes
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
+FIELDS = {"format", *COUNTERS, "dtype", "names", "sha256"}
+MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
 
@@ -73,11 +76,14 @@ def save(
 
 
 def listing(run: Path) -> list[Path]:
-    """The checkpoints of a run by name, oldest first; an `.old` one just before its successor."""
+    """The checkpoints of a run by name, oldest first; an `.old` one just before its successor.
+
+    A link is none: it may lead out of the run, where nothing is ours to read or to delete.
+    """
     order = {}
     for path in (run / "checkpoints").glob("step_*"):
         match = NAME.fullmatch(path.name)
-        if match and path.is_dir():
+        if match and path.is_dir() and not os.path.islink(path):
             order[path] = (int(match[1]), match[2] is None)
     return sorted(order, key=order.__getitem__)
 
@@ -116,10 +122,10 @@ def load(path: Path) -> TrainState:
     """
     try:
         record = _read_record(path / RECORD)
-        for name in FILES.values():
-            if _checksum(path / name) != record["sha256"][name]:
-                raise _unusable(path / name, f"damaged, its checksum is not that in {RECORD}")
-        loaded = {field: _read_arrays(path / name) for field, name in FILES.items()}
+        loaded = {
+            field: _read_arrays(path / name, record["sha256"][name])
+            for field, name in FILES.items()
+        }
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
         raise _unusable(error.filename or path, why) from None
@@ -186,26 +192,38 @@ def _write(folder: Path, state: TrainState) -> None:
 
 
 def _read_record(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        text = stream.read(RECORD_LIMIT + 1)
-    if len(text) > RECORD_LIMIT:
-        raise _unusable(file, f"more than {RECORD_LIMIT} bytes, not a Lockstep checkpoint")
     try:
-        record: dict[str, Any] = json.loads(text)
-        if record["format"] > FORMAT:
-            problem = f"format {record['format']}, this version reads {FORMAT}"
-            raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
-        whole = (
-            record["format"] == FORMAT
-            and record.keys() == {"format", *COUNTERS, "dtype", "names", "sha256"}
-            and record["sha256"].keys() == {*FILES.values(), RECORD}
-            and record["sha256"][RECORD] == _own_checksum(record)
-        )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
+        record = read_json(file, limit=RECORD_LIMIT)
+    except Refused as why:
+        raise _unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
+    number = record.get("format")
+    if type(number) is int and number > FORMAT:
+        problem = f"format {number}, this version reads {FORMAT}"
+        raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
+    if not ((type(number), number) == (int, FORMAT) and _is_whole(record)):
         raise _unusable(file, "damaged or not a Lockstep checkpoint")
     return record
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Every field there, of its type and in its range, and the record that of its checksum."""
+    if record.keys() != FIELDS:
+        return False
+    counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
+    names, sums = record["names"], record["sha256"]
+    return (
+        all(type(count) is int and 0 <= count <= MOST for count in counts)
+        and type(scale) is float
+        and scale >= 0  # it has no floor: too low, it becomes 0
+        and record["dtype"] in tensors.DTYPES.values()
+        and type(names) is list
+        and all(type(name) is str for name in names)
+        and len(set(names)) == len(names)
+        and type(sums) is dict
+        and sums.keys() == {*FILES.values(), RECORD}
+        and all(type(sha) is str for sha in sums.values())
+        and sums[RECORD] == _own_checksum(record)
+    )
 
 
 def _own_checksum(record: dict[str, Any]) -> str:
@@ -214,11 +232,13 @@ def _own_checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
 
 
-def _read_arrays(file: Path) -> Arrays:
+def _read_arrays(file: Path, sha256: str) -> Arrays:
     try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise _unusable(file, f"not a safetensors file ({error})") from None
+        return tensors.read(file, sha256)
+    except tensors.Damaged:
+        raise _unusable(file, f"damaged, its checksum is not that in {RECORD}") from None
+    except Refused as why:
+        raise _unusable(file, f"not a Lockstep checkpoint ({why})") from None
 
 
 def _layout(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -225,8 +225,7 @@ def _one_line(command: Callable[[], int]) -> int:
             sys.stdout.flush()
             return status
     except UserError as error:
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,10 @@ from lockstep.errors import UserError, require, require_range
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
+# What takes memory and no weights say how much of it: a config.json may be anybody's.
+DEEPEST = 2000  # layers; a checkpoint's record still holds their names
+LONGEST = 2**20  # tokens of context; RoPE has a table of them
+MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
 # Fields that came after runs and results were written, and what these did. JSON has them only where
 # they say something else (docs/decisions/0018).
@@ -87,8 +91,9 @@ class ModelConfig:
         return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "d_model", "context"):
-            require_range(flag_name(name), getattr(self, name), 1, LARGEST)
+        for name, high in (("n_layer", DEEPEST), ("n_head", LARGEST), ("d_model", LARGEST),
+                           ("context", LONGEST)):  # fmt: skip
+            require_range(flag_name(name), getattr(self, name), 1, high)
         require_range("--vocab", self.vocab, 2, LARGEST)
         require(0 <= self.dropout < 1, "--dropout", self.dropout, "must be at least 0 and below 1")
         if self.d_model % self.n_head:
@@ -297,6 +302,11 @@ class Config:
             "strict numerics draw dropout's masks with a "
             "generator that does not compile; drop --compile or set --dropout 0",
         )
+        rows, row = self.optim.batch_size, self.model.context + 1
+        for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):
+            remedy = f"with --{name} {count} and --context {row - 1} are over {MOST_TOKENS} tokens"
+            fits = rows * count * row <= MOST_TOKENS
+            require(fits, "--batch-size", rows, f"{remedy}, drawn at once; use less")
         if self.precision.fp32_islands:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
         require(

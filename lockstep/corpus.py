@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.config import BPE
 from lockstep.errors import UserError, require
+from lockstep.untrusted import Refused, opened
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
 BYTES = 256
@@ -74,7 +75,7 @@ def check(corpus: Corpus, vocab: int, context: int) -> None:
 def cached(sha256: str) -> Corpus | None:
     """The standard library's tokens of an earlier Python; None where absent or damaged."""
     try:
-        with _cache_file(sha256).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with opened(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
             corpus = _corpus(arrays["train"], arrays["val"], str(arrays["source"]))
     except Exception:
         return None
@@ -123,12 +124,15 @@ def _from_path(data: str, path: Path) -> Corpus:
 
 def _mapped(data: str, path: Path, dtype: str) -> np.ndarray:
     """(tokens,), read-only."""
-    require(path.is_file(), "--data", data, f"{path.name} is not a regular file; use one that is")
-    size = path.stat().st_size
-    require(size > 0, "--data", data, f"{path.name} is empty; use other data")
-    remedy = f"{path.name} has {size} bytes, not whole uint16 tokens; write it again"
-    require(size % np.dtype(dtype).itemsize == 0, "--data", data, remedy)
-    return np.memmap(path, dtype=dtype, mode="r")
+    try:
+        with opened(path, links=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            require(size > 0, "--data", data, f"{path.name} is empty; use other data")
+            remedy = f"{path.name} has {size} bytes, not whole uint16 tokens; write it again"
+            require(size % np.dtype(dtype).itemsize == 0, "--data", data, remedy)
+            return np.memmap(file, dtype=dtype, mode="r")
+    except Refused as why:
+        raise UserError(f"--data {data}: {path.name} is {why}; use other data") from None
 
 
 def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:

@@ -3,9 +3,22 @@
 import math
 from typing import Any
 
+LONGEST = 1000  # characters of a line, for a value may be a whole file
+TAIL = 300  # of them for its end, where the remedy is
+
 
 class UserError(Exception):
-    """A mistake of the user's: one line that names field, value and remedy; exit status 2."""
+    """A mistake of the user's: one line that names field, value and remedy; exit status 2.
+
+    The value may come from a stranger's file: whatever could break the line, or move a terminal's
+    cursor, is escaped, and what is too long is left out of its middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST - TAIL]} ... {line[-TAIL:]}"
+        super().__init__(line)
 
 
 def require(holds: bool, field: str, value: Any, remedy: str) -> None:

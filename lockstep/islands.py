@@ -6,22 +6,28 @@ of something it is part of (`blocks.0`, `*.attn`), makes it an island.
 
 import difflib
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from fnmatch import translate
+from functools import lru_cache
 
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
+
+LONGEST = 10_000  # characters; the names of all modules of 60 layers
 
 
 def holds(patterns: str, name: str) -> bool:
     """Whether a module is an island."""
-    return any(_fits(pattern, name) for pattern in patterns.split(","))
+    return any(map(_compiled(patterns), _wholes(name)))
 
 
 def check(patterns: str, names: Sequence[str]) -> None:
     """Raises UserError if one of the patterns fits none of a model's modules."""
-    for pattern in patterns.split(","):
-        if not any(_fits(pattern, name) for name in names):
-            known = list(dict.fromkeys(kind(whole) for name in names for whole in _wholes(name)))
+    length = len(patterns)
+    require(length <= LONGEST, "--fp32-islands", f"of {length} characters", f"use up to {LONGEST}")
+    wholes = list(dict.fromkeys(whole for name in names for whole in _wholes(name)))
+    for pattern in dict.fromkeys(patterns.split(",")):
+        if not any(map(re.compile(translate(pattern)).match, wholes)):
+            known = list(dict.fromkeys(map(kind, wholes)))
             close = difflib.get_close_matches(pattern, known, cutoff=0.5) or known[:3]
             raise UserError(
                 f"--fp32-islands {pattern or repr('')}: fits no module; use {', '.join(close)} ..."
@@ -39,8 +45,9 @@ def kind(name: str) -> str:
     return re.sub(r"^blocks\.\d+\.", "blocks.*.", name)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    return any(fnmatchcase(whole, pattern) for whole in _wholes(name))
+@lru_cache(maxsize=8)  # a model asks for each of its modules
+def _compiled(patterns: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile("|".join(map(translate, patterns.split(",")))).match
 
 
 def _wholes(name: str) -> list[str]:

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from typing import Any
 from lockstep import __version__, durable, runlock
 from lockstep.config import Config
 from lockstep.errors import UserError, require
+from lockstep.untrusted import Refused, read_json
 
 FORMAT = 1
+SHA256 = re.compile("[0-9a-f]{64}")
 # In the order they are deleted: a folder whose config.json is still there is still a run.
 OWNED = ("checkpoints", "log.jsonl", "config.json")
 RUNS = Path("runs")
@@ -114,13 +117,22 @@ def read_record(out: Path) -> Record:
     """Reads config.json.
 
     Raises:
-        UserError: there is no run at `out`, or its config.json is not ours.
+        UserError: there is no run at `out`, its config.json is not ours, or it holds a link: a run
+            from elsewhere may point at anything, and a resumed one is written to.
     """
+    for owned in (out / name for name in OWNED):
+        if os.path.islink(owned):
+            raise UserError(f"{owned}: a link, where a run has the thing itself; put that there")
     path = out / "config.json"
     content = _content(path)
     problem = f"{path}: not a Lockstep run of format {FORMAT}"
-    texts = (content.get("framework"), content.get("data_sha256"))
-    if content.get("format") != FORMAT or not all(isinstance(text, str) for text in texts):
+    number, framework, sha256 = (content.get(n) for n in ("format", "framework", "data_sha256"))
+    if not (
+        (type(number), number) == (int, FORMAT)
+        and isinstance(framework, str)
+        and isinstance(sha256, str)
+        and SHA256.fullmatch(sha256)
+    ):
         raise UserError(f"{problem}; name another run")
     try:
         config = Config.from_json(content.get("config"))
@@ -128,8 +140,8 @@ def read_record(out: Path) -> Record:
         raise UserError(f"{problem} ({error}); restore the file or name another run") from None
     return Record(
         config=config,
-        framework=content["framework"],
-        data_sha256=content["data_sha256"],
+        framework=framework,
+        data_sha256=sha256,
         details={},
     )
 
@@ -138,12 +150,11 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise UserError(f"{path.parent}: not a run, it has no config.json; name a run")
-        require(path.stat().st_size <= SIZE_LIMIT, str(path), "too large", "not a Lockstep run")
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name another run") from None
-    require(isinstance(content, dict), str(path), "no object", "not a Lockstep run; name another")
-    return content
+        return read_json(path, limit=SIZE_LIMIT)
+    except Refused as why:
+        raise UserError(f"{path}: {why}; restore the file or name another run") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); name another run") from None
 
 
 def _is_run(out: Path) -> bool:

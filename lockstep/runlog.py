@@ -5,6 +5,9 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lockstep import durable
+from lockstep import durable, untrusted
+from lockstep.config import MOST_STEPS
 from lockstep.errors import UserError
+
+LINE_LIMIT = 10_000  # bytes; a row has some 350
+LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
+# Kind of row -> what it must have beside its step, and of which type; null is what was not finite.
+ROWS: dict[str, dict[str, tuple[type, ...]]] = {
+    "train": {
+        "loss": (float, type(None)), "grad_norm": (float, type(None)), "lr": (float,),
+        "loss_scale": (float,), "skipped": (bool,),
+    },
+    "eval": {"val_loss": (float, type(None))},
+}  # fmt: skip
+NUMBERS = (int, float, bool, type(None))  # the rest of it
 
 
 class RunLog:
@@ -85,18 +101,46 @@ class RunLog:
         os.close(self.descriptor)
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log.jsonl; a line torn by a kill is none."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [row for row in map(_parsed, lines) if row]
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log.jsonl, one by one; a line torn by a kill is none, nor what no run writes.
 
-
-def _parsed(line: str) -> dict[str, Any] | None:
+    Raises:
+        UserError: it is no file of at most `LOG_LIMIT` bytes, or cannot be read.
+    """
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        with untrusted.opened(path, limit=LOG_LIMIT) as stream:
+            yield from filter(None, map(_parsed, _lines(stream)))
+    except FileNotFoundError:
+        return
+    except (OSError, untrusted.Refused) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read ({why}); move it away") from None
+
+
+def _lines(stream: BufferedReader) -> Iterator[bytes]:
+    """In pieces of up to `LINE_LIMIT` bytes: a line may be the whole file."""
+    return iter(partial(stream.readline, LINE_LIMIT), b"")
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = untrusted.parsed(line)
+    except untrusted.Refused:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return row if type(row) is dict and _is_row(row) else None
+
+
+def _is_row(row: dict[str, Any]) -> bool:
+    """Whether it has what every reader of its kind looks for, and beside it numbers alone."""
+    kind, step = row.get("kind"), row.get("step")
+    needed = ROWS.get(kind) if type(kind) is str else None
+    return (
+        needed is not None
+        and type(step) is int
+        and 0 <= step <= MOST_STEPS
+        and all(name in row and type(row[name]) in types for name, types in needed.items())
+        and all(type(value) in NUMBERS for name, value in row.items() if name != "kind")
+    )
 
 
 class _Console(Console):

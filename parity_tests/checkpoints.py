@@ -44,7 +44,7 @@ def state(step: int = 1000, dtype: str = "float32") -> TrainState:
         mu=arrays(3 * step + 1, dtype),
         nu=arrays(3 * step + 2, dtype),
         step=step,
-        updates=step - 7,
+        updates=max(step - 7, 0),
         loss_scale=0.1 + 2.0**-20,
         good_steps=42,
     )

@@ -129,7 +129,7 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--resume --out run --steps 9 --data text.txt", ["--data", "text.txt", "may not change"]),
     ("--resume --out run --steps 9 --keep 0", ["--keep", "0", "from 1"]),
     ("--resume --out typed", ["config.json", "n_layer", "restore"]),
-    ("--resume --out nan", ["config.json", "--lr", "nan", "restore"]),
+    ("--resume --out nan", ["config.json", "NaN", "restore"]),
     ("--resume --out older", ["config.json", "seed", "restore"]),
     ("--resume --out future", ["config.json", "format 1", "name another"]),
     ("--resume --out list", ["config.json", "name another"]),

@@ -53,7 +53,7 @@ def test_bfloat16_loads_in_a_process_that_knows_no_framework(tmp_path: Path) -> 
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"bfloat16\n"
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**-149, 1 / 3, 1e300, float("inf")])
+@pytest.mark.parametrize("scale", [1.0, 2.0**-149, 1 / 3, 1e300])
 def test_the_loss_scale_comes_back_exactly(tmp_path: Path, scale: float) -> None:
     path = save(tmp_path, replace(state(), loss_scale=scale), keep=1)
     assert load(path).loss_scale == scale

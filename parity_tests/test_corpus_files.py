@@ -78,7 +78,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 def test_neither_file_nor_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     assert error(tmp_path / "a.txt") == (
-        "--data DIR/a.txt: a.txt is not a regular file; use one that is"
+        "--data DIR/a.txt: a.txt is not a regular file; use other data"
     )
 
 
@@ -106,14 +106,14 @@ def test_a_folder_with_bad_files(folder: Path, name: str) -> None:
     assert error(folder) == f"--data DIR/bin: {name} is empty; use other data"
     (folder / name).unlink()
     (folder / name).mkdir()
-    assert error(folder) == f"--data DIR/bin: {name} is not a regular file; use one that is"
+    assert error(folder) == f"--data DIR/bin: {name} is not a regular file; use other data"
 
 
 def test_what_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path, **_: object) -> None:
+    def forbidden(path: Path, flags: int) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(np, "memmap", forbidden)  # the superuser may read everything
+    monkeypatch.setattr(os, "open", forbidden)  # the superuser may read everything
     assert error(folder) == (
         "--data DIR/bin: cannot read DIR/bin/train.bin (Permission denied); "
         "make it readable or use other data"

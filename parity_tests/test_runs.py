@@ -152,10 +152,10 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     for number in STOPS[framework]:
         run = process(framework, argv, pause=0.1)
         log = place / "run" / "log.jsonl"
-        before = len(runlog.rows(log))
+        before = len(list(runlog.rows(log)))
         reached = before + dice.randint(2, 3) if before else 4  # step 2 is saved by then
         deadline = time.monotonic() + 120
-        while len(runlog.rows(log)) < reached:
+        while len(list(runlog.rows(log))) < reached:
             assert run.poll() is None, run.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)

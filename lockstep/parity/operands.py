@@ -1,15 +1,14 @@
 """What `lockstep curves` compares: `jax:bf16`, `torch:fp16:compile`, or a run's directory."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep import rundir, twin
+from lockstep import rundir, runlog, twin
 from lockstep.config import Config, from_flags
-from lockstep.errors import UserError, require
+from lockstep.errors import require
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "compile": {"compile": True},
@@ -55,6 +54,7 @@ def parse(text: str, flags: dict[str, Any]) -> Operand:
         "neither a run nor FRAMEWORK:POLICY; write jax:bf16, torch:fp32 ... or a run's path",
     )
     record = rundir.read_record(path)
+    twin.require_known(record.framework)
     return Operand(
         name=text, framework=record.framework, config=record.config, losses=logged_losses(path)
     )
@@ -62,13 +62,9 @@ def parse(text: str, flags: dict[str, Any]) -> Operand:
 
 def logged_losses(run: Path) -> np.ndarray:
     """float64 (steps,): the losses of a run's log, from step 1; NaN where the log has null."""
-    try:
-        rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        rows = [row for row in rows if row["kind"] == "train"]
-        steps = [row["step"] for row in rows]
-        losses = [np.nan if row["loss"] is None else float(row["loss"]) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run}/log.jsonl: cannot be read ({error}); name another run") from None
+    rows = [row for row in runlog.rows(run / "log.jsonl") if row["kind"] == "train"]
+    steps = [row["step"] for row in rows]
+    losses = [np.nan if row["loss"] is None else row["loss"] for row in rows]
     whole = len(steps) > 0 and steps == list(range(1, len(steps) + 1))
     require(whole, f"{run}/log.jsonl", "steps", "not 1, 2, 3 ... without a gap; name another run")
     return np.array(losses)

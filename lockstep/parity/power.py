@@ -98,6 +98,7 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
 def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
     """Prints the table as it grows; returns whether every bug was caught where it should be."""
     chosen = [bugs.find(name) for name in names] or bugs.BUGS
+    before = provenance.former(out, "bugs") if names else {}  # the other bugs' rows stay
     others = healthy()
     table: dict[str, dict[str, Any]] = {}
     complete = True
@@ -116,9 +117,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
     finally:
         _close(others)
-    if names and out and out.exists():  # the other bugs' rows stay
-        former = json.loads(out.read_text())["bugs"]
-        table = {name: row for name, row in former.items() if name in bugs.BY_NAME} | table
+    table = {name: row for name, row in before.items() if name in bugs.BY_NAME} | table
     _write(out, device, {"bugs": table}, say)
     return complete
 

@@ -8,10 +8,14 @@ import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from lockstep.errors import UserError, require
+from lockstep.untrusted import Refused, read_json
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
+LARGEST = 10_000_000  # bytes of a result; ours have up to 30,000
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 
 
@@ -32,6 +36,23 @@ def _program() -> str:
     if path.suffix == ".py" and path.is_relative_to(ROOT):
         return "python -m " + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     return path.name
+
+
+def former(out: Path | None, name: str) -> dict[str, Any]:
+    """What a result that is there already says under a name; of a file that is not there, nothing.
+
+    Raises:
+        UserError: it is no such result, so it is not to be written over.
+    """
+    if out is None or not out.exists():
+        return {}
+    try:
+        found = read_json(out, limit=LARGEST, links=True).get(name)
+    except (OSError, Refused) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"--out {out}: cannot be added to ({why}); name another file") from None
+    require(type(found) is dict, "--out", out, f"a result without {name!r}; name another file")
+    return cast(dict[str, Any], found)
 
 
 def versions() -> dict[str, str]:

@@ -67,9 +67,8 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     """
     for name in names:
         require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
-    others, parts = power.healthy(), dict[str, Any]()
-    if names and out and out.exists():
-        parts = json.loads(out.read_text())["parts"]
+    parts = provenance.former(out, "parts") if names else {}
+    others = power.healthy()
     quiet = True
     try:
         for name in names or PARTS:

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep import flops, params
 from lockstep.config import PRESETS, ModelConfig
 from lockstep.errors import UserError, require
+from lockstep.untrusted import Refused, read_json
 
 LARGEST_FILE = 2**20  # bytes; a config.json has a few thousand
 
@@ -106,15 +107,10 @@ def of_huggingface(path: Path, context: int | None) -> Shape:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-        require(len(raw) <= LARGEST_FILE, "--model", path, "is no config.json: too large")
-        content = json.loads(raw)
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is no JSON"
+        return read_json(path, limit=LARGEST_FILE, links=True)
+    except (OSError, Refused) as error:
+        why = error.strerror if isinstance(error, OSError) else f"is {error}"
         raise UserError(f"--model {path}: {why}; name a preset or a config.json") from None
-    require(isinstance(content, dict), "--model", path, "is no config.json: not an object")
-    return content
 
 
 def _number(path: Path, content: dict[str, Any], name: str, default: int | None = None) -> int:
