@@ -20,6 +20,7 @@ from lockstep.errors import UserError
 from lockstep.flags import Parser
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
+from lockstep.rundir import require_writable_file
 from lockstep.twin import Twin
 
 # Narrow, so that 64 layers compile in seconds and a row's residuals outweigh the gradients, which
@@ -129,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
                         help="the result's JSON; the picture beside it")  # fmt: skip
     try:
         given = parser.parse_args(argv)
+        twin.require_known(given.framework)
+        require_writable_file(given.out)
         measure = Measure(given.framework, given.device)
         panels = curves(measure)
         found = judge(measure, panels)

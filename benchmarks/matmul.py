@@ -18,10 +18,12 @@ from benchmarks.measure import write
 from lockstep.errors import UserError, require, require_range
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
+from lockstep.rundir import require_writable_file
 
 DTYPES = ("float32", "bfloat16", "float16")
 # A forward pass multiplies x w, its backward pass dy w^T and x^T dy.
 LAYOUTS = {"x w": False, "x w^T": True}
+LARGEST = 2**15  # rows; a matrix of float32 then has 4 GiB
 SECONDS, FEWEST = 0.5, 5  # a dtype's products are repeated so long, and so often at least
 XLA_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
@@ -118,7 +120,11 @@ def main(argv: list[str] | None = None) -> int:
         given = parser.parse_args(argv)
         names = ", ".join(FRAMEWORKS)
         require(given.framework in FRAMEWORKS, "FRAMEWORK", given.framework, f"use {names}")
-        require_range("--size", given.size, 2)
+        devices = ("cpu", "cuda")
+        require(given.device in devices, "--device", given.device, "unknown; use cpu or cuda")
+        require_range("--size", given.size, 2, LARGEST)
+        if given.out:
+            require_writable_file(given.out)
         rows = measure(given.framework, given.device, given.size)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
+from benchmarks.process import arguments, made, one_line, read
 from lockstep import flops, loop
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -146,7 +147,7 @@ def guarded(work: Callable[[], Result]) -> Result:
 
 
 def main(given: str, out: str) -> int:
-    cell = Cell(**json.loads(Path(given).read_text()))
+    cell = made(Cell, read(Path(given)))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {
         "cell": vars(cell), "config": cell.config.to_json(), **provenance.about(cell.device),
@@ -164,4 +165,4 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(one_line(lambda: main(*arguments("benchmarks.measure", "CELL", "RESULT"))))

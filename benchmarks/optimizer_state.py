@@ -18,6 +18,7 @@ from lockstep.errors import UserError, require
 from lockstep.flags import Parser
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
+from lockstep.rundir import require_writable_file
 
 PURE = "params=bfloat16,compute=bfloat16,output=float32"
 POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE}
@@ -121,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         given = parser.parse_args(argv)
         names = ", ".join(twin.MODULES)
         require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
+        if given.out:
+            require_writable_file(given.out)
         content = measure(given.framework)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

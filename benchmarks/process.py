@@ -1,9 +1,68 @@
 """What the drivers share that start a process for each measurement."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.errors import UserError
+from lockstep.flags import Parser
+from lockstep.untrusted import Refused, parsed, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
-INTERRUPTED = 130
+MISTAKE, INTERRUPTED = 2, 130
+Made = TypeVar("Made")
+LARGEST = 50_000_000  # bytes of a result
+
+
+def one_line(command: Callable[[], int]) -> int:
+    """The exit status of a command; a user's mistake is one line."""
+    try:
+        return command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+
+
+def arguments(module: str, *names: str) -> list[str]:
+    """Of a command that another one starts: so many words and nothing else."""
+    parser = Parser(prog=f"python -m {module}")
+    for name in names:
+        parser.add_argument(name, metavar=name)
+    return list(vars(parser.parse_args()).values())
+
+
+def given(text: str) -> Any:
+    """A word of the command line that is JSON.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return parsed(text.encode())
+    except Refused as why:
+        raise UserError(f"{text[:40]!r}: {why}; give JSON") from None
+
+
+def made(kind: Callable[..., Made], fields: Any) -> Made:
+    """Raises UserError if these are not its fields."""
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise UserError(f"{str(fields)[:40]}: {error}; give its fields as JSON") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result's JSON.
+
+    Raises:
+        UserError: it is damaged, or cannot be read.
+    """
+    try:
+        return read_json(path, limit=LARGEST, links=True)
+    except (OSError, Refused) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: no result ({why}); measure it again") from None
 
 
 def shown(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
+from benchmarks.process import arguments, one_line, read
 from benchmarks.tolerances import final_loss
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -38,7 +39,7 @@ WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first ste
 
 
 def load(folder: Path) -> list[Result]:
-    return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+    return [read(path) for path in sorted((folder / "cells").glob("*.json"))]
 
 
 def merged(results: Iterable[Result]) -> list[Result]:
@@ -169,7 +170,7 @@ def write(folder: Path) -> Path:
             parts.append(f"![tokens/s]({name}.png)")
     for extra in ("matmul-jax", "matmul-torch", "growth-jax", "growth-torch", "speed"):
         if (folder / f"{extra}.json").exists():
-            parts += [f"## {extra}", json.loads((folder / f"{extra}.json").read_text())["markdown"]]
+            parts += [f"## {extra}", read(folder / f"{extra}.json")["markdown"]]
     path = folder / "report.md"
     path.write_text("\n\n".join(parts) + "\n")
     return path
@@ -195,13 +196,13 @@ def main(folder: str) -> int:
     path = Path(folder)
     if not (path / "cells").is_dir():
         raise UserError(f"{folder}: holds no cells; name the --out of `benchmarks.run`")
-    print(write(path))
+    try:
+        print(write(path))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"a cell there is no result of `benchmarks.measure` ({error!r})"
+        raise UserError(f"{folder}: {problem}; measure it again") from None
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(one_line(lambda: main(*arguments("benchmarks.report", "DIR"))))

@@ -21,6 +21,7 @@ from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep.errors import UserError, require
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
+from lockstep.rundir import require_writable
 
 
 class Job(NamedTuple):
@@ -126,6 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         known = [*SUITES, *experiments.EXPERIMENTS]
         require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
         out = (given.out or ROOT / "runs" / "benchmarks" / given.name).resolve()
+        require_writable(out)
         return _suite(given, out) if given.name in SUITES else _experiment(given, out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

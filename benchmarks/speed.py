@@ -24,6 +24,7 @@ from lockstep.errors import UserError, require, require_range
 from lockstep.flags import Parser, reader
 from lockstep.parity import provenance
 from lockstep.parity.pair import GPT
+from lockstep.rundir import require_writable_file
 
 ROOT = Path(__file__).parent.parent
 FLOOR = 0.97  # of the peer's speed, by the lower end of the interval
@@ -173,6 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         given = parser.parse_args(argv)
         require_range("--pairs", given.pairs, 20)
+        if given.out:
+            require_writable_file(given.out)
         results = []
         for name in given.ours:
             require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")

@@ -51,10 +51,19 @@ def require_free(out: Path, *, overwrite: bool) -> None:
 
 def require_writable(out: Path) -> None:
     """Raises UserError unless `out` is a directory to write in, or can be made one."""
-    there = next(path for path in (out, *out.parents) if path.exists())
+    try:
+        there = next(path for path in (out, *out.parents) if path.exists())
+    except OSError as error:
+        raise _unwritable(out, error) from None
     require(there.is_dir(), "--out", out, f"{there} is a file; name another directory")
     writable = os.access(there, os.W_OK | os.X_OK)
     require(writable, "--out", out, f"{there} cannot be written; name another directory")
+
+
+def require_writable_file(path: Path) -> None:
+    """Raises UserError unless `path` can be written: seen before an hour's work is done for it."""
+    require_writable(path.parent)
+    require(not path.is_dir(), "--out", path, "is a folder; name a file")
 
 
 def make(out: Path) -> Path:

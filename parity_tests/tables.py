@@ -12,6 +12,7 @@ import io
 import json
 import re
 from contextlib import redirect_stdout
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from benchmarks.claims.results import Results
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS
 from lockstep import cli
+from benchmarks.process import one_line
+from lockstep.flags import Parser
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
@@ -291,6 +294,13 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda block: block[1] + render(block[2]) + block[4], text)
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    """The command line, which takes no words: every table is written."""
+    Parser(prog="python -m parity_tests.tables", description=__doc__).parse_args(argv)
     for document in DOCUMENTS:
         document.write_text(written(document.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(one_line(main))

@@ -24,11 +24,11 @@ def main(argv: list[str] | None = None) -> int:
         for name in ("suite", "experiments"):
             folder = getattr(given, name)
             require(folder.is_dir(), f"--{name}", folder, "no such folder; name one with results")
+        print(markdown(CLAIMS, Results(given.suite, given.experiments)))
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(markdown(CLAIMS, Results(given.suite, given.experiments)))
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The results that claims are judged by, read from the JSONs of the benchmarks."""
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from benchmarks.experiments.arm import FRAMEWORKS
 from benchmarks.experiments.outcome import Arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
-from benchmarks.process import ROOT, shown
+from benchmarks.process import ROOT, read, shown
 from lockstep.config import Config
 
 PLAIN = next(iter(LAYOUTS))
@@ -88,7 +87,7 @@ class Results:
         path = folder / f"{name}.json"
         if not path.exists():
             raise Missing(f"`{command}` does it")
-        return json.loads(path.read_text())
+        return read(path)
 
 
 def within(value: float, low: float, high: float) -> bool:

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
-from benchmarks.process import ROOT
+from benchmarks.process import ROOT, arguments, made, one_line
 from lockstep import loop, twin
 from lockstep.config import Config
+from lockstep.errors import require
 from lockstep.parity.pair import GPT
 
 # What changes the numbers of a step and not the time that it takes; or, remat, not by much.
@@ -75,5 +77,13 @@ def cost(framework: str, config: Config) -> Cost:
     return Cost(start - began, time.perf_counter() - start)
 
 
+def main(given: str) -> int:
+    fields = process.given(given)
+    require(type(fields) is list, "ARMS", repr(given[:40]), "no list; give one as JSON")
+    arms = [made(Arm, each) for each in fields]
+    print(json.dumps(costs(arms)))
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(costs([Arm(**fields) for fields in json.loads(sys.argv[1])])))
+    sys.exit(one_line(lambda: main(*arguments("benchmarks.experiments.expected", "ARMS"))))

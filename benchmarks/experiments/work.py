@@ -1,15 +1,16 @@
 """What an arm does: `python -m benchmarks.experiments.work ARM RESULT.json`, ARM as JSON."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import process
 from benchmarks.experiments import flushing, injection, sums, updates
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.held_out import held_out
 from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step, write
+from benchmarks.process import arguments, made, one_line
 from lockstep.config import Config
 from lockstep.twin import Twin
 
@@ -33,11 +34,11 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 
 
 def main(given: str, out: str) -> int:
-    arm = Arm(**json.loads(given))
+    arm = made(Arm, process.given(given))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     write(Path(out), {**vars(arm), **guarded(lambda: WORKS[arm.work](arm))})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(one_line(lambda: main(*arguments("benchmarks.experiments.work", "ARM", "RESULT"))))

@@ -156,12 +156,10 @@ def _device(given: argparse.Namespace) -> str:
 
 
 def _out_file(given: argparse.Namespace) -> Path | None:
-    """Seen to be writable before an hour's work is done for it."""
     if not given.out:
         return None
     path = Path(given.out)
-    rundir.require_writable(path.parent)
-    require(not path.is_dir(), "--out", given.out, "is a folder; name a file")
+    rundir.require_writable_file(path)
     return path
 
 
