@@ -98,11 +98,19 @@ def label(result: Result) -> str:
 
 
 def tables(folder: Path) -> dict[str, str]:
-    """Table name -> Markdown, each with where it comes from or why it is refused."""
+    """Table name -> Markdown, each with where it comes from or why it is refused.
+
+    Raises:
+        UserError: a cell there is no result of `benchmarks.measure`.
+    """
     groups: dict[str, list[Result]] = {}
-    for result in merged(load(folder)):
-        groups.setdefault(result["cell"]["table"], []).append(result)
-    return {name: table(results) for name, results in groups.items()}
+    try:
+        for result in merged(load(folder)):
+            groups.setdefault(result["cell"]["table"], []).append(result)
+        return {name: table(results) for name, results in groups.items()}
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        problem = f"a cell there is no result of `benchmarks.measure` ({error!r})"
+        raise UserError(f"{folder}: {problem}; measure it again") from None
 
 
 def table(results: list[Result]) -> str:
@@ -196,11 +204,7 @@ def main(folder: str) -> int:
     path = Path(folder)
     if not (path / "cells").is_dir():
         raise UserError(f"{folder}: holds no cells; name the --out of `benchmarks.run`")
-    try:
-        print(write(path))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"a cell there is no result of `benchmarks.measure` ({error!r})"
-        raise UserError(f"{folder}: {problem}; measure it again") from None
+    print(write(path))
     return 0
 
 

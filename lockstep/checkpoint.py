@@ -217,6 +217,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
         and scale >= 0  # it has no floor: too low, it becomes 0
         and record["dtype"] in tensors.DTYPES.values()
         and type(names) is list
+        and len(names) > 0
         and all(type(name) is str for name in names)
         and len(set(names)) == len(names)
         and type(sums) is dict

@@ -24,6 +24,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 FIELDS = {"dtype", "shape", "data_offsets"}
 HEADER_LIMIT = 4_000_000  # bytes; the deepest model (config.DEEPEST), with biases, has 3,200,000
 DIMENSIONS = 8
+NAME_LIMIT = 200  # characters
 LENGTH = 8  # bytes of the header's length
 PIECE = 1 << 20  # bytes hashed at once
 
@@ -121,11 +122,13 @@ def tensors(header: Any, size: int) -> list[Tensor]:
 def _tensor(name: str, entry: Any) -> Tensor:
     if type(entry) is not dict or entry.keys() != FIELDS:
         raise Refused("a tensor without its dtype, shape and data_offsets alone")
+    if not (name.isprintable() and len(name) <= NAME_LIMIT):
+        raise Refused("a tensor whose name nobody can read")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(dtype) is not str or dtype not in DTYPES:
         raise Refused(f"a tensor of dtype {str(dtype)[:20]}; only {', '.join(DTYPES)} are read")
     if not _counts(shape, least=1) or len(shape) > DIMENSIONS:
-        raise Refused("a tensor whose shape is not up to 8 positive numbers")
+        raise Refused("a tensor whose shape is not a few positive numbers")
     if not _counts(offsets, least=0) or len(offsets) != 2:
         raise Refused("a tensor whose data_offsets are not two numbers")
     begin, end = offsets

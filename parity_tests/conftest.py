@@ -5,10 +5,11 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -33,7 +34,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given t
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(
-    "parity_tests.checkpoints", "parity_tests.corpora", "parity_tests.peers"
+    "parity_tests.checkpoints", "parity_tests.corpora", "parity_tests.fuzz", "parity_tests.peers"
 )
 
 # A suite that was started in the background (&, nohup) ignores Ctrl-C, and so would the processes
@@ -41,14 +42,34 @@ pytest.register_assert_rewrite(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _device(text: str) -> str:
+    return text if text in ("cpu", "cuda") else _refuse(f"--device {text}: unknown; use cpu, cuda")
+
+
+def _cases(text: str) -> int:
+    whole = text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9
+    return int(text) if whole else _refuse(f"--fuzz {text}: not from 1 to 1000000000; give N")
+
+
+def _refuse(line: str) -> NoReturn:
+    """pytest's own refusal has its whole usage in it."""
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
-    group.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the rungs run")
+    group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
     group.addoption("--status", metavar="FILE", help="write what each rung said as JSON")
+    group.addoption("--fuzz", metavar="N", type=_cases,
+                    help="N random cases for each reader of files")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    status = config.getoption("--status")
+    if status and (not Path(status).parent.is_dir() or Path(status).is_dir()):
+        _refuse(f"--status {status}: cannot be written; name a file in a folder that is there")
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
