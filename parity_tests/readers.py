@@ -60,7 +60,7 @@ def read_config(folder: Path) -> Config:
 
 
 def same_config(config: Config, _: Path) -> bool:
-    return Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    return Config.from_json(json.loads(json.dumps(config.to_json(), allow_nan=False))) == config
 
 
 @functools.cache
@@ -107,7 +107,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def same_log(rows: list[dict[str, Any]], folder: Path) -> bool:
     path = folder / "given" / "again"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
     return list(runlog.rows(path)) == rows
 
 
@@ -120,6 +120,7 @@ def logs() -> st.SearchStrategy[Files]:
 def tokens() -> st.SearchStrategy[Files]:
     good = [b"to be or not to be, that is the question", 20 * b"a\0", 20 * b"\1\0", 40 * b"\xff"]
     some = st.sampled_from([*good, b"", b"\0", b"odd"]) | st.binary(max_size=60)
+    some |= st.binary(min_size=40, max_size=200)
     split = st.fixed_dictionaries({}, optional={"train.bin": some, "val.bin": some})
     return (
         alone("a.txt", some) | split | st.fixed_dictionaries({"train.bin": some, "val.bin": some})
