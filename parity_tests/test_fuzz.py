@@ -44,7 +44,7 @@ def test_reader(name: str, request: pytest.FixtureRequest) -> None:
 
 def trusting(sha256: str) -> Any:
     """`corpus.cached` without its `except`."""
-    with np.load(corpus._cache_file(sha256)) as arrays:
+    with np.load(corpus._cache_file(sha256), allow_pickle=False) as arrays:
         return corpus._corpus(arrays["train"], arrays["val"], str(arrays["source"]))
 
 

@@ -44,7 +44,7 @@ def former(out: Path | None, name: str) -> dict[str, Any]:
     Raises:
         UserError: it is no such result, so it is not to be written over.
     """
-    if out is None or not out.exists():
+    if out is None or not os.path.lexists(out):
         return {}
     try:
         found = read_json(out, limit=LARGEST, links=True).get(name)
