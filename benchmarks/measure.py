@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import arguments, made, one_line, read
+from benchmarks.process import made, one_line, read, words
 from lockstep import flops, loop
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -164,5 +164,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
     part.replace(path)
 
 
+def command(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return one_line(lambda: main(*words(argv, "benchmarks.measure", "CELL", "RESULT")))
+
+
 if __name__ == "__main__":
-    sys.exit(one_line(lambda: main(*arguments("benchmarks.measure", "CELL", "RESULT"))))
+    sys.exit(command())

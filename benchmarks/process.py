@@ -24,12 +24,12 @@ def one_line(command: Callable[[], int]) -> int:
         return MISTAKE
 
 
-def arguments(module: str, *names: str) -> list[str]:
-    """Of a command that another one starts: so many words and nothing else."""
+def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
+    """Of a command without flags: so many words and nothing else."""
     parser = Parser(prog=f"python -m {module}")
     for name in names:
         parser.add_argument(name, metavar=name)
-    return list(vars(parser.parse_args()).values())
+    return list(vars(parser.parse_args(argv)).values())
 
 
 def given(text: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.process import arguments, one_line, read
+from benchmarks.process import one_line, read, words
 from benchmarks.tolerances import final_loss
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -208,5 +208,10 @@ def main(folder: str) -> int:
     return 0
 
 
+def command(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return one_line(lambda: main(*words(argv, "benchmarks.report", "DIR")))
+
+
 if __name__ == "__main__":
-    sys.exit(one_line(lambda: main(*arguments("benchmarks.report", "DIR"))))
+    sys.exit(command())

@@ -62,7 +62,9 @@ def require_writable(out: Path) -> None:
 
 def require_writable_file(path: Path) -> None:
     """Raises UserError unless `path` can be written: seen before an hour's work is done for it."""
-    require_writable(path.parent)
+    folder = path.parent
+    require_writable(folder)
+    require(folder.is_dir(), "--out", path, f"there is no folder {folder}; make it")
     require(not path.is_dir(), "--out", path, "is a folder; name a file")
 
 

@@ -51,6 +51,14 @@ def _cases(text: str) -> int:
     return int(text) if whole else _refuse(f"--fuzz {text}: not from 1 to 1000000000; give N")
 
 
+def _status(text: str) -> str:
+    path = Path(text)
+    fits = path.parent.is_dir() and not path.is_dir()
+    return (
+        text if fits else _refuse(f"--status {text}: no folder for it, or one itself; name a file")
+    )
+
+
 def _refuse(line: str) -> NoReturn:
     """pytest's own refusal has its whole usage in it."""
     print(f"error: {line}", file=sys.stderr)
@@ -61,15 +69,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
     group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
-    group.addoption("--status", metavar="FILE", help="write what each rung said as JSON")
+    group.addoption(
+        "--status", metavar="FILE", type=_status, help="write what each rung said as JSON"
+    )
     group.addoption("--fuzz", metavar="N", type=_cases,
                     help="N random cases for each reader of files")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    status = config.getoption("--status")
-    if status and (not Path(status).parent.is_dir() or Path(status).is_dir()):
-        _refuse(f"--status {status}: cannot be written; name a file in a folder that is there")
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
-from benchmarks.process import ROOT, arguments, made, one_line
+from benchmarks.process import ROOT, made, one_line, words
 from lockstep import loop, twin
 from lockstep.config import Config
 from lockstep.errors import require
@@ -85,5 +85,10 @@ def main(given: str) -> int:
     return 0
 
 
+def command(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return one_line(lambda: main(*words(argv, "benchmarks.experiments.expected", "ARMS")))
+
+
 if __name__ == "__main__":
-    sys.exit(one_line(lambda: main(*arguments("benchmarks.experiments.expected", "ARMS"))))
+    sys.exit(command())

@@ -10,7 +10,7 @@ from benchmarks.experiments import flushing, injection, sums, updates
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.held_out import held_out
 from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step, write
-from benchmarks.process import arguments, made, one_line
+from benchmarks.process import made, one_line, words
 from lockstep.config import Config
 from lockstep.twin import Twin
 
@@ -40,5 +40,10 @@ def main(given: str, out: str) -> int:
     return 0
 
 
+def command(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return one_line(lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "RESULT")))
+
+
 if __name__ == "__main__":
-    sys.exit(one_line(lambda: main(*arguments("benchmarks.experiments.work", "ARM", "RESULT"))))
+    sys.exit(command())
