@@ -15,10 +15,15 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        line = printable(message)
         if len(line) > LONGEST:
             line = f"{line[: LONGEST - TAIL]} ... {line[-TAIL:]}"
         super().__init__(line)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """For a terminal, which must not obey what a stranger or a model wrote: escaped but `keep`."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def require(holds: bool, field: str, value: Any, remedy: str) -> None:

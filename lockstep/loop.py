@@ -178,6 +178,8 @@ def _start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, li
             f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
             "start a new run"
         )
+    # Of a run from elsewhere, config.json may say less than its tokens need.
+    corpus.check(data, config.model.vocab, config.model.context)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)
     if state.step >= config.optim.steps:

@@ -23,7 +23,7 @@ from rich.progress import (
 
 from lockstep import durable, untrusted
 from lockstep.config import MOST_STEPS
-from lockstep.errors import UserError
+from lockstep.errors import UserError, printable
 
 LINE_LIMIT = 10_000  # bytes; a row has some 350
 LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
@@ -192,7 +192,7 @@ class Display:
         return self.console.quiet
 
     def say(self, line: str) -> None:
-        self.console.print(line)
+        self.console.print(printable(line, keep="\n\t"))
 
     def train(self, row: dict[str, Any], eta: float) -> None:
         step = row["step"]

@@ -6,7 +6,7 @@ write the same text.
 
 import numpy as np
 
-from lockstep.errors import UserError
+from lockstep.errors import UserError, printable
 from lockstep.twin import Twin
 
 BYTES = 256
@@ -61,6 +61,5 @@ def choose(
 
 
 def shown(text: bytes) -> str:
-    """For a terminal, which must not obey what a model wrote: control characters are escaped."""
-    characters = text.decode("utf-8", "replace")
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in characters)
+    """For a terminal: lines and tabs stay, other control characters are escaped."""
+    return printable(text.decode("utf-8", "replace"), keep="\n\t")

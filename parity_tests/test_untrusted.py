@@ -13,7 +13,7 @@ import pytest
 from lockstep import checkpoint, corpus, loop, rundir, runlog, untrusted
 from lockstep.checkpoint import FILES, RECORD
 from lockstep.config import DEEPEST
-from lockstep.errors import UserError
+from lockstep.errors import LONGEST, UserError
 from lockstep.parity import provenance
 from lockstep.plan import shape
 from parity_tests.bounds import bounded
@@ -219,3 +219,12 @@ def test_refused_can_fail(tmp_path: Path) -> None:
         with pytest.raises(BaseException) as caught:
             refused(read)
         assert not isinstance(caught.value, UserError)
+
+
+def test_no_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name in config.json comes into the lines that a resumed run prints."""
+    runlog.Display(3, 0).say("a\x1b[2Jb\r\u202ec\n\td")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\u202ec\n\td\n"
+    line = str(UserError("--data \x1b]0;x\x07\n" + 5000 * "a" + "; use other data"))
+    assert line.startswith("--data \\x1b]0;x\\x07\\na") and line.endswith("a; use other data")
+    assert len(line) == LONGEST + len(" ... ")

@@ -122,6 +122,14 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--resume --out garbage", ["config.json", "name another"]),
     ("--resume --out deep", ["config.json", "name another"]),
     ("--resume --out foreign", ["config.json"]),
+    ("--resume --out narrow --steps 9", ["--vocab", "100", "256"]),
+    ("--resume --out long --steps 9", ["--context", "1048576", "tokens"]),
+    ("--resume --out vast --steps 9", ["--batch-size", "2147483647", "use less"]),
+    ("--resume --out endless --steps 9", ["--n-layer", "1000000", "to 2000"]),
+    ("--resume --out path", ["config.json", "format 1", "name another"]),
+    ("--resume --out linked", ["log.jsonl", "a link", "put that there"]),
+    ("--resume --out hollow", ["config.json", "too large"]),
+    ("--overwrite --out hollow", ["--out", "hollow", "leaves it"]),
 ]  # fmt: skip
 
 LOCKSTEP: list[tuple[list[str], list[str]]] = [

@@ -58,6 +58,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "older": lambda record: record["config"]["optim"].pop("seed"),
         "future": lambda record: record.update(format=2),
         "tokens": lambda record: record["config"]["data"].update(data="big"),
+        "narrow": lambda record: record["config"]["model"].update(vocab=100),
+        "long": lambda record: record["config"]["model"].update(context=2**20),
+        "vast": lambda record: record["config"]["optim"].update(batch_size=2**31 - 1),
+        "endless": lambda record: record["config"]["model"].update(n_layer=10**6),
+        "path": lambda record: record.update(data_sha256="../../secret"),
     }
     for name, edit in edits.items():
         make_run(here / name, here / "text.txt", saved=True)
