@@ -7,15 +7,18 @@ others say how far the fit is off.
 
 import json
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import memory as cells_of_memory
 from benchmarks.measure import tokens_per_step, write
+from benchmarks.process import one_line
 from benchmarks.report import load, merged
 from lockstep import twin
 from lockstep.config import Config
+from lockstep.flags import Parser
 from lockstep.plan import devices, memory, roofline, shape
 from lockstep.plan.setting import Setting
 from lockstep.precision import BYTES
@@ -164,7 +167,14 @@ def _row(what: str, fitted: str, errors: list[float]) -> str:
     return f"| {what} | {fitted} | {len(errors)} | {off} |"
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    """The command line, which takes no words."""
+    Parser(prog="python -m benchmarks.plan", description=__doc__).parse_args(argv)
     fitted = fit_all()
     write(devices.CPU_FILE, fitted)
     print(markdown(fitted))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(one_line(main))

@@ -53,13 +53,13 @@ def made(kind: Callable[..., Made], fields: Any) -> Made:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result's JSON.
+    """A result's JSON; a loss that was not finite is NaN there.
 
     Raises:
         UserError: it is damaged, or cannot be read.
     """
     try:
-        return read_json(path, limit=LARGEST, links=True)
+        return read_json(path, limit=LARGEST, links=True, finite=False)
     except (OSError, Refused) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: no result ({why}); measure it again") from None

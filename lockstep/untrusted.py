@@ -72,8 +72,10 @@ def _hollow(descriptor: int, size: int) -> bool:
     return holes > HOLES
 
 
-def read_json(file: Path, *, limit: int, links: bool = False) -> dict[str, Any]:
-    """The object in a file of at most `limit` bytes.
+def read_json(
+    file: Path, *, limit: int, links: bool = False, finite: bool = True
+) -> dict[str, Any]:
+    """The object in a file of at most `limit` bytes; see `opened` and `parsed`.
 
     Raises:
         Refused: it is no such file, or holds anything else.
@@ -83,22 +85,23 @@ def read_json(file: Path, *, limit: int, links: bool = False) -> dict[str, Any]:
         text = stream.read(limit + 1)
     if len(text) > limit:  # it grew, or its size is not said, as under /proc
         raise Refused(f"too large, over {limit} bytes")
-    content = parsed(text)
+    content = parsed(text, finite=finite)
     if type(content) is not dict:
         raise Refused("JSON, but not an object")
     return content
 
 
-def parsed(text: bytes) -> Any:
-    """JSON in UTF-8, with every key once, every number finite.
+def parsed(text: bytes, *, finite: bool = True) -> Any:
+    """JSON in UTF-8, with every key once, and, if they must be, every number finite.
 
     Raises:
         Refused: anything else, and what is nested deeper than `DEPTH`.
     """
+    number = _finite if finite else float
     try:
         content = json.loads(
-            text.decode(), object_pairs_hook=_object, parse_int=_whole, parse_float=_finite,
-            parse_constant=_finite,
+            text.decode(), object_pairs_hook=_object, parse_int=_whole, parse_float=number,
+            parse_constant=number,
         )  # fmt: skip
     except RecursionError:
         raise Refused("no JSON to trust, nested too deep") from None

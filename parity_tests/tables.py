@@ -11,8 +11,8 @@ python -m parity_tests.tables      # writes every table anew
 import io
 import json
 import re
-from contextlib import redirect_stdout
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from benchmarks.claims.listed import CLAIMS
 from benchmarks.claims.results import Results
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS
-from lockstep import cli
 from benchmarks.process import one_line
+from lockstep import cli
 from lockstep.flags import Parser
 from lockstep.parity.bugs import BY_NAME
 from lockstep.parity.ladder import RUNGS

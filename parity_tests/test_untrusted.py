@@ -223,8 +223,8 @@ def test_refused_can_fail(tmp_path: Path) -> None:
 
 def test_no_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """A name in config.json comes into the lines that a resumed run prints."""
-    runlog.Display(3, 0).say("a\x1b[2Jb\r\u202ec\n\td")
-    assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\u202ec\n\td\n"
+    runlog.Display(3, 0).say("a\x1b[2Jb\r\u202ec\nd")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\u202ec\nd\n"
     line = str(UserError("--data \x1b]0;x\x07\n" + 5000 * "a" + "; use other data"))
     assert line.startswith("--data \\x1b]0;x\\x07\\na") and line.endswith("a; use other data")
     assert len(line) == LONGEST + len(" ... ")

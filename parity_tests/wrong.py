@@ -237,6 +237,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("keras", ["WHAT", "keras", "fit"]),
         ("fit now", ["now", "--help"]),
     ],
+    "benchmarks.plan": [("fit", ["fit", "--help"])],
     "benchmarks.matmul": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import flops, params
-from lockstep.config import PRESETS, ModelConfig
+from lockstep.config import DEEPEST, PRESETS, ModelConfig
 from lockstep.errors import UserError, require
 from lockstep.untrusted import Refused, read_json
 
@@ -95,6 +95,7 @@ def of_huggingface(path: Path, context: int | None) -> Shape:
         block = 2 * d * width * (heads + groups) + 3 * d * f + 2 * d
         weights = layers * block + vocab * d + d
         gated, positions = True, 0
+    require(layers <= DEEPEST, "--model", path, f"{layers} layers; use one of up to {DEEPEST}")
     tied = bool(content.get("tie_word_embeddings", "n_embd" in content))
     tokens = context or longest
     require(tokens <= longest, "--context", tokens, f"{path} has {longest} positions at most")
