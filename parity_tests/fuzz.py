@@ -108,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     from parity_tests.readers import READERS
 
     parser = Parser(prog="python -m parity_tests.fuzz", description=__doc__)
-    parser.add_argument("--cases", type=number(int), default=100_000, metavar="N",
-                        help="of each reader (default: 100000)")  # fmt: skip
+    parser.add_argument("--cases", type=number(int), default=10_000, metavar="N",
+                        help="of each reader (default: 10000)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="the counts as JSON")
     words = parser.parse_args(argv)
     require_range("--cases", words.cases, 1)

@@ -4,6 +4,7 @@ pytest parity_tests/test_ladder.py --full --status docs/results/parity-cpu.json
 lockstep power --grade --out docs/results/power-cpu.json
 lockstep specificity --out docs/results/specificity-cpu.json
 lockstep sensitivity --framework both --out docs/results/sensitivity-cpu.json
+python -m parity_tests.fuzz --out docs/results/fuzz-cpu.json
 python -m benchmarks.run cpu --out benchmarks/results/cpu
 python -m parity_tests.tables      # writes every table anew
 """
@@ -177,6 +178,18 @@ def sensitivity(content: dict[str, Any]) -> str:
     return markdown(head, [[name, *cells] for name, cells in rows.items()]) + "\n\n" + said
 
 
+def fuzz(content: dict[str, Any]) -> str:
+    """Of each reader: what was tried, how often, what came of it."""
+    rows = [
+        [name, each["tried"], *(f"{each[count]:,}" for count in ("cases", "accepted", "refused")),
+         f"{each['slowest']:.2f}"]
+        for name, each in content["readers"].items()
+    ]  # fmt: skip
+    total = (f"{sum(each['cases'] for each in content['readers'].values()):,}", "", "", "")
+    head = ["reader", "tried", "cases", "read", "refused", "slowest, seconds"]
+    return markdown(head, [*rows, ["all", "", *total]])
+
+
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -188,6 +201,7 @@ TABLES = {
     "power": ("power", "lockstep power --out {file}", power),
     "smallest": ("smallest", "lockstep power --grade --out {file}", smallest),
     "specificity": ("specificity", "lockstep specificity --out {file}", specificity),
+    "fuzz": ("fuzz", "python -m parity_tests.fuzz --out {file}", fuzz),
     "sensitivity": ("sensitivity", "lockstep sensitivity --framework both --out {file}",
                     sensitivity),
 }  # fmt: skip
