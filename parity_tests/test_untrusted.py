@@ -213,7 +213,7 @@ def test_holes_are_counted(tmp_path: Path) -> None:
 
 def test_refused_can_fail(tmp_path: Path) -> None:
     wrong: list[Callable[[], Any]] = [
-        lambda: None, lambda: time.sleep(3), lambda: np.ones(2**28), lambda: json.loads("{"),
+        lambda: None, lambda: time.sleep(9), lambda: np.ones(2**28), lambda: json.loads("{"),
     ]  # fmt: skip
     for read in wrong:
         with pytest.raises(BaseException) as caught:
