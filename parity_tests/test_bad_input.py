@@ -262,6 +262,8 @@ COMMANDS: list[tuple[list[str], list[str]]] = [
     (["curves", "jax:bf16", "nothing"], ["nothing", "FRAMEWORK:POLICY"]),
     (["curves", "jax:bf16", "torch:bf16", "--lr", "nan"], ["--lr", "nan"]),
     (["curves", "jax:bf16", "torch:bf16", "--data", "no.txt"], ["--data", "no.txt"]),
+    (["curves", "jax:bf16", "torch:bf16", "--remat", "all"], ["--remat", "all", "sqrt"]),
+    (["curves", "jax:bf16", "torch:bf16", "--device", "tpu"], ["--device", "tpu", "cuda"]),
     (["curves", "jax:bf16", "torch:bf16", "--bug", "none"], ["--bug", "none", "--list"]),
     (["curves", "jax:bf16", "jax:fp32", "--bug", "erf-gelu"], ["--bug", "erf-gelu", "torch"]),
     (["curves", "jax:bf16", "torch:bf16", "--bug", "erf-gelu=2"], ["--bug", "no size"]),
