@@ -6,7 +6,8 @@ lockstep specificity --out docs/results/specificity-cpu.json
 lockstep sensitivity --framework both --out docs/results/sensitivity-cpu.json
 python -m parity_tests.fuzz --out docs/results/fuzz-cpu.json
 python -m benchmarks.run cpu --out benchmarks/results/cpu
-python -m parity_tests.tables      # writes every table anew
+python -m parity_tests.lesson
+python -m parity_tests.tables      # writes every table anew, and the notebook of docs/learn.md
 """
 
 import io
@@ -34,6 +35,7 @@ from lockstep.parity.power import mark as power_marks
 from lockstep.parity.sensitivity import ranked, removed, sentence
 from lockstep.plan.devices import CPU
 from lockstep.plan.memory import CONSTANTS
+from parity_tests import lesson
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -239,6 +241,13 @@ def experiment(name: str) -> str:
     return f"{made.table(arms)}\n\n{made.sentence(arms)}\n\n{origin(content)}"
 
 
+def learn(name: str) -> str:
+    """What a cell of docs/learn.md printed, learn_CELL; or `learn`, where all of it comes from."""
+    content = json.loads(lesson.RESULT.read_text())
+    _, _, cell = name.partition("_")
+    return lesson.table(cell, content, lesson.PAGE.read_text()) if cell else origin(content)
+
+
 def matmul_table(content: dict[str, Any]) -> str:
     return matmul.markdown(content["framework"], content["size"], content["rows"])
 
@@ -286,6 +295,8 @@ def render(name: str) -> str:
         return f"\n{example()}\n\n"
     if name == "claims":
         return f"\n{claim.markdown(CLAIMS, Results())}\n\n"
+    if name.startswith("learn"):
+        return f"\n{learn(name)}\n\n"
     if name.startswith(("experiment_", "state_")):
         return f"\n{experiment(name)}\n\n"
     if name not in TABLES:
@@ -313,6 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     Parser(prog="python -m parity_tests.tables", description=__doc__).parse_args(argv)
     for document in DOCUMENTS:
         document.write_text(written(document.read_text()))
+    lesson.NOTEBOOK.write_text(lesson.file(lesson.made(lesson.PAGE.read_text())))
     return 0
 
 

@@ -176,11 +176,23 @@ def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFix
     flags = {"device": "cpu", "steps": 3, "n_layer": 1, "d_model": 16}
     verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, "softmax-scale=0.5")
     assert verdict is Verdict.DIFFERENT
-    assert "the rung that catches it is 2 activations" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the rung that catches it is 2 activations" in printed
+    assert "different from step 1 on\nlast loss: torch:fp64 " in printed
     content = json.loads((tmp_path / "curves.json").read_text())
     healthy, sick, other = (content[side]["loss"][0] for side in ("a", "sick", "b"))
     assert np.allclose(healthy, other, rtol=0, atol=1e-12)
     assert content["compared"] == ["sick", "b"] and not np.allclose(sick, other, rtol=0, atol=1e-9)
+
+
+def test_where_two_curves_part_is_the_first_step_beyond_what_is_allowed() -> None:
+    ours = np.linspace(3.0, 2.0, 20)
+    theirs = ours + np.where(np.arange(20) < 6, 0.0, 1e-3)
+    noise = ours + 1e-5 * np.array([[1.0], [-1.0]])
+    said = curves.seen(compare(ours, theirs, noise, 1.0), {"A": [3.0, 2.5], "B": [2.0]})
+    assert said == ["different from step 7 on", "last loss: A 2.5000, B 2.0000"]
+    same = curves.seen(compare(ours, ours, noise, 1.0), {"A": [2.0]})
+    assert same == ["last loss: A 2.0000"]
 
 
 def test_a_bug_needs_an_operand_of_its_framework(tmp_path: Path) -> None:

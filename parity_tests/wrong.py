@@ -158,6 +158,8 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["curves", "jax:bf16", "nothing"], ["nothing", "FRAMEWORK:POLICY"]),
     (["curves", "jax:bf16", "torch:bf16", "--lr", "nan"], ["--lr", "nan"]),
     (["curves", "jax:bf16", "torch:bf16", "--data", "no.txt"], ["--data", "no.txt"]),
+    (["curves", "jax:bf16", "torch:bf16", "--remat", "all"], ["--remat", "all", "sqrt"]),
+    (["curves", "jax:bf16", "torch:bf16", "--device", "tpu"], ["--device", "tpu", "cuda"]),
     (["curves", "jax:bf16", "torch:bf16", "--bug", "none"], ["--bug", "none", "--list"]),
     (["curves", "jax:bf16", "jax:fp32", "--bug", "erf-gelu"], ["--bug", "erf-gelu", "torch"]),
     (["curves", "jax:bf16", "torch:bf16", "--bug", "erf-gelu=2"], ["--bug", "no size"]),
@@ -292,6 +294,12 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("[3]", ["3", "give its fields"]),
     ],
     "parity_tests.tables": [("status", ["status", "--help"])],
+    "parity_tests.lesson": [("nothing", ["CELL", "nothing", "unknown"])],
+    "parity_tests.notebook": [
+        ("", ["FILE", "--help"]),
+        ("no.ipynb", ["no.ipynb", "no such file"]),
+        ("garbage/config.json steps", ["NAME=VALUE", "steps", "has no ="]),
+    ],
     "parity_tests.fuzz": [
         ("--cases 0", ["--cases", "0", "at least 1"]),
         ("--cases many", ["--cases", "'many'", "whole number"]),

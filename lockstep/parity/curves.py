@@ -83,6 +83,8 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: st
     (out / "curves.json").write_text(json.dumps(content) + "\n")
     print(f"{sides[left].name} against {sides[right].name}, {steps} steps")
     print(result.finding)
+    for line in seen(result, {side.name: made[key]["loss"][0] for key, side in sides.items()}):
+        print(line)
     last = max(result.horizon - 1, 0)
     print(
         f"the smallest gap that would have been called different: {result.allowed[last]:.2g} nats"
@@ -92,6 +94,16 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: st
         print(f"planted: {bug.what}; the rung that catches it is {rung}: {rung.proves}")
     print(f"written: {', '.join(str(path) for path in written(content, out))}")
     return result.finding.verdict
+
+
+def seen(result: Comparison, losses: dict[str, list[float]]) -> list[str]:
+    """What a reader would look for in the picture: where they part, and where they end."""
+    lines = []
+    beyond = np.flatnonzero(~(result.gap <= result.allowed)[: result.horizon])
+    if result.finding.verdict is Verdict.DIFFERENT and len(beyond):
+        lines.append(f"different from step {beyond[0] + 1} on")
+    ends = (f"{name} {loss[-1]:.4f}" for name, loss in losses.items())
+    return [*lines, f"last loss: {', '.join(ends)}"]
 
 
 def planted_side(bug: bugs.Bug, a: Operand, b: Operand) -> Operand:

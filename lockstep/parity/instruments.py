@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import rundir, twin
-from lockstep.config import DataConfig, ModelConfig, OptimConfig, from_flags
+from lockstep.config import (
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+    from_flags,
+)
 from lockstep.errors import require, require_range
 from lockstep.flags import add_flag, reader
 from lockstep.parity import bugs, curves, power, sensitivity, specificity
@@ -36,6 +44,9 @@ def _add_curves(commands: Any) -> None:
     for side in ("A", "B"):
         sub.add_argument(side.lower(), metavar=side, help=about)
     _add_flags(sub, curves.DEFAULTS)
+    for section, name in ((PrecisionConfig, "loss_scale_init"), (ExecutionConfig, "remat"),
+                          (RunConfig, "device")):  # fmt: skip
+        add_flag(sub, next(f for f in dataclasses.fields(section) if f.name == name))
     sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
                      "(default: runs/curves-A-B)")  # fmt: skip
     sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
