@@ -18,9 +18,9 @@ TERABYTE = 1 << 40
 QUICK = 5.0  # seconds, on a machine that does other things too; the slowest takes 0.7 alone
 
 
-def refused(read: Callable[[], Any], *words: str) -> None:
+def refused(read: Callable[[], Any], *words: str, seconds: float = QUICK) -> None:
     """In one line with these words, at once, and without a large allocation."""
-    with bounded(seconds=QUICK), pytest.raises(UserError) as caught:
+    with bounded(seconds=seconds), pytest.raises(UserError) as caught:
         read()
     line = str(caught.value)
     assert line.isprintable() and len(line) <= LONGEST + 5

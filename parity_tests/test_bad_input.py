@@ -1,6 +1,6 @@
 """What a user gets wrong: exit status 2, one line with field, value and remedy, nothing written.
 
-Each command of the project, with the invocations of `parity_tests.wrong`.
+Each command of the project, with the invocations of `parity_tests.wrong` and `wrong_modules`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.process import one_line
 from lockstep import cli
-from parity_tests import wrong
+from parity_tests import wrong, wrong_modules
 from parity_tests.wrong_place import TEXT, check_line, contents
 from parity_tests.wrong_place import place as place
 
@@ -39,8 +39,12 @@ def trainer_words(flags: str) -> list[str]:
 CASES: list[Case] = [
     *((name, trainer_words(flags), said) for name in TRAINERS for flags, said in wrong.TRAINER),
     *(("lockstep", words, said) for words, said in wrong.LOCKSTEP),
-    *((name, words.split(), said) for name in wrong.MODULES for words, said in wrong.MODULES[name]),
-    *(("python", words.split(), said) for words, said in wrong.PROCESSES),
+    *(
+        (name, words.split(), said)
+        for name, wrongs in wrong_modules.MODULES.items()
+        for words, said in wrongs
+    ),
+    *(("python", words.split(), said) for words, said in wrong_modules.PROCESSES),
 ]
 
 

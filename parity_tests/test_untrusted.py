@@ -217,7 +217,7 @@ def test_refused_can_fail(tmp_path: Path) -> None:
     ]  # fmt: skip
     for read in wrong:
         with pytest.raises(BaseException) as caught:
-            refused(read)
+            refused(read, seconds=1.0)
         assert not isinstance(caught.value, UserError)
 
 
