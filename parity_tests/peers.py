@@ -37,7 +37,7 @@ def equal_runs(case: Case) -> tuple[Steps, Steps]:
     """The two whole runs, which the curves' rung calls equal."""
     outcome = ladder.climb(CURVES, case)
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
-    ours, theirs = (whole_run(side, case) for side in case.sides)
+    ours, theirs = (whole_run(side, case, case.perturbed) for side in case.sides)
     assert np.array_equal(ours.lr, theirs.lr)  # the same bytes of one table
     return ours, theirs
 

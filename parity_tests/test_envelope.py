@@ -1,6 +1,7 @@
 """The instruments on made-up curves whose verdict is known, then on the twins."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.parity import curves, operands
 from lockstep.parity.compare import error_ratios, norm_gap, norm_rule, ratio_rule, worst
-from lockstep.parity.envelope import compare, nudged, reordered
+from lockstep.parity.envelope import compare, confirmed, nudged, reordered
 from lockstep.parity.tolerances import ENVELOPE_CAP, RATIO
-from lockstep.parity.verdict import Verdict
+from lockstep.parity.verdict import Finding, Verdict
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import run, start, toy
 
@@ -76,6 +77,46 @@ def test_two_ulps_are_forgiven_where_nothing_else_is() -> None:
         other = BASE.copy()
         other[0] += ulps * ulp
         assert compare(BASE, other, still, cap=5e-3).finding.verdict is verdict
+
+
+def flipped(at: int, size: float) -> np.ndarray:
+    """A rounding that flips once, for good."""
+    other = noisy(1e-4)
+    other[at:] += size
+    return other
+
+
+def findings(*others: np.ndarray) -> tuple[Finding, Callable[[int], Finding]]:
+    first, *rest = (compare(BASE, other, NOISE, cap=5e-3).finding for other in others)
+    return first, rest.__getitem__
+
+
+def test_different_is_what_is_so_from_other_weights_too() -> None:
+    flip, same = flipped(3, 2e-3), noisy(1e-4)
+    once, _ = findings(flip)
+    assert once.verdict is Verdict.DIFFERENT
+    result = confirmed(*findings(flip, same, same))
+    assert result.verdict is Verdict.EQUAL
+    assert f"the median of three starts: {once.figure:.3g}, " in result.detail
+    assert confirmed(*findings(flip, same, flip)).verdict is Verdict.DIFFERENT
+    assert confirmed(*findings(flip, flip, flip)).verdict is Verdict.DIFFERENT
+
+
+def test_what_is_equal_at_once_is_not_tried_again() -> None:
+    finding, _ = findings(noisy(1e-4))
+
+    def never(k: int) -> Finding:
+        raise AssertionError
+
+    assert confirmed(finding, never) is finding
+
+
+def test_the_envelope_is_that_of_the_noisy_program_around_itself() -> None:
+    """Around another program it would be as wide as the gap, and hide it."""
+    wrong = BASE + 0.1
+    assert compare(wrong, BASE, NOISE, cap=5e-1).finding.verdict is Verdict.EQUAL
+    right = compare(wrong, BASE, NOISE, cap=5e-1, plain=BASE)
+    assert right.finding.verdict is Verdict.DIFFERENT
 
 
 def test_one_run_is_no_envelope() -> None:
@@ -183,6 +224,13 @@ def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFix
     healthy, sick, other = (content[side]["loss"][0] for side in ("a", "sick", "b"))
     assert np.allclose(healthy, other, rtol=0, atol=1e-12)
     assert content["compared"] == ["sick", "b"] and not np.allclose(sick, other, rtol=0, atol=1e-9)
+
+
+def test_a_bug_in_the_side_whose_noise_is_taken(tmp_path: Path) -> None:
+    """It must not widen the envelope that it is held against."""
+    flags = {"device": "cpu", "steps": 8, "n_layer": 1, "d_model": 16}
+    verdict = curves.run("torch:bf16", "jax:bf16", flags, tmp_path, "loss-not-divided")
+    assert verdict is Verdict.DIFFERENT
 
 
 def test_where_two_curves_part_is_the_first_step_beyond_what_is_allowed() -> None:

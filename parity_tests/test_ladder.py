@@ -49,7 +49,7 @@ def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, 
     case = Case(pair=GPT, a=sides[0], b=sides[1], config=matrix.config(row, device))
     outcome = ladder.climb(RUNGS[7], case)
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
-    run = trajectories.whole_run(sides[1], case)
+    run = trajectories.whole_run(sides[1], case, case.perturbed)
     assert (run.grad_norm > case.config.optim.clip).mean() > 0.9
     assert run.loss[-1] < run.loss[0] - 1  # and something was learned
 

@@ -19,9 +19,11 @@ from lockstep.errors import require
 from lockstep.parity import bugs, ladder
 from lockstep.parity.envelope import (
     ORDER_SEEDS,
+    RESTARTS,
     WEIGHT_SEEDS,
     Comparison,
     compare,
+    confirmed,
     nudged,
     reordered,
 )
@@ -29,7 +31,7 @@ from lockstep.parity.operands import Operand, comparable, parse
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
-from lockstep.parity.verdict import Verdict, within
+from lockstep.parity.verdict import Finding, Verdict, within
 
 # Small enough for a CPU, learning slowly enough for an envelope that stays below its cap.
 DEFAULTS: dict[str, Any] = {
@@ -40,6 +42,18 @@ CHUNK = 100  # steps that travel to the side at once
 CURVES = ("loss", "loss_scale", "skipped")
 
 Change = Callable[[Any], Any]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+# What is done to the weights and to the batches of each perturbed run.
+NOISE: list[tuple[Change, Change]] = [
+    *((partial(nudged, seed=seed), _same) for seed in range(WEIGHT_SEEDS)),
+    *((_same, partial(reordered, seed=seed)) for seed in range(ORDER_SEEDS)),
+]
+STARTS = NOISE[:RESTARTS]
 
 
 def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "") -> Verdict:
@@ -58,18 +72,19 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: st
     data = corpus.load(a.config.data.data)
     corpus.check(data, a.config.model.vocab, a.config.model.context)
     planted = planted_side(bug, a, b) if bug else None
-    made = {"a": train(a, data.train, noise=True), "b": train(b, data.train)}
+    made = {"a": train(a, data.train, noise=NOISE), "b": train(b, data.train, noise=STARTS)}
     sides = {"a": a, "b": b}
     if planted:
-        made["sick"] = train(planted, data.train, variant=bug_text)
+        made["sick"] = train(planted, data.train, noise=STARTS, variant=bug_text)
         sides["sick"] = planted
     left, right = "a", "b"
     if bug:  # it takes the place of its healthy self
         left, right = ("a", "sick") if bug.framework == b.framework else ("sick", "b")
-    ours, theirs = (np.array(made[side]["loss"][0]) for side in (left, right))
-    steps = min(len(ours), len(theirs))
-    perturbed = np.array(made["a"]["loss"][1:])[:, :steps]
-    result = judge(sides[left], sides[right], ours[:steps], theirs[:steps], perturbed)
+    runs = [made[side]["loss"] for side in (left, right, "a")]
+    steps = min(len(run) for each in runs for run in each)
+    result = judge(
+        sides[left], sides[right], *(np.array([run[:steps] for run in each]) for each in runs)
+    )
     out.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         name: {"name": side.name, "framework": side.framework, "config": side.config.to_json(),
@@ -116,14 +131,29 @@ def planted_side(bug: bugs.Bug, a: Operand, b: Operand) -> Operand:
 
 
 def judge(
-    a: Operand, b: Operand, ours: np.ndarray, theirs: np.ndarray, perturbed: np.ndarray
+    a: Operand, b: Operand, ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray
 ) -> Comparison:
-    """Rung 8's rule by the policies: float64 has an absolute bound, the others the envelope."""
+    """Rung 8's rule by the policies: float64 has an absolute bound, the others the envelope.
+
+    All are losses (runs, steps): the plain run, then those from nudged weights as far as there are
+    any; of `noisy`, whose spread is the envelope, all that are perturbed.
+    """
+    plain, perturbed = noisy[0], noisy[1:]
     computes = [side.config.precision.roles.compute for side in (a, b)]
     if computes != ["float64", "float64"]:
         cap = max(ENVELOPE_CAP.get(compute, 0.0) for compute in computes)
-        return compare(ours, theirs, perturbed, cap)
-    result = compare(ours, theirs, perturbed, np.inf)
+        once = compare(ours[0], theirs[0], perturbed, cap, plain=plain)
+        if min(len(ours), len(theirs)) <= RESTARTS:  # a run of which there is no more than its log
+            return once
+
+        def restarted(k: int) -> Finding:
+            others = np.stack([plain, *np.delete(perturbed, k, axis=0)])
+            again = compare(ours[1 + k], theirs[1 + k], others, cap, plain=perturbed[k])
+            return again.finding
+
+        return replace(once, finding=confirmed(once.finding, restarted))
+    ours, theirs = ours[0], theirs[0]
+    result = compare(ours, theirs, perturbed, np.inf, plain=plain)
     finding = within(
         "largest gap in nats",
         f"step {int(np.abs(ours - theirs).argmax()) + 1}",
@@ -136,16 +166,13 @@ def judge(
 
 
 def train(
-    operand: Operand, tokens: np.ndarray, *, noise: bool = False, variant: str = ""
+    operand: Operand, tokens: np.ndarray, *, noise: list[tuple[Change, Change]], variant: str = ""
 ) -> dict[str, Any]:
     """Its curves, the plain run first; a lone run that is there already is not trained again."""
-    if operand.losses is not None and not noise:
+    if operand.losses is not None and noise is STARTS:
         return {"loss": [operand.losses.tolist()]}
     side = Side(operand.framework, GPT.modules[operand.framework], variant=variant, remember=False)
-    runs: list[tuple[Change, Change]] = [(_same, _same)]
-    if noise:
-        runs += [(partial(nudged, seed=seed), _same) for seed in range(WEIGHT_SEEDS)]
-        runs += [(_same, partial(reordered, seed=seed)) for seed in range(ORDER_SEEDS)]
+    runs = [(_same, _same), *noise]
     made: dict[str, Any] = {name: [] for name in CURVES}
     try:
         for number, (weight, order) in enumerate(runs, 1):
@@ -180,10 +207,6 @@ def curve(
         for name, values in curves.items():
             values += getattr(done, name).tolist()
     return curves
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def written(content: dict[str, Any], out: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """The rungs that look at whole runs: loss curves, fast against strict, handed over half-way."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ import numpy as np
 from lockstep import checkpoint
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed
-from lockstep.parity.envelope import ORDER_SEEDS, WEIGHT_SEEDS, compare, nudged, reordered
+from lockstep.parity.envelope import (
+    ORDER_SEEDS,
+    WEIGHT_SEEDS,
+    compare,
+    confirmed,
+    nudged,
+    reordered,
+)
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
 from lockstep.parity.verdict import Finding, Verdict, nothing, within
 from lockstep.twin import TrainState
+
+Pair = tuple[Steps, Steps]
 
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
@@ -25,8 +35,12 @@ def curves(case: Case) -> list[Finding]:
 
     Only float64 has dropout here: reordered, a row would get another mask.
     """
-    ours, theirs = (whole_run(side, case) for side in case.sides)
-    return held(case, case.a, ours, theirs, "across")
+
+    def pair(start: TrainState) -> Pair:
+        a, b = (whole_run(side, case, start) for side in case.sides)
+        return a, b
+
+    return held(case, case.a, pair, "across")
 
 
 def fast(case: Case) -> list[Finding]:
@@ -38,47 +52,65 @@ def fast(case: Case) -> list[Finding]:
     strict = case.changed(numerics="strict", **same)
     found = []
     for side in case.sides:
-        ours = whole_run(side, strict)
-        theirs = whole_run(side, strict.changed(numerics="fast"))
-        found += held(strict, side, ours, theirs, side.name, dtype=case.compute)
+
+        def pair(start: TrainState, side: Side = side) -> Pair:
+            loose = strict.changed(numerics="fast")
+            return whole_run(side, strict, start), whole_run(side, loose, start)
+
+        found += held(strict, side, pair, side.name, dtype=case.compute)
     return found
 
 
 def checkpoints(case: Case) -> list[Finding]:
     """Stopped half-way, saved, and resumed: in itself bit for bit, in the other as one run."""
-    windows = case.windows(case.config.optim.steps)
-    half = len(windows) // 2
     found = []
     for first in case.sides:
-        unbroken = whole_run(first, case)
-        saved = _through_disk(first.steps(case.config, case.perturbed, windows[:half]).end)
         for second in case.sides:
-            rest = second.steps(case.config, saved, windows[half:])
             where = f"{first.name} to {second.name}"
+
+            def pair(start: TrainState, first: Side = first, second: Side = second) -> Pair:
+                return whole_run(first, case, start), handed_over(first, second, case, start)
+
             if first is second:
-                parted = changed(unbroken.end, rest.end) + [
-                    f"step {half + t + 1}"
-                    for t in np.flatnonzero(rest.loss != unbroken.loss[half:])
-                ]
+                unbroken, joined = pair(case.perturbed)
+                steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
+                parted = changed(unbroken.end, joined.end) + [f"step {t}" for t in steps]
                 found.append(nothing("changed by resuming", where, parted))
             else:
-                spliced: dict[str, Any] = {
-                    f: np.concatenate([getattr(unbroken, f)[:half], getattr(rest, f)])
-                    for f in ("loss", "grad_norm", "loss_scale", "skipped")
-                }
-                joined = replace(rest, **spliced)
-                found += held(case, case.a, unbroken, joined, where)
+                found += held(case, case.a, pair, where)
     return found
 
 
-def whole_run(side: Side, case: Case) -> Steps:
-    return side.steps(case.config, case.perturbed, case.windows(case.config.optim.steps))
+def whole_run(side: Side, case: Case, start: TrainState) -> Steps:
+    return side.steps(case.config, start, case.windows(case.config.optim.steps))
+
+
+def handed_over(first: Side, second: Side, case: Case, start: TrainState) -> Steps:
+    """A whole run whose second half is another's."""
+    windows = case.windows(case.config.optim.steps)
+    half = len(windows) // 2
+    begun = first.steps(case.config, start, windows[:half])
+    rest = second.steps(case.config, _through_disk(begun.end), windows[half:])
+    joined: dict[str, Any] = {
+        f: np.concatenate([getattr(begun, f), getattr(rest, f)])
+        for f in ("loss", "grad_norm", "loss_scale", "skipped")
+    }
+    return replace(rest, **joined)
 
 
 def held(
-    case: Case, noisy: Side, ours: Steps, theirs: Steps, where: str, dtype: str = "float32"
+    case: Case,
+    noisy: Side,
+    pair: Callable[[TrainState], Pair],
+    where: str,
+    dtype: str = "float32",
 ) -> list[Finding]:
-    """Two curves against float64's bound, or against the noise of the side that trained `ours`."""
+    """Two curves against float64's bound, or against the noise of one side.
+
+    Args:
+        pair: trains both from a state.
+    """
+    ours, theirs = pair(case.perturbed)
     if case.exact:
         gap, norm = (np.abs(getattr(ours, f) - getattr(theirs, f)) for f in ("loss", "grad_norm"))
         return [
@@ -87,29 +119,43 @@ def held(
             within("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
                    float(norm.max()), CURVE_NORM.bound),
         ]  # fmt: skip
-    runs = perturbed_runs(case, noisy, dtype)
-    losses = np.stack([run.loss for run in runs])
-    finding = compare(ours.loss, theirs.loss, losses, ENVELOPE_CAP[case.compute]).finding
+    starts, runs = perturbed_runs(case, noisy, dtype)
+    losses, cap = np.stack([run.loss for run in runs]), ENVELOPE_CAP[case.compute]
+    plain = whole_run(noisy, case, case.perturbed).loss
+
+    def restarted(k: int) -> Finding:
+        a, b = pair(starts[k])
+        others = np.stack([plain, *np.delete(losses, k, axis=0)])
+        return compare(a.loss, b.loss, others, cap, plain=losses[k]).finding
+
+    finding = compare(ours.loss, theirs.loss, losses, cap, plain=plain).finding
+    finding = confirmed(finding, restarted)
     found = [replace(finding, where=f"{where}, {finding.where}")]
     if case.config.precision.roles.loss_scaling:
         found.append(scale_traces(where, ours, theirs, runs))
     return found
 
 
-def perturbed_runs(case: Case, side: Side, dtype: str = "float32") -> list[Steps]:
-    """The runs whose spread is the envelope: nudged weights, then reordered batches."""
+def perturbed_runs(
+    case: Case, side: Side, dtype: str = "float32"
+) -> tuple[list[TrainState], list[Steps]]:
+    """The runs whose spread is the envelope: nudged weights, then reordered batches.
+
+    And the states that the former start from.
+    """
     windows = case.windows(case.config.optim.steps)
     state = case.perturbed
-    weights = (
+    starts = [
         replace(state, params=nudged(state.params, seed, dtype)) for seed in range(WEIGHT_SEEDS)
-    )
+    ]
     orders = (
         np.stack([reordered(window, seed) for window in windows]) for seed in range(ORDER_SEEDS)
     )
-    return [
-        *(side.steps(case.config, start, windows) for start in weights),
+    runs = [
+        *(side.steps(case.config, start, windows) for start in starts),
         *(side.steps(case.config, state, order) for order in orders),
     ]
+    return starts, runs
 
 
 def scale_traces(where: str, ours: Steps, theirs: Steps, noise: list[Steps]) -> Finding:
