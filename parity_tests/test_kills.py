@@ -20,7 +20,8 @@ from parity_tests.fake_runs import SHAPE
 
 ROOT = Path(__file__).parent.parent
 MODULES = {"fake": fake.__name__, **twin.MODULES}
-STEPS = {"fake": 400, "jax": 60, "torch": 60}
+# More than all lives together can take: no run ends before it has been killed so often.
+STEPS = {"fake": 1000, "jax": 3000, "torch": 3000}
 SMALL = (
     f"{SHAPE} --batch-size 2 --eval-batches 1 --policy fp32 --numerics strict --device cpu "
     "--data text.txt --eval-every 7 --save-every 1 --keep 2"
@@ -31,7 +32,7 @@ def started(framework: str, flags: str) -> subprocess.Popen:
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(Path("cache").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "FAKE_STEP": "0.002",
+        "FAKE_STEP": "0.005",
     }
     return subprocess.Popen(
         [sys.executable, "-m", MODULES[framework], *flags.split()], text=True,
