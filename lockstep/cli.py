@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import loop, rundir, sampling, twin
-from lockstep.config import (
-    Config,
-    flag_name,
-    from_flags,
-)
+from lockstep.config import Config, from_flags
 from lockstep.doctor import command as doctor
 from lockstep.errors import UserError, require, require_range
+from lockstep.fields import flag_name
 from lockstep.flags import Parser, add_flag, reader
 from lockstep.parity import instruments
 from lockstep.plan import command as plan

@@ -8,11 +8,12 @@ micro-batches in one optimizer step.
 
 import dataclasses
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep import islands, precision
 from lockstep.errors import UserError, require, require_range
+from lockstep.fields import flag, flag_name, require_choice, require_fields
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
@@ -24,30 +25,6 @@ LARGEST_SCALE = 2.0**127  # a loss scale is a float32
 # Fields that came after runs and results were written, and what these did. JSON has them only where
 # they say something else (docs/decisions/0018).
 LATER: dict[str, Any] = {"fp32_islands": "", "max_skips": 50, "debug_nans": False}
-
-
-def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
-    """A dataclass field that is a command-line flag; `derived` says how an unset one is made."""
-    metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived}
-    return field(default=default, metadata=metadata)
-
-
-def flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
-    require(value in choices, field, value, f"unknown; use {', '.join(choices)}")
-
-
-def _require_fields(what: str, values: Any, types: dict[str, Any]) -> None:
-    """Raises UserError unless `values` is a dict of exactly these fields and types.
-
-    An int is no float and no bool: what we wrote ourselves never has one for the other.
-    """
-    found = {name: type(value) for name, value in values.items()} if type(values) is dict else {}
-    wrong = sorted({name for name, _ in found.items() ^ types.items()})
-    require(not wrong, what, ", ".join(wrong), "not as this version writes it")
 
 
 def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
@@ -118,7 +95,7 @@ class ModelConfig:
             "mlp": ("gelu", "swiglu"),
         }
         for name, choices in switches.items():
-            _require_choice(name, getattr(self, name), choices)
+            require_choice(name, getattr(self, name), choices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +147,8 @@ class PrecisionConfig:
         precision.resolve(self.policy)
         if self.eval_policy:
             _rename_error("--policy", "--eval-policy", precision.resolve, self.eval_policy)
-        _require_choice("--numerics", self.numerics, ("fast", "strict"))
-        _require_choice("--attention", self.attention, ("auto", "reference", "fused"))
+        require_choice("--numerics", self.numerics, ("fast", "strict"))
+        require_choice("--attention", self.attention, ("auto", "reference", "fused"))
         require(
             not (self.strict and self.attention == "fused"),
             "--attention",
@@ -257,8 +234,8 @@ class ExecutionConfig:
     compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
 
     def __post_init__(self) -> None:
-        _require_choice("--remat", self.remat, ("none", "sublayer", "block", "sqrt", "dots"))
-        _require_choice("--layers", self.layers, ("auto", "unroll", "scan"))
+        require_choice("--remat", self.remat, ("none", "sublayer", "block", "sqrt", "dots"))
+        require_choice("--layers", self.layers, ("auto", "unroll", "scan"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +256,7 @@ class RunConfig:
         lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}
         for name, low in lowest.items():
             require_range(flag_name(name), getattr(self, name), low, LARGEST)
-        _require_choice("--device", self.device, ("auto", "cpu", "cuda"))
+        require_choice("--device", self.device, ("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,12 +324,12 @@ class Config:
             UserError: a section or field is missing, unknown or of another type.
         """
         kinds = {f.name: f.type for f in dataclasses.fields(cls)}
-        _require_fields("config", sections, dict.fromkeys(kinds, dict))
+        require_fields("config", sections, dict.fromkeys(kinds, dict))
         parts = {}
         for name, kind in kinds.items():
             types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
             values = {n: v for n, v in LATER.items() if n in types} | sections[name]
-            _require_fields(f"config {name}", values, types)
+            require_fields(f"config {name}", values, types)
             parts[name] = kind(**values)  # type: ignore[operator]
         return cls(**parts)
 

@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lockstep.config import PRESETS, flag_name
+from lockstep.config import PRESETS
 from lockstep.errors import UserError
+from lockstep.fields import flag_name
 
 
 class Parser(argparse.ArgumentParser):

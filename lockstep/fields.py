@@ -1,0 +1,32 @@
+"""What a field of a configuration is: a flag with its help, a choice, a value of a type."""
+
+from dataclasses import field
+from typing import Any
+
+from lockstep.errors import require
+
+
+def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
+    """A dataclass field that is a command-line flag; `derived` says how an unset one is made."""
+    metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived}
+    return field(default=default, metadata=metadata)
+
+
+def flag_name(name: str) -> str:
+    """min_lr -> --min-lr"""
+    return "--" + name.replace("_", "-")
+
+
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises UserError unless a flag's value is one of its choices."""
+    require(value in choices, name, value, f"unknown; use {', '.join(choices)}")
+
+
+def require_fields(what: str, values: Any, types: dict[str, Any]) -> None:
+    """Raises UserError unless `values` is a dict of exactly these fields and types.
+
+    An int is no float and no bool: what we wrote ourselves never has one for the other.
+    """
+    found = {name: type(value) for name, value in values.items()} if type(values) is dict else {}
+    wrong = sorted({name for name, _ in found.items() ^ types.items()})
+    require(not wrong, what, ", ".join(wrong), "not as this version writes it")
