@@ -92,8 +92,9 @@ def clipping() -> Row:
     torch.nn.utils.clip_grad_norm_(leaf, 0.5)
 
     def gap(clip: Callable[[float], optax.GradientTransformation]) -> float:
-        clipped, _ = clip(0.5).update(jnp.asarray(gradient), clip(0.5).init(jnp.asarray(gradient)))
-        return error(clipped, gradient_of(leaf))
+        grads = {"weight": jnp.asarray(gradient)}
+        clipped, _ = clip(0.5).update(grads, clip(0.5).init(grads))
+        return error(clipped["weight"], gradient_of(leaf))
 
     return Row(
         what="Clipping a gradient of norm 1 to 0.5",
