@@ -8,14 +8,18 @@ def replace(path: Path, text: str) -> None:
     """Writes `path` anew: a reader finds the former text or this one.
 
     Raises:
-        OSError: it cannot be written; the former text stays.
+        OSError: it cannot be written; the former text stays, and nothing else.
     """
     partial = path.with_name(f"{path.name}.tmp")
     partial.unlink(missing_ok=True)  # what a kill left, or a link that would be written through
-    with partial.open("x") as file:
-        file.write(text)
-    sync(partial)
-    os.replace(partial, path)
+    try:
+        with partial.open("x") as file:
+            file.write(text)
+        sync(partial)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

@@ -84,9 +84,9 @@ def intermediates(model: ModelConfig) -> list[str]:
 
 
 def first_backward(modules: Collection[str], model: ModelConfig) -> str:
-    """Of modules with parameters the one that the backward pass comes to first."""
+    """Of modules with parameters the one that the backward pass comes to first; "" of none."""
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
-    return max(modules, key=order.index)
+    return max(modules, key=order.index, default="")
 
 
 def count(model: ModelConfig) -> int:

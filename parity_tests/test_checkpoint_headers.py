@@ -10,7 +10,7 @@ import pytest
 
 from lockstep import checkpoint, tensors
 from lockstep.checkpoint import FILES
-from parity_tests.checkpoints import state
+from parity_tests.checkpoints import assert_same, state
 from parity_tests.hostile_checkpoints import parts, signed, whole
 from parity_tests.hostile_runs import make_run, newest, refused
 
@@ -70,9 +70,10 @@ def test_a_header_alone_of_100_megabytes(run: Path) -> None:
 def test_signing_alone_is_accepted(run: Path) -> None:
     """So that the refusals above are for the header."""
     path = newest(run)
+    before = checkpoint.load(path)
     header, data = parts((path / "mu.safetensors").read_bytes())
     sign(path, "mu.safetensors", whole(header, data))
-    checkpoint.load(path)
+    assert_same(checkpoint.load(path), before)
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(

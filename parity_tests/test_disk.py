@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as serialized
 
-from lockstep import checkpoint, cli, loop, runlog
+from lockstep import checkpoint, cli, durable, loop, runlog
 from lockstep.errors import UserError
 from lockstep.params import Arrays
 from lockstep.twin import TrainState
@@ -177,6 +177,15 @@ def test_a_disk_that_stays_full_ends_the_run_with_status_2(
     (small_disk / "filler").unlink()
     assert resume(out="disk/run") == loop.DONE
     assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
+
+
+def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
+    durable.replace(small_disk / "config.json", "former")
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        durable.replace(small_disk / "config.json", "x" * 10_000)
+    assert sorted(path.name for path in small_disk.iterdir()) == ["config.json", "filler"]
+    assert (small_disk / "config.json").read_text() == "former"
 
 
 def test_a_disk_that_is_full_from_the_start(small_disk: Path, capsys: Any) -> None:

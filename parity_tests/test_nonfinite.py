@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jax_impl.optim import tensor_names
 from lockstep import cli, loop, nonfinite
 from lockstep.config import Config
 from lockstep.twin import TrainState
@@ -63,6 +64,18 @@ def test_scanned_layers_are_named_one_by_one() -> None:
     config = toy(policy="fp16", layers="scan")
     twin = start("jax", config, grown(config, **STEEP))
     assert twin.step(twin.place(window(config, 0)))().nonfinite == "blocks.1.mlp.up"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_norm_may_overflow_where_no_gradient_does(framework: str) -> None:
+    """Then there is no module to name, and no crash."""
+    twin = start(framework, toy())
+    finite = {
+        "jax": lambda trainer: np.ones(len(tensor_names(trainer.model.shapes)), bool),
+        "torch": lambda trainer: [1.0] * len(list(trainer.model.parameters())),
+    }[framework]
+    trainer = twin.trainer  # type: ignore[attr-defined]
+    assert trainer.nonfinite(finite(trainer)) == ""
 
 
 # --- looked into
