@@ -14,13 +14,14 @@ from benchmarks import laws
 from benchmarks.cells import Flags
 from benchmarks.laws import Curve, Law
 from benchmarks.measure import write
-from lockstep import loop, params, twin
+from lockstep import provenance, twin
+from lockstep.cli.flags import Parser
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
-from lockstep.flags import Parser
-from lockstep.parity import provenance
+from lockstep.model import params
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.rundir import require_writable_file
+from lockstep.run.directory import require_writable_file
 from lockstep.twin import Twin
 
 # Narrow, so that 64 layers compile in seconds and a row's residuals outweigh the gradients, which
@@ -51,7 +52,7 @@ class Measure:
 
     def twin(self, config: Config) -> Twin:
         built = twin.load(self.framework, config)
-        built.load(loop.initial_state(config))
+        built.load(initial_state(config))
         return built
 
     def bytes(self, **flags: Any) -> int:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measure import write
+from lockstep import provenance
+from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
-from lockstep.flags import Parser, reader
-from lockstep.parity import provenance
-from lockstep.rundir import require_writable_file
+from lockstep.run.directory import require_writable_file
 
 DTYPES = ("float32", "bfloat16", "float16")
 # A forward pass multiplies x w, its backward pass dy w^T and x^T dy.

@@ -12,13 +12,14 @@ from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
 from benchmarks.process import made, one_line, read, words
-from lockstep import flops, loop
+from lockstep import provenance
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.memory import ResidentGrowth
-from lockstep.parity import provenance
+from lockstep.model import flops
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
+from lockstep.train.memory import ResidentGrowth
 from lockstep.twin import Runner, StepResult
 
 # How the frameworks, the drivers and Python say that there is no memory left.
@@ -36,7 +37,7 @@ def measure(cell: Cell, ask: Callable[[Any, Config], Result] = lambda *_: {}) ->
     """
     config, clock = cell.config, Clock()
     runner: Runner = importlib.import_module(CONTENDERS[cell.contender].module).build(config)
-    state = loop.initial_state(config)
+    state = initial_state(config)
     runner.load(state)
     clock.lap("start")
     runner.prepare()

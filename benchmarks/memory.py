@@ -17,15 +17,15 @@ import numpy as np
 from benchmarks.cells import Flags
 from benchmarks.measure import write
 from benchmarks.suites import REMAT
-from lockstep import loop, twin
+from lockstep import provenance, twin
+from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
+from lockstep.config.policy import BYTES, resolve
 from lockstep.errors import UserError, require
-from lockstep.flags import Parser
-from lockstep.parity import provenance
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
 from lockstep.plan.setting import Setting
-from lockstep.precision import BYTES, resolve
 
 RESULTS = Path(__file__).parent / "results" / "memory"
 FAMILIES = ("gpt2", "tiny")
@@ -94,7 +94,7 @@ def draw(random: np.random.Generator, among: Range, group: Flags) -> Flags:
 def measure(framework: str, flags: Flags) -> dict[str, Any]:
     config = from_flags({**flags, "device": "cpu", "steps": 1}, accelerator=False)
     built = twin.load(framework, config)
-    built.load(loop.initial_state(config))
+    built.load(initial_state(config))
     return {**flags, "step_bytes": built.step_bytes(GPT.window(config, 0))}
 
 

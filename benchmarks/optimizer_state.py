@@ -12,13 +12,14 @@ import numpy as np
 
 from benchmarks.experiments.arm import TOY
 from benchmarks.measure import write
-from lockstep import loop, params, twin
+from lockstep import provenance, twin
+from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
-from lockstep.flags import Parser
-from lockstep.parity import provenance
+from lockstep.model import params
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.rundir import require_writable_file
+from lockstep.run.directory import require_writable_file
 
 PURE = "params=bfloat16,compute=bfloat16,output=float32"
 POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE}
@@ -28,7 +29,7 @@ def parts(framework: str, policy: str) -> dict[str, float]:
     """Bytes a parameter, by what they are for, after one step."""
     config = from_flags({**TOY, "policy": policy, "device": "cpu"}, accelerator=False)
     built: Any = twin.load(framework, config)
-    built.load(loop.initial_state(config))
+    built.load(initial_state(config))
     window = GPT.window(config, 0)
     built.step(built.place(window))()
     state, count = built.state(), params.count(config.model)

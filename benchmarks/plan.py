@@ -17,11 +17,11 @@ from benchmarks.measure import tokens_per_step, write
 from benchmarks.process import one_line
 from benchmarks.report import load, merged
 from lockstep import twin
+from lockstep.cli.flags import Parser
 from lockstep.config import Config
-from lockstep.flags import Parser
+from lockstep.config.policy import BYTES
 from lockstep.plan import devices, memory, roofline, shape
 from lockstep.plan.setting import Setting
-from lockstep.precision import BYTES
 
 RESULTS = Path(__file__).parent / "results"
 SUITES = ("cpu", "plan")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
-from lockstep.flags import Parser
-from lockstep.untrusted import Refused, parsed, read_json
+from lockstep.files.untrusted import Refused, parsed, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTAKE, INTERRUPTED = 2, 130

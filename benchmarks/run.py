@@ -18,10 +18,10 @@ from benchmarks.experiments import run as experiments
 from benchmarks.measure import write
 from benchmarks.process import INTERRUPTED, ROOT, died, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
+from lockstep import provenance
+from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require
-from lockstep.flags import Parser, reader
-from lockstep.parity import provenance
-from lockstep.rundir import require_writable
+from lockstep.run.directory import require_writable
 
 
 class Job(NamedTuple):

@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks.cells import CONTENDERS, Cell, Flags
 from benchmarks.measure import take, write
 from benchmarks.suites import SMALL
-from lockstep import loop
+from lockstep import provenance
+from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
-from lockstep.flags import Parser, reader
-from lockstep.parity import provenance
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.rundir import require_writable_file
+from lockstep.run.directory import require_writable_file
 
 ROOT = Path(__file__).parent.parent
 FLOOR = 0.97  # of the peer's speed, by the lower end of the interval
@@ -91,7 +91,7 @@ def answer(contender: str, flags: str) -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     config = Cell(table="speed", contender=contender, flags=json.loads(flags)).config
     runner = importlib.import_module(CONTENDERS[contender].module).build(config)
-    runner.load(loop.initial_state(config))
+    runner.load(initial_state(config))
     runner.prepare()
     windows = [GPT.window(config, step) for step in range(STEPS)]
     for _ in range(WARMUP):

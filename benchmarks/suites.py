@@ -115,7 +115,14 @@ def gpu(device: str) -> Suite:
     gpt2, small, medium = model("gpt2", 32), model("10m", 256), model("30m", 128)
     headline = cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"),
                      policies(gpt2, "bf16"), **whole)  # fmt: skip
-    parity = ["pytest", "parity_tests/test_ladder.py", "--device", device, "--status", "{out}"]
+    parity = [
+        "pytest",
+        "parity_tests/ladder/test_ladder.py",
+        "--device",
+        device,
+        "--status",
+        "{out}",
+    ]
     power = ["lockstep", "power", "--device", device, "--out", "{out}"]
     return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),

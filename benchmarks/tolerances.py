@@ -1,7 +1,7 @@
 """How far the final losses of one table's cells may part, in nats."""
 
+from lockstep.config.policy import Roles
 from lockstep.parity.tolerances import Tolerance
-from lockstep.precision import Roles
 
 DRIFT = "`python -m benchmarks.run drift`"
 EXACT = Tolerance(bound=1e-9, reason="rounding alone", measured="1.8e-15 (`test_peers_bare.py`)")

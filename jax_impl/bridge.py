@@ -13,8 +13,8 @@ import optax
 
 from jax_impl.step import Params, State, Trainer, updates_made
 from lockstep.config import ModelConfig
-from lockstep.params import Arrays, shapes
-from lockstep.twin import TrainState
+from lockstep.model.params import Arrays, shapes
+from lockstep.model.state import TrainState
 
 EMBEDDINGS = ("embed.weight", "position.weight")
 

@@ -20,9 +20,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_impl.dropout import Dropout
 from jax_impl.precision import policy as make_policy
 from jax_impl.remat import AFFINE, recompute_cheap, remat_sublayer, through_blocks
-from lockstep import rotary
 from lockstep.config import ModelConfig
-from lockstep.precision import Roles
+from lockstep.config.policy import Roles
+from lockstep.model import rotary
 
 EPS = 1e-5
 Tap = Callable[[str, jax.Array], jax.Array]

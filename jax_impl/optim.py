@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.config import OptimConfig
-from lockstep.schedule import learning_rates
+from lockstep.train.schedule import learning_rates
 
 EPS = 1e-8
 STACKED = re.compile(r"blocks\.(?!\d)")  # the name of what all scanned layers have in one array

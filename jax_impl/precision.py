@@ -12,8 +12,8 @@ import jmp
 import optax
 
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.policy import Roles
 from lockstep.errors import UserError
-from lockstep.precision import Roles
 
 
 def policy(roles: Roles, module: str = "") -> jmp.Policy:

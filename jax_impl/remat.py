@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from lockstep.params import segments
+from lockstep.model.segments import segments
 
 Params = Any  # one block's parameters, a tree of arrays
 Layer = Callable[[Params, Any, jax.Array], jax.Array]  # (params, layer index, x) -> x

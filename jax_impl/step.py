@@ -21,9 +21,9 @@ from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
 from jax_impl.optim import by_tensor, optimizer, tensor_names
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
-from lockstep.params import decayed, first_backward
-from lockstep.precision import Roles
-from lockstep.schedule import learning_rates
+from lockstep.config.policy import Roles
+from lockstep.model.params import decayed, first_backward
+from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 Losses = tuple[jax.Array, jax.Array]  # scaled, to be differentiated, and as it is

@@ -1,11 +1,11 @@
-"""The JAX trainer: `python -m jax_impl.train --policy bf16`. The loop is `lockstep.loop`."""
+"""The JAX trainer: `python -m jax_impl.train --policy bf16`. The loop: `lockstep.train`."""
 
 import sys
 
-from lockstep import cli
+from lockstep.cli import commands
 
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for JAX
-    sys.exit(cli.train("jax"))
+    sys.exit(commands.train("jax"))
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,10 @@ from jax_impl.cost import step_bytes, step_flops
 from jax_impl.precision import configure, describe, find_device
 from jax_impl.step import Trainer
 from lockstep.config import Config
-from lockstep.memory import resident_peak
-from lockstep.params import Arrays, intermediates
-from lockstep.twin import StepResult, Trace, TrainState
+from lockstep.model.params import Arrays, intermediates
+from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
+from lockstep.twin import StepResult, Trace
 
 
 class JaxTwin:

@@ -6,32 +6,18 @@ user's own pair of models, can stand where ours stand.
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lockstep.config import Config
 from lockstep.errors import UserError, require
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 
 MODULES = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """Everything a run needs to go on, in canonical names and layouts.
-
-    Weights and moments have the policy's param dtype.
-    """
-
-    params: Arrays
-    mu: Arrays
-    nu: Arrays
-    step: int  # optimizer steps taken, skipped ones included
-    updates: int  # updates made: Adam's count and the schedule's position
-    loss_scale: float  # 1.0 where the policy needs none
-    good_steps: int  # finite steps since the scale last moved (GradScaler's growth tracker)
+# Where the mutants of a package stand: PREFIXbugs and PREFIXrewrites; elsewhere beside the twin.
+VARIANTS = {"jax_impl": "mutants.jax_", "torch_ref": "mutants.torch_"}
 
 
 class StepResult(NamedTuple):

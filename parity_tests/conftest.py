@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lockstep.parity import provenance
+from evidence import tables
+from lockstep import provenance
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from parity_tests import tables
 
 # Before a framework is imported, and for the processes the tests start. The toys are too small to
 # share: with one thread each, two workers do not fight for two cores.
@@ -34,7 +34,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given t
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(
-    "parity_tests.checkpoints", "parity_tests.corpora", "parity_tests.fuzz", "parity_tests.peers"
+    "parity_tests.runs.checkpoints",
+    "parity_tests.data.corpora",
+    "parity_tests.input.fuzz",
+    "parity_tests.benchmarks.peers",
 )
 
 # A suite that was started in the background (&, nohup) ignores Ctrl-C, and so would the processes

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import cli, twin
+from lockstep import twin
+from lockstep.cli import commands
 from lockstep.config import Config
-from lockstep.params import Arrays
-from lockstep.twin import StepResult, Trace, TrainState
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+from lockstep.twin import StepResult, Trace
 
 
 class FakeTwin:
@@ -98,4 +100,4 @@ def has_accelerator(device: str) -> bool:
 
 if __name__ == "__main__":
     twin.MODULES["fake"] = "__main__"
-    sys.exit(cli.train("fake"))
+    sys.exit(commands.train("fake"))

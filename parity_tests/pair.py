@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import batches, corpus, loop, twin
+from lockstep import twin
 from lockstep.config import Config, from_flags
-from lockstep.params import Arrays
+from lockstep.data import batches, corpus
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.compare import norm_gap as norm_gap
-from lockstep.twin import StepResult, TrainState, Twin
+from lockstep.twin import StepResult, Twin
 
 FRAMEWORKS = ("jax", "torch")
 FAMILIES = ("tiny", "gpt2")  # the two families' presets: RoPE and learned positions
@@ -40,7 +42,7 @@ text_tokens = text()
 def start(framework: str, config: Config, state: TrainState | None = None) -> Twin:
     """A twin with its weights loaded."""
     built = twin.load(framework, config)
-    built.load(state or loop.initial_state(config))
+    built.load(state or initial_state(config))
     return built
 
 
@@ -52,7 +54,7 @@ def run(built: Twin, config: Config, steps: range | None = None) -> list[StepRes
 
 def perturbed(config: Config, seed: int = 1) -> TrainState:
     """Initial weights plus noise: gains of one and biases of zero would hide bugs."""
-    state = loop.initial_state(config)
+    state = initial_state(config)
     generator = np.random.Generator(np.random.Philox(key=seed))
     noisy: Arrays = {
         name: weight + generator.normal(0, 0.02, weight.shape).astype(np.float32)

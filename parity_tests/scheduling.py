@@ -4,7 +4,7 @@ import re
 
 from xdist.scheduler import LoadScopeScheduling
 
-from lockstep.parity.bugs import BY_NAME
+from lockstep.parity.catalogue import BY_NAME
 
 OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+)\.py::")  # started once a module
 

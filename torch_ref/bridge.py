@@ -5,8 +5,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.params import Arrays, shapes
-from lockstep.twin import TrainState
+from lockstep.model.params import Arrays, shapes
+from lockstep.model.state import TrainState
 from torch_ref.step import Trainer
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep import rotary
 from lockstep.config import ModelConfig
-from lockstep.precision import Roles
+from lockstep.config.policy import Roles
+from lockstep.model import rotary
 from torch_ref.dropout import Dropout
 from torch_ref.precision import dtype, matmul
 from torch_ref.remat import remat_sublayer, through_blocks

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
-from lockstep.params import decayed
+from lockstep.model.params import decayed
 
 EPS = 1e-8
 

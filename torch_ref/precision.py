@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.policy import Roles
 from lockstep.errors import UserError
-from lockstep.precision import Roles
 
 
 def dtype(name: str) -> torch.dtype:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from lockstep.params import segments
+from lockstep.model.segments import segments
 from torch_ref.dropout import Dropout
 
 # Matmuls without a batch dimension are the weights'; those of attention are bmm.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.config.policy import Roles
 from lockstep.errors import UserError
-from lockstep.params import first_backward, intermediates
-from lockstep.precision import Roles
-from lockstep.schedule import learning_rates
+from lockstep.model.params import first_backward, intermediates
+from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 from torch_ref.dropout import Dropout
 from torch_ref.model import GPT, mean_loss

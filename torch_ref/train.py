@@ -1,11 +1,11 @@
-"""The PyTorch trainer: `python -m torch_ref.train --policy bf16`. The loop is `lockstep.loop`."""
+"""The PyTorch trainer: `python -m torch_ref.train --policy bf16`. The loop: `lockstep.train`."""
 
 import sys
 
-from lockstep import cli
+from lockstep.cli import commands
 
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
-    sys.exit(cli.train("torch"))
+    sys.exit(commands.train("torch"))
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.memory import resident_peak
-from lockstep.params import Arrays, intermediates
-from lockstep.twin import StepResult, Trace, TrainState
+from lockstep.model.params import Arrays, intermediates
+from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
+from lockstep.twin import StepResult, Trace
 from torch_ref import bridge
 from torch_ref.cost import step_bytes, step_flops
 from torch_ref.precision import configure, describe, find_device

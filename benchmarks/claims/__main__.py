@@ -7,8 +7,8 @@ from benchmarks.claims.claim import markdown
 from benchmarks.claims.listed import CLAIMS
 from benchmarks.claims.results import Results
 from benchmarks.process import shown
+from lockstep.cli.flags import Parser
 from lockstep.errors import UserError, require
-from lockstep.flags import Parser
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from benchmarks.experiments import overflow, policies
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
 from benchmarks.experiments.outcome import memory, milliseconds
 from benchmarks.measure import Result
-from lockstep import params
+from lockstep.model import params
 
 Judge = Callable[[Results], Finding]
 SMALL = 1e6  # parameters: a "very small model" has fewer

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
 from benchmarks.process import ROOT, made, one_line, words
-from lockstep import loop, twin
+from lockstep import twin
 from lockstep.config import Config
 from lockstep.errors import require
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 
 # What changes the numbers of a step and not the time that it takes; or, remat, not by much.
@@ -68,7 +69,7 @@ def costs(arms: Iterable[Arm]) -> list[Cost]:
 def cost(framework: str, config: Config) -> Cost:
     began = time.perf_counter()
     built = twin.load(framework, config)
-    built.load(loop.initial_state(config))
+    built.load(initial_state(config))
     built.prepare()
     window = built.place(GPT.window(config, 0))
     built.step(window)()

@@ -6,11 +6,12 @@ import numpy as np
 
 from benchmarks.experiments.arm import Arm
 from benchmarks.measure import Result
-from lockstep import loop, twin
+from lockstep import twin
 from lockstep.config import Config
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
-from lockstep.twin import Trace, TrainState
+from lockstep.twin import Trace
 
 LARGEST = 2.0**24
 
@@ -18,7 +19,7 @@ LARGEST = 2.0**24
 def flushed(arm: Arm) -> Result:
     """Of the initial weights, and of those after the arm's steps under fp32."""
     config = arm.config
-    start = loop.initial_state(config)
+    start = initial_state(config)
     end = trained(arm.framework, config.changed(policy="fp32"), start, arm.steps)
     return {"weights": {"initial": shares(arm, start), "trained": shares(arm, end)}}
 

@@ -1,7 +1,7 @@
 """The loss on text that no step has seen."""
 
-from lockstep import batches, corpus
 from lockstep.config import Config
+from lockstep.data import batches, corpus
 from lockstep.twin import Twin
 
 BATCHES, ROWS = 32, 8  # the same rows whatever an arm's micro-batch is

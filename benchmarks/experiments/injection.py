@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks.experiments.arm import Arm
 from benchmarks.measure import Result
 from lockstep import twin
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
 from lockstep.parity.pair import GPT
 
 

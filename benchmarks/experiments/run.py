@@ -29,9 +29,9 @@ from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.picture import Panel
 from benchmarks.measure import Result, write
 from benchmarks.process import INTERRUPTED, ROOT, died, say, shown
-from lockstep.parity import provenance
-from lockstep.parity.side import ONE_THREAD
-from lockstep.runlog import clock
+from lockstep import provenance
+from lockstep.process import ONE_THREAD
+from lockstep.run.runlog import clock
 
 
 class Experiment(Protocol):

@@ -6,9 +6,9 @@ from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.flushing import trained
 from benchmarks.experiments.held_out import held_out
 from benchmarks.measure import Result
-from lockstep import loop, twin
+from lockstep import twin
+from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
-from lockstep.twin import TrainState
 
 PRETRAINING = {"policy": "fp32", "lr": 2e-3, "min_lr": 2e-4}
 
@@ -21,7 +21,7 @@ def updates(arm: Arm) -> Result:
     """
     config = arm.config.changed(steps=2 * arm.steps)
     before = config.changed(**PRETRAINING, warmup=arm.steps // 10)
-    start = trained(arm.framework, before, loop.initial_state(before), arm.steps)
+    start = trained(arm.framework, before, initial_state(before), arm.steps)
     built = twin.load(arm.framework, config)
     built.load(start)
     first = held_out(built, config)

@@ -13,10 +13,11 @@ from benchmarks.peers.bare_step import Attend, Params, State, attend, attend_cud
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config, ModelConfig
 from lockstep.errors import UserError, require
-from lockstep.memory import resident_peak
-from lockstep.params import Arrays, decayed, shapes
-from lockstep.schedule import learning_rates
-from lockstep.twin import StepResult, TrainState
+from lockstep.model.params import Arrays, decayed, shapes
+from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
+from lockstep.train.schedule import learning_rates
+from lockstep.twin import StepResult
 
 BLOCKS, ROWS = 4, 64  # of queries, in written-out attention: so many at most, so long at least
 EMBEDDINGS = ("embed.weight", "position.weight")

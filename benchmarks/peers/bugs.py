@@ -1,6 +1,6 @@
 """Differences that somebody who lets Hugging Face train meets, planted for the life of a process.
 
-`parity_tests/test_peers_hf.py` must call each of them different.
+`parity_tests/benchmarks/test_peers_hf.py` must call each of them different.
 """
 
 from collections.abc import Callable

@@ -15,10 +15,11 @@ from torch import Tensor
 from benchmarks.peers import hf_model
 from benchmarks.peers.hf_state import Trained, attention
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError, require
-from lockstep.memory import resident_peak
-from lockstep.precision import POLICIES
-from lockstep.twin import StepResult, TrainState
+from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
+from lockstep.twin import StepResult
 
 MicroBatch = dict[str, Tensor]
 Wait = Callable[[], StepResult]

@@ -13,14 +13,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lockstep import config
 from lockstep.config import ModelConfig
+from lockstep.config.presets import GPT2, LLAMA
 from lockstep.errors import UserError
-from lockstep.params import Arrays, shapes
+from lockstep.model.params import Arrays, shapes
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": config.GPT2,
-    "llama": {name: value for name, value in config.LLAMA.items() if name != "bias"},  # or with
+    "gpt2": GPT2,
+    "llama": {name: value for name, value in LLAMA.items() if name != "bias"},  # or with
 }
 
 NAMES = {
@@ -55,7 +55,7 @@ def family(model: ModelConfig) -> str:
     for name, switches in FAMILIES.items():
         if switches.items() <= vars(model).items():
             return name
-    found = ", ".join(f"{name} {getattr(model, name)}" for name in config.GPT2)
+    found = ", ".join(f"{name} {getattr(model, name)}" for name in GPT2)
     raise UserError(
         f"--model {model.model}: neither transformers' GPT-2 nor its Llama has {found}; "
         "use --model gpt2 or tiny"

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from benchmarks.peers import hf_model
 from lockstep.config import Config, PrecisionConfig
 from lockstep.errors import require
-from lockstep.params import Arrays, decayed, shapes
-from lockstep.schedule import learning_rates
-from lockstep.twin import TrainState
+from lockstep.model.params import Arrays, decayed, shapes
+from lockstep.model.state import TrainState
+from lockstep.train.schedule import learning_rates
 
 EPS = 1e-8
 
@@ -77,7 +77,7 @@ def updates(optimizer: torch.optim.Optimizer) -> int:
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: Config) -> LambdaLR:
-    """The table of `lockstep.schedule`; its last rate again once all are used.
+    """The table of `lockstep.train.schedule`; its last rate again once all are used.
 
     With a loss scale Adam's own count is the position: Accelerate should hold the schedule where
     a step was skipped, but takes a fused optimizer, which it called, for stepped

@@ -31,7 +31,8 @@ from benchmarks.peers.hf_common import (
 from benchmarks.peers.hf_state import Trained, make_model
 from lockstep.config import Config
 from lockstep.errors import require
-from lockstep.twin import StepResult, TrainState
+from lockstep.model.state import TrainState
+from lockstep.twin import StepResult
 
 
 def full_eval(config: Config) -> bool:

@@ -11,10 +11,11 @@ from benchmarks.peers.nanogpt_style import GPT, adamw, train_step
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config
 from lockstep.errors import UserError, require
-from lockstep.memory import resident_peak
-from lockstep.params import decayed
-from lockstep.schedule import learning_rates
-from lockstep.twin import StepResult, TrainState
+from lockstep.model.params import decayed
+from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
+from lockstep.train.schedule import learning_rates
+from lockstep.twin import StepResult
 
 
 class NanoGPT:

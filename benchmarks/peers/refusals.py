@@ -1,9 +1,9 @@
 """What the hand-written peers have no counterpart for, said before anything is built."""
 
-from lockstep.config import GPT2, Config
+from lockstep.config.policy import POLICIES
+from lockstep.config.presets import GPT2, Config
 from lockstep.errors import require
-from lockstep.precision import POLICIES
-from lockstep.twin import TrainState
+from lockstep.model.state import TrainState
 
 
 def refuse(config: Config, peer: str, policies: list[str]) -> None:

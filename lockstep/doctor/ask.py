@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.doctor.facts import Device, Framework
-from lockstep.parity.side import ONE_THREAD, ROOT
+from lockstep.process import ONE_THREAD, ROOT
 
 SECONDS = 120  # a first import from a slow disk takes a minute
 

@@ -5,10 +5,10 @@ import json
 from typing import Any
 
 from lockstep import twin
+from lockstep.config.policy import resolve
 from lockstep.doctor import machine, policies, report, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
-from lockstep.precision import resolve
 
 ILL = 1  # exit status: something cannot work
 

@@ -8,8 +8,8 @@ compiled program says whether a matmul in half precision is one.
 import re
 from typing import NamedTuple
 
+from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.doctor.facts import Facts, Framework
-from lockstep.precision import POLICIES, Roles, resolve
 
 NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
 # Half precision that is converted and multiplied in float32 cannot be faster than float32. Seen:

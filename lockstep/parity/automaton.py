@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed
 from lockstep.parity.verdict import Finding, nothing
-from lockstep.schedule import learning_rates
+from lockstep.train.schedule import learning_rates
 
 STEPS = 24
 

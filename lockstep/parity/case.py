@@ -6,10 +6,10 @@ from functools import cached_property
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 from lockstep.parity.pair import Pair
 from lockstep.parity.side import Side
-from lockstep.twin import TrainState
 
 NOISE = 0.02  # of every weight: gains of one and biases of zero would hide bugs
 TRAINED_STEPS = 50

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 from lockstep.parity.tolerances import FLOAT32_ERROR, MEDIAN, NORM, RATIO
 from lockstep.parity.verdict import Finding, Verdict, within
-from lockstep.twin import TrainState
 
 SMALLEST = 32  # elements: the error of fewer is no statistic
 

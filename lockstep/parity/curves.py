@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import batches, corpus, loop
+from lockstep.data import batches, corpus
 from lockstep.errors import require
-from lockstep.parity import bugs, ladder
+from lockstep.model.state import initial_state
+from lockstep.parity import catalogue, ladder
 from lockstep.parity.envelope import (
     ORDER_SEEDS,
     RESTARTS,
@@ -58,7 +59,7 @@ STARTS = NOISE[:RESTARTS]
 
 def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "") -> Verdict:
     """Trains what must be trained, prints the verdict, writes curves.json and curves.png."""
-    bug = bugs.find(bug_text) if bug_text else None
+    bug = catalogue.find(bug_text) if bug_text else None
     shows = {k: v for k, v in bug.flags.items() if k not in ("policy", "dropout")} if bug else {}
     a, b = (parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text))
     comparable(a, b)
@@ -121,7 +122,7 @@ def seen(result: Comparison, losses: dict[str, list[float]]) -> list[str]:
     return [*lines, f"last loss: {', '.join(ends)}"]
 
 
-def planted_side(bug: bugs.Bug, a: Operand, b: Operand) -> Operand:
+def planted_side(bug: catalogue.Bug, a: Operand, b: Operand) -> Operand:
     """The operand that gets the bug: the one of its framework, B where both are."""
     operand = next((x for x in (b, a) if x.framework == bug.framework), None)
     remedy = f"is a bug of {bug.framework}; make one operand {bug.framework}:POLICY"
@@ -196,7 +197,7 @@ def curve(
 ) -> dict[str, list[float]]:
     """One whole run: what each of its steps reported."""
     config = operand.config
-    state = loop.initial_state(config)
+    state = initial_state(config)
     state = replace(state, params=weight(state.params))
     curves: dict[str, list[float]] = {name: [] for name in CURVES}
     for first in range(0, config.optim.steps, CHUNK):

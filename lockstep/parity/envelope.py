@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
 from lockstep.parity.tolerances import ENVELOPE, LAG, LOSS_ULPS
 from lockstep.parity.verdict import Finding, Verdict
 

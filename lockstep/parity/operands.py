@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import rundir, runlog, twin
+from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.errors import require
+from lockstep.run import directory, runlog
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "compile": {"compile": True},
@@ -53,7 +54,7 @@ def parse(text: str, flags: dict[str, Any]) -> Operand:
         text,
         "neither a run nor FRAMEWORK:POLICY; write jax:bf16, torch:fp32 ... or a run's path",
     )
-    record = rundir.read_record(path)
+    record = directory.read_record(path)
     twin.require_known(record.framework)
     return Operand(
         name=text, framework=record.framework, config=record.config, losses=logged_losses(path)

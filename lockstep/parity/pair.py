@@ -6,10 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from lockstep import batches, corpus, loop, twin
+from lockstep import twin
 from lockstep.config import Config
-from lockstep.params import Arrays
-from lockstep.twin import TrainState
+from lockstep.data import batches, corpus
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
 
 Overflowing = tuple[Config, TrainState, np.ndarray]
 
@@ -70,7 +71,7 @@ def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Ove
     Untied: as a row of the head it would be in every micro-batch's logits.
     """
     config = config.changed(tied=False)
-    state = loop.initial_state(config)
+    state = initial_state(config)
     poison = config.model.vocab - 1
     state.params["embed.weight"][poison] = np.inf
     windows = np.where(windows == poison, 0, windows)
@@ -90,7 +91,7 @@ def _offset(state: TrainState) -> TrainState:
 
 GPT = Pair(
     modules=twin.MODULES,
-    initial=loop.initial_state,
+    initial=initial_state,
     window=_window,
     with_truth=_with_truth,
     overflowing=_overflowing,

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from lockstep import provenance
 from lockstep.errors import UserError
-from lockstep.parity import bugs, matrix, provenance
-from lockstep.parity.bugs import Bug
+from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
+from lockstep.parity.catalogue import Bug
 from lockstep.parity.ladder import RUNGS, Rung, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
@@ -67,7 +68,7 @@ def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -
 
 def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> float | None:
     """The smallest size, to a factor of 2, that some rung calls different; None if none is."""
-    bug = bugs.BY_NAME[name]
+    bug = catalogue.BY_NAME[name]
     row = {**bug.flags, "policy": policy, "accum": 1, "remat": "none"}
     if policy != "fp64":
         row["dropout"] = 0.0
@@ -97,7 +98,7 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
 
 def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
     """Prints the table as it grows; returns whether every bug was caught where it should be."""
-    chosen = [bugs.find(name) for name in names] or bugs.BUGS
+    chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
     before = provenance.former(out, "bugs") if names else {}  # the other bugs' rows stay
     others = healthy()
     table: dict[str, dict[str, Any]] = {}
@@ -117,7 +118,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
     finally:
         _close(others)
-    table = {name: row for name, row in before.items() if name in bugs.BY_NAME} | table
+    table = {name: row for name, row in before.items() if name in catalogue.BY_NAME} | table
     _write(out, device, {"bugs": table}, say)
     return complete
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed, gaps, norm_rule, ratio_rule
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import MEMORY, SAME
 from lockstep.parity.verdict import Finding, at, nothing, within
-from lockstep.schedule import learning_rates
-from lockstep.twin import TrainState
+from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu")
 # Pooled: in one small batch a few numbers near the loss give all tensors their error.

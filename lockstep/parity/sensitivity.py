@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import islands
-from lockstep.config import Config
+from lockstep import provenance
+from lockstep.config import Config, islands
 from lockstep.errors import require
-from lockstep.params import Arrays
-from lockstep.parity import provenance
+from lockstep.model.params import Arrays
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side

@@ -8,20 +8,17 @@ import sys
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 from lockstep.parity import wire
-from lockstep.twin import TrainState
+from lockstep.process import ONE_THREAD, ROOT
 
-# A model of the matrix is too small to share: with more threads two processes fight for the cores.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
-ROOT = Path(__file__).parents[2]
 KEPT = 500  # answers, of a few MB at most; those of one row and what rows share are some hundred
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep import provenance
 from lockstep.errors import require
-from lockstep.parity import matrix, power, provenance
-from lockstep.parity.bugs import REWRITES
+from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
+from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import checkpoint
+from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed
 from lockstep.parity.envelope import (
@@ -22,7 +22,7 @@ from lockstep.parity.envelope import (
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
 from lockstep.parity.verdict import Finding, Verdict, nothing, within
-from lockstep.twin import TrainState
+from lockstep.run import checkpoint
 
 Pair = tuple[Steps, Steps]
 

@@ -6,8 +6,8 @@ from typing import IO, Any
 import numpy as np
 from safetensors import numpy as safetensors
 
-from lockstep.params import Arrays
-from lockstep.twin import TrainState
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
 
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
 ARRAYS = ("params", "mu", "nu")

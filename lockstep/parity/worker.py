@@ -19,10 +19,10 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.params import Arrays
+from lockstep.model.params import Arrays
 from lockstep.parity import wire
 from lockstep.parity.compare import stacked
-from lockstep.twin import StepResult, Twin
+from lockstep.twin import VARIANTS, StepResult, Twin
 
 KEPT = 24  # built twins: compiling one takes seconds, and a case has a dozen configs
 
@@ -109,9 +109,10 @@ class Server:
 def plant(module: str, variant: str) -> None:
     """Changes the twin for the life of this process: NAME, or NAME=SIZE of a graded bug."""
     package, (name, _, size) = module.rpartition(".")[0], variant.partition("=")
-    named = importlib.import_module(f"{package}.bugs").BUGS
+    room = VARIANTS.get(package, f"{package}.")
+    named = importlib.import_module(f"{room}bugs").BUGS
     if name not in named:
-        named = importlib.import_module(f"{package}.rewrites").REWRITES
+        named = importlib.import_module(f"{room}rewrites").REWRITES
     named[name](*([float(size)] if size else []))
 
 

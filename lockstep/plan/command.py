@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import twin
+from lockstep.cli.flags import reader
 from lockstep.config import PRESETS
 from lockstep.errors import require, require_range
-from lockstep.flags import reader
 from lockstep.plan import checklist, devices, memory, recommend, report, shape, timing
 from lockstep.plan.devices import Device
 from lockstep.plan.recommend import Choice

@@ -8,9 +8,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.config.policy import BYTES
 from lockstep.errors import require
-from lockstep.flops import PEAKS
-from lockstep.precision import BYTES
+from lockstep.model.flops import PEAKS
 
 GB = 10**9
 TERA = 10**12

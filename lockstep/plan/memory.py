@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep import params
+from lockstep.config.policy import BYTES, Roles
+from lockstep.model.segments import segments
 from lockstep.plan import xla
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.precision import BYTES, Roles
 
 CONSTANTS = Path(__file__).parent / "constants.json"
 # Moment -> its terms. What is kept is the same at the first three.
@@ -69,8 +69,8 @@ def kept(layers: int, remat: str) -> int:
     """Blocks' worth of activations: with sqrt one for each segment, and those of the longest."""
     if remat != "sqrt":
         return layers
-    segments = params.segments(layers)
-    return len(segments) + len(segments[-1])
+    spans = segments(layers)
+    return len(spans) + len(spans[-1])
 
 
 def state_bytes(shape: Shape, roles: Roles) -> int:

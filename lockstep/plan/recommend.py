@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from lockstep.config.policy import POLICIES
 from lockstep.plan import memory, roofline
 from lockstep.plan.devices import CPU, Device
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.precision import POLICIES
 
 # In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
 CANDIDATES = ("fp32", "tf32", "bf16", "fp16")

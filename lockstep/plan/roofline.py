@@ -6,11 +6,11 @@ fast as that; what share of it ours reach is measured on a CPU, and assumed else
 
 from dataclasses import replace
 
+from lockstep.config.policy import BYTES
 from lockstep.plan import memory
 from lockstep.plan.devices import CPU, Device
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.precision import BYTES
 
 ASSUMED = 0.7
 # Passes over the activations that the backward pass reads: written, read, and their gradients.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lockstep.precision import Roles
+from lockstep.config.policy import Roles
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import flops, params
 from lockstep.config import DEEPEST, PRESETS, ModelConfig
 from lockstep.errors import UserError, require
-from lockstep.untrusted import Refused, read_json
+from lockstep.files.untrusted import Refused, read_json
+from lockstep.model import flops, params
 
 LARGEST_FILE = 2**20  # bytes; a config.json has a few thousand
 

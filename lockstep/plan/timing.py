@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.parity.side import ROOT
+from lockstep.process import ROOT
 
 STEPS, WARMUP = 6, 2
 

@@ -1,10 +1,10 @@
 """Bytes of a step that XLA's CPU backend can be seen to take: read from its buffer assignment
 (`--xla_dump_to`), not fitted."""
 
-from lockstep import params
+from lockstep.config.policy import BYTES
+from lockstep.model.segments import segments
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.precision import BYTES
 
 QUERY_BLOCKS, QUERIES = 4, 64
 # From so many rows on XLA's CPU backend reduces in a kernel of its own, and keeps what goes in.
@@ -28,7 +28,7 @@ def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
         return {"gradients": blocks}
     taken = 1.0
     if s.remat == "sqrt":
-        taken += 2 * max(map(len, params.segments(shape.n_layer)))
+        taken += 2 * max(map(len, segments(shape.n_layer)))
     return {"gradients": whole, "slices": blocks * taken / shape.n_layer}
 
 

@@ -1,0 +1,364 @@
+"""Rounding: activations, linear layers, norms, embeddings, attention, the loss."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import optax
+import torch
+import torch.nn.functional as F
+from flax import nnx
+from torch import Tensor
+
+import jax_impl.bridge
+import jax_impl.dropout
+import jax_impl.model
+import jax_impl.optim
+import jax_impl.precision
+import jax_impl.step
+import torch_ref.dropout
+import torch_ref.model
+import torch_ref.optim
+import torch_ref.precision
+import torch_ref.step
+from evidence.semantics.row import (
+    BF16,
+    CPU,
+    Row,
+    as_torch,
+    bit_equal,
+    error,
+    gradient_of,
+    normal,
+    strict_jit,
+)
+from lockstep.config import Config
+from lockstep.model.params import Arrays, initial
+from parity_tests.pair import toy, window
+from torch_ref.bridge import from_numpy, to_numpy
+
+
+def activation(name: str, reference: Callable, native: Callable, ours: Callable) -> Row:
+    x = (2 * normal(1 << 16)).astype(BF16)
+    expected = to_numpy(reference(as_torch(x)))
+    return Row(
+        what=f"{name} in bfloat16",
+        torch="float32 inside, rounds once",
+        default=f"`jax.nn.{name.split()[-1].lower()}` rounds after every operation",
+        default_figure=bit_equal(jax.jit(native)(x), expected),
+        ours="up to float32, activate, back",
+        ours_figure=bit_equal(strict_jit(ours)(x), expected),
+        unit="{:.1%} bit-equal to torch",
+    )
+
+
+def gelu() -> Row:
+    tanh = partial(F.gelu, approximate="tanh")
+    return activation("tanh GELU", tanh, jax.nn.gelu, jax_impl.model._gelu)
+
+
+def silu() -> Row:
+    return activation("SiLU", F.silu, jax.nn.silu, jax_impl.model._silu)
+
+
+def gelu_form() -> Row:
+    x = 2 * normal(1 << 14)
+    config = toy("gpt2")
+    mlp = torch_ref.model.MLP(config.model, config.precision.roles, "mlp")
+    mlp.up, mlp.down = torch.nn.Identity(), torch.nn.Identity()  # type: ignore[assignment]
+    expected = F.gelu(as_torch(x)).numpy()
+    theirs = np.asarray(jax_impl.model._gelu(jnp.asarray(x)))
+    return Row(
+        what="GELU's form",
+        torch="erf",
+        default="`jax.nn.gelu`: tanh",
+        default_figure=float(np.abs(np.asarray(jax.nn.gelu(x)) - expected).max()),
+        ours="tanh, said in both",
+        ours_figure=float(np.abs(mlp(as_torch(x)).numpy() - theirs).max()),
+        unit="largest gap {:.0e}",
+    )
+
+
+@cache
+def linear() -> tuple[Row, Row]:
+    """A layer of 256 x 256 on 1024 rows: its outputs, and its bias's gradient."""
+    x, dy = (normal(1024, 256, seed=seed).astype(BF16) for seed in (0, 1))
+    kernel, bias = (0.1 * normal(256, 256, seed=2)).astype(BF16), normal(256, seed=3).astype(BF16)
+    leaf = as_torch(bias).requires_grad_()
+    expected = F.linear(as_torch(x), as_torch(kernel.T), leaf)
+    expected.backward(as_torch(dy))
+    graph, state = nnx.split(nnx.Linear(256, 256, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+
+    def native(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        given = jax.tree.map(lambda a: a, state)  # a copy: replacing is in place
+        nnx.replace_by_pure_dict(given, {"kernel": kernel, "bias": bias})
+        return nnx.merge(graph, given)(x)
+
+    def measure(function: Callable, compile_: Callable) -> tuple[float, float]:
+        def run(dy: jax.Array, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y, vjp = jax.vjp(function, *arguments)
+            return y, vjp(dy)[2]
+
+        y, gradient = compile_(run)(*map(jnp.asarray, (dy, x, kernel, bias)))
+        exact = dy.astype(np.float64).sum(0)
+        return bit_equal(y, to_numpy(expected)), error(gradient, exact)
+
+    default, ours = measure(native, jax.jit), measure(jax_impl.model.affine, strict_jit)
+    outputs = Row(
+        what="Linear with a bias in bfloat16",
+        torch="bias added before the one rounding",
+        default="`nnx.Linear` rounds the product, then the sum",
+        default_figure=default[0],
+        ours="sums in float32, adds the bias, rounds",
+        ours_figure=ours[0],
+        unit="{:.1%} bit-equal to torch",
+    )
+    gradient = Row(
+        what="Gradient of that bias, 1024 rows",
+        torch=f"sums in float32: error {error(gradient_of(leaf), dy.astype(float).sum(0)):.2%}",
+        default="`nnx.Linear`: summed in bfloat16",
+        default_figure=default[1],
+        ours="a backward pass of its own, sums in float32",
+        ours_figure=ours[1],
+        unit="error {:.2%}",
+    )
+    return outputs, gradient
+
+
+def exact_norm(x: np.ndarray, eps: float = jax_impl.model.EPS) -> np.ndarray:
+    return F.layer_norm(as_torch(x).double(), x.shape[-1:], eps=eps).numpy()
+
+
+def norm_ours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two twins' LayerNorm of the gpt2 family."""
+    model = toy("gpt2", d_model=x.shape[-1]).model
+    ones, zeros = jnp.ones(x.shape[-1]), jnp.zeros(x.shape[-1])
+    theirs = strict_jit(jax_impl.model._layer_norm)(jnp.asarray(x), ones, zeros)
+    with torch.no_grad():
+        return np.asarray(theirs), torch_ref.model.make_norm(model)(as_torch(x)).numpy()
+
+
+def layer_norm_variance() -> Row:
+    x = normal(64, 512) + 100
+    truth = exact_norm(x)
+    return Row(
+        what="LayerNorm's variance, mean 100",
+        torch="two passes, or Welford's",
+        default="`nnx.LayerNorm`: mean(x²) - mean(x)²",
+        default_figure=error(nnx.LayerNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), truth),
+        ours="two passes",
+        ours_figure=max(error(y, truth) for y in norm_ours(x)),
+        unit="error {:.0e}",
+    )
+
+
+def layer_norm_bfloat16() -> Row:
+    x = normal(64, 512) + 8
+    truth = exact_norm(x)
+    layer = nnx.LayerNorm(512, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    return Row(
+        what="LayerNorm of a float32 residual, then bfloat16; mean 8",
+        torch="autocast leaves the residual float32",
+        default="`nnx.LayerNorm(dtype=bfloat16)` rounds x before the statistics",
+        default_figure=error(layer(jnp.asarray(x)), truth),
+        ours="float32 until the next matmul",
+        ours_figure=max(error(y.astype(BF16), truth) for y in norm_ours(x)),
+        unit="error {:.2%}",
+    )
+
+
+def norm_epsilon() -> Row:
+    x = 0.02 * normal(64, 512)  # an embedding at initialisation
+    theirs = F.layer_norm(as_torch(x), (512,)).numpy()
+    layer = nnx.LayerNorm(512, use_fast_variance=False, rngs=nnx.Rngs(0))
+    a, b = norm_ours(x)
+    return Row(
+        what="LayerNorm's epsilon, x of size 0.02",
+        torch="1e-5",
+        default="`nnx.LayerNorm`: 1e-6",
+        default_figure=error(layer(jnp.asarray(x)), theirs),
+        ours="1e-5, said in both",
+        ours_figure=error(a, b),
+        unit="gap {:.0e}",
+    )
+
+
+def rms_norm_epsilon() -> Row:
+    x = 0.02 * normal(64, 512)
+    theirs = torch.nn.RMSNorm(512)(as_torch(x)).detach().numpy()
+    a = strict_jit(jax_impl.model._rms_norm)(jnp.asarray(x), jnp.ones(512))
+    b = torch_ref.model.make_norm(toy(d_model=512).model)(as_torch(x)).detach().numpy()
+    return Row(
+        what="RMSNorm's epsilon, x of size 0.02",
+        torch="the dtype's: 1.2e-7 in float32",
+        default="`nnx.RMSNorm`: 1e-6",
+        default_figure=error(nnx.RMSNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), theirs),
+        ours="1e-5, said in both",
+        ours_figure=error(a, b),
+        unit="gap {:.0e}",
+    )
+
+
+@cache
+def one_layer(tied: bool = False, policy: str = "bf16") -> Config:
+    return toy(policy=policy, n_layer=1, context=128, batch_size=8, tied=tied)
+
+
+def torch_gradient(
+    config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
+) -> Arrays:
+    """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
+    roles = config.precision.roles
+    model = torch_ref.step.make_model(config, roles, CPU)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(from_numpy(weights[name]))
+    if whole:
+        model.to(torch_ref.precision.dtype(roles.compute))
+    torch_ref.step.batch_loss(model, torch.from_numpy(batch).long(), roles).backward()
+    return {name: to_numpy(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+@cache
+def jax_gradient_function(config: Config, whole: bool) -> Callable:
+    roles = config.precision.roles
+    model = jax_impl.step.Model(config, roles, jax.devices("cpu")[0])
+    cast = jax_impl.precision.policy(roles).cast_to_compute if whole else lambda params: params
+    return strict_jit(jax.grad(lambda some, rest, batch: model.loss(cast(some | rest), batch)))
+
+
+def jax_gradient(
+    config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
+) -> Arrays:
+    """The same in JAX, of the embedding and the head alone."""
+    params = jax_impl.bridge.from_canonical(weights, config.model, False, "float32")
+    some = {name: params.pop(name) for name in ("embed", "head.kernel") if name in params}
+    grads = jax_gradient_function(config, whole)(some, params, batch)
+    return jax_impl.bridge.to_canonical(grads | params, config.model, False)
+
+
+def embedding_gradient() -> Row:
+    config, name = one_layer(), "embed.weight"
+    weights, batch = initial(config.model, 0), window(config, 0)[0]
+    truth = torch_gradient(one_layer(policy="fp64"), weights, batch)[name]
+
+    def of(gradient: Callable, **how: bool) -> float:
+        return error(gradient(config, weights, batch, **how)[name], truth)
+
+    cast_whole = of(torch_gradient, whole=True)
+    return Row(
+        what="Gradient of the embedding under bf16, 1024 tokens",
+        torch=f"autocast casts no look-up; `model.bfloat16()`: {cast_whole:.1%}",
+        default="`policy.cast_to_compute(params)`, as jmp's examples do",
+        default_figure=of(jax_gradient, whole=True),
+        ours="look-up in the param dtype; matmul inputs cast one by one",
+        ours_figure=max(of(jax_gradient), of(torch_gradient)),
+        unit="error {:.1%}",
+    )
+
+
+def shared_weight() -> Row:
+    """A weight with several uses: its gradient against the sum of its uses' gradients."""
+    weight = torch.from_numpy(0.1 * normal(64, 64)).requires_grad_()
+    inputs = [torch.from_numpy(normal(32, 64, seed=i)) for i in range(8)]
+
+    def autocast(*regions: list[Tensor]) -> np.ndarray:
+        weight.grad = None
+        for region in regions:
+            with torch.autocast("cpu", torch.bfloat16):
+                losses = [F.linear(x, weight).float().square().sum() for x in region]
+            torch.stack(losses).sum().backward()
+        return gradient_of(weight)
+
+    def one_cast(weight: jax.Array, *xs: jax.Array) -> jax.Array:
+        cast = weight.T.astype(jnp.bfloat16)
+        products = [x.astype(jnp.bfloat16) @ cast for x in xs]
+        return sum((jnp.square(y.astype(jnp.float32)).sum() for y in products), jnp.zeros(()))
+
+    apart = autocast(*([x] for x in inputs))
+    theirs = jax.jit(jax.grad(one_cast))(*(jnp.asarray(x) for x in (weight.detach(), *inputs)))
+
+    weights, batch = initial(one_layer().model, 0), window(one_layer(), 0)[0]
+    weights["head.weight"] = weights["embed.weight"]
+    gaps = []
+    for of in (jax_gradient, torch_gradient):
+        parts, whole = of(one_layer(), weights, batch), of(one_layer(tied=True), weights, batch)
+        gaps.append(error(whole["embed.weight"], parts["embed.weight"] + parts["head.weight"]))
+    return Row(
+        what="A weight used more than once (a tied embedding)",
+        torch=f"autocast keeps the cast of a region: 8 uses {error(autocast(inputs), apart):.0e}",
+        default="one cast for all uses, which add up in bfloat16; 8 uses",
+        default_figure=error(theirs, apart),
+        ours="the tied look-up reads the uncast weight",
+        ours_figure=max(gaps),
+        unit="gap to their sum {:.0e}",
+    )
+
+
+def softmax() -> Row:
+    q, k, v = (normal(2, 256, 2, 32, seed=i).astype(BF16) for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        left = str(as_torch(q).softmax(-1).dtype).removeprefix("torch.")
+
+    def agreement(output: str) -> float:
+        policy = jmp.get_policy(f"params=float32,compute=bfloat16,output={output}")
+        theirs = strict_jit(partial(jax_impl.model.attend, policy=policy))(q, k, v)
+        wide = torch_ref.precision.dtype(output)
+        ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), wide)
+        return bit_equal(theirs, to_numpy(ours))
+
+    return Row(
+        what="Attention written out, bfloat16 scores",
+        torch=f"autocast on a CPU leaves softmax in {left}",
+        default="`jax.nn.softmax` keeps bfloat16, and rounds inside",
+        default_figure=agreement("bfloat16"),
+        ours="scores to float32 before the softmax, in both",
+        ours_figure=agreement("float32"),
+        unit="{:.1%} bit-equal, JAX to torch",
+    )
+
+
+def cross_entropy() -> Row:
+    logits = (3 * normal(512, 256)).astype(BF16)
+    labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
+    tensors = as_torch(logits), torch.from_numpy(labels)
+    truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
+    roles = toy(policy="bf16").precision.roles
+    with torch.autocast("cpu", torch.bfloat16):
+        left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
+    native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
+    ours = (
+        float(jax_impl.model.mean_loss(jnp.asarray(logits), jnp.asarray(labels), roles)),
+        torch_ref.model.mean_loss(tensors[0][None], tensors[1][None], roles).item(),
+    )
+    return Row(
+        what="Cross-entropy of bfloat16 logits",
+        torch=f"{left} under autocast",
+        default=f"optax: leaves {native.dtype}",
+        default_figure=abs(float(native.mean()) / truth - 1),
+        ours="logits to float32 first, in both",
+        ours_figure=max(abs(loss / truth - 1) for loss in ours),
+        unit="error of the mean {:.0e}",
+    )
+
+
+def excess_precision() -> Row:
+    a, b, c = (normal(128, 128, seed=i).astype(BF16) for i in range(3))
+    expected = ((as_torch(a) + as_torch(b)) * as_torch(c)).float().numpy()
+
+    def agreement(compile_: Callable) -> float:
+        compiled = compile_(lambda a, b, c: ((a + b) * c).astype(jnp.float32))
+        return bit_equal(compiled(a, b, c), expected)
+
+    return Row(
+        what="(a + b) c in bfloat16, then a cast to float32, compiled",
+        torch="rounds after each operation",
+        default="XLA may leave the roundings out",
+        default_figure=agreement(jax.jit),
+        ours="strict: `xla_allow_excess_precision=False`",
+        ours_figure=agreement(strict_jit),
+        unit="{:.1%} bit-equal to torch",
+    )

@@ -1,0 +1,138 @@
+"""AdamW, clipping, and the accumulator."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from torch import Tensor
+
+import jax_impl.bridge
+import jax_impl.dropout
+import jax_impl.model
+import jax_impl.optim
+import jax_impl.precision
+import jax_impl.step
+import torch_ref.dropout
+import torch_ref.model
+import torch_ref.optim
+import torch_ref.precision
+import torch_ref.step
+from evidence.semantics.row import Row, error, gradient_of, normal
+from lockstep.config import OptimConfig
+from parity_tests.pair import toy
+
+
+def decay() -> Row:
+    """A zero gradient leaves the decay alone: p -> p (1 - lr wd)."""
+    config = OptimConfig(lr=0.5, min_lr=0.5, warmup=0)
+    one = {"up.weight": jnp.ones(())}
+
+    def of(optimizer: optax.GradientTransformation) -> float:
+        zero = {"up.weight": jnp.zeros(())}
+        updates, _ = jax.jit(lambda p: optimizer.update(zero, optimizer.init(p), p))(one)
+        return -float(updates["up.weight"]) / config.lr
+
+    def of_torch(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+        before = parameter.detach().clone()
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        moved = (1 - parameter.detach() / before).flatten()[0].item()
+        return moved / optimizer.param_groups[0]["lr"]
+
+    leaf = torch.ones(1, requires_grad=True)
+    usual = of_torch(torch.optim.AdamW([leaf], lr=config.lr), leaf)
+    default = of(optax.adamw(config.lr))
+    model = torch_ref.model.MLP(toy().model, toy().precision.roles, "mlp")
+    torch.nn.init.ones_(model.up.weight)
+    named = torch.nn.ModuleDict({"mlp": model})
+    ours = (
+        of(jax_impl.optim.adamw(config, {"up.weight": True}, "float32")),
+        of_torch(torch_ref.optim.adamw(named, config), model.up.weight),
+    )
+    return Row(
+        what="AdamW's weight decay, unless set",
+        torch=f"{usual:.0e}, of every parameter",
+        default=f"`optax.adamw`: {default:.0e}, of every parameter",
+        default_figure=abs(default / usual - 1),
+        ours=f"{ours[0]:.1f} in both, matrices only",
+        ours_figure=abs(ours[0] / ours[1] - 1),
+        unit="{:.0%} apart",
+    )
+
+
+def bias_correction() -> Row:
+    count = jnp.arange(1, 1001)
+
+    def worst(beta2: float) -> float:
+        truth = 1 - beta2 ** np.arange(1, 1001, dtype=np.float64)
+        corrected = optax.tree.bias_correction(jnp.float32(1), beta2, count)
+        return float(np.abs(truth * np.asarray(corrected, np.float64) - 1).max())
+
+    return Row(
+        what="Adam's bias correction, `1 - b2**t`, worst of 1000 steps",
+        torch="float64",
+        default="optax: float32; b2 = 0.999",
+        default_figure=worst(0.999),
+        ours="optax's, at b2 = 0.95; float64 under fp64",
+        ours_figure=worst(toy().optim.beta2),
+        unit="error {:.0e}",
+    )
+
+
+def clipping() -> Row:
+    gradient = normal(4096)
+    gradient /= np.linalg.norm(gradient)
+    leaf = torch.zeros(4096, requires_grad=True)
+    leaf.grad = torch.from_numpy(gradient.copy())
+    torch.nn.utils.clip_grad_norm_(leaf, 0.5)
+
+    def gap(clip: Callable[[float], optax.GradientTransformation]) -> float:
+        grads = {"weight": jnp.asarray(gradient)}
+        clipped, _ = clip(0.5).update(grads, clip(0.5).init(grads))
+        return error(clipped["weight"], gradient_of(leaf))
+
+    return Row(
+        what="Clipping a gradient of norm 1 to 0.5",
+        torch="g · min(1, c / (norm + 1e-6))",
+        default="`optax.clip_by_global_norm`: (g / norm) · c",
+        default_figure=gap(optax.clip_by_global_norm),
+        ours="torch's form",
+        ours_figure=gap(jax_impl.optim.clip_by_global_norm),
+        unit="gap {:.0e}",
+    )
+
+
+def accumulator() -> Row:
+    """The first moment after one update is (1 - beta1) times the accumulated mean."""
+    n = 4
+    config = OptimConfig(accum=n, clip=1e9)
+    micro = normal(n, 1000).astype(np.float64) + 1e-9 * normal(n, 1000, seed=1)
+
+    def gap(make: Callable[[], Any], scale: float, ours: bool) -> float:
+        params = {"w": jnp.zeros(1000, jnp.float64)}
+        optimizer = make()
+        state, update = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
+        for i, gradient in enumerate(micro):
+            last = {"do_step": jnp.array(i == n - 1)} if ours else {}
+            _, state = update({"w": jnp.asarray(gradient * scale)}, state, params, **last)
+        moment = np.asarray(optax.tree.get(state, "mu")["w"]) / (1 - config.beta1)
+        return error(moment, micro.mean(0))
+
+    with jax.enable_x64(True):
+        plain = gap(lambda: optax.MultiSteps(optax.adamw(1.0, config.beta1), n), 1.0, ours=False)
+        make = partial(jax_impl.optim.optimizer, config, {"w": True}, "float64")
+        ours = gap(make, 1 / n, ours=True)
+    return Row(
+        what="Mean of 4 float64 gradients",
+        torch="`.grad` has the parameter's dtype",
+        default="`optax.MultiSteps` accumulates in float32, under x64 too",
+        default_figure=plain,
+        ours="`accumulator_dtype` is the param dtype",
+        ours_figure=ours,
+        unit="error {:.0e}",
+    )

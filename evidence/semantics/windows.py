@@ -1,0 +1,232 @@
+"""Overflows, windows and the loss scale."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import optax
+import torch
+from flax.training.dynamic_scale import DynamicScale
+
+import jax_impl.bridge
+import jax_impl.dropout
+import jax_impl.model
+import jax_impl.optim
+import jax_impl.precision
+import jax_impl.step
+import torch_ref.dropout
+import torch_ref.model
+import torch_ref.optim
+import torch_ref.precision
+import torch_ref.step
+from evidence.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
+from lockstep.train.schedule import learning_rates
+from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """WINDOWS windows of ACCUM micro-batches, the second micro-batch of all infinite."""
+
+    finite: int  # how many of the later windows leave finite weights
+    updates: int  # made in the later windows
+    first: int  # micro-batches seen when the first update was made
+    ahead: int = 0  # how far the schedule is ahead of the updates
+
+
+@cache
+def twin_overflows(framework: str) -> Overflow:
+    # torch multiplies float16 on a CPU at about 1 GFLOP/s: one narrow layer.
+    config = toy(policy="fp16", accum=ACCUM, n_layer=1, d_model=16, context=8, batch_size=1,
+                 loss_scale_init=2.0**10)  # fmt: skip
+    state = perturbed(config)
+    state.params["embed.weight"][POISON] = np.inf
+    generator = np.random.Generator(np.random.Philox(0))
+    windows = generator.integers(0, POISON, (WINDOWS, ACCUM, 1, 9), dtype=np.int32)
+    windows[0, 1, 0, 0] = POISON
+    twin, rates = start(framework, config, state), learning_rates(config.optim)
+    updates, finite, ahead, first = [0], 0, 0, 0
+    for number, tokens in enumerate(windows):
+        before = twin.state()
+        result = twin.step(twin.place(tokens))()
+        after = twin.state()
+        ahead = max(ahead, int(np.flatnonzero(rates == result.lr)[0]) - updates[-1])
+        moved = any((before.params[n] != w)[:POISON].any() for n, w in after.params.items())
+        finite += number > 0 and all(np.isfinite(w[:POISON]).all() for w in after.params.values())
+        updates.append(updates[-1] + moved)
+        first = first or moved * (number + 1) * ACCUM
+    return Overflow(finite, updates[-1], first, ahead)
+
+
+def optax_overflows(wrap: Callable[[optax.GradientTransformation], Any]) -> Overflow:
+    optimizer = wrap(optax.adamw(0.1))
+    params = {"w": jnp.ones(3)}
+    state, update = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
+    finite = updates_made = first = 0
+    for seen in range(1, WINDOWS * ACCUM + 1):
+        gradient = {"w": jnp.full(3, jnp.inf if seen == 2 else 1.0)}
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        moved = bool((updates["w"] != 0).any())
+        first = first or moved * seen
+        updates_made += moved and seen > ACCUM
+        finite += seen > ACCUM and seen % ACCUM == 0 and bool(jnp.isfinite(params["w"]).all())
+    return Overflow(finite, updates_made, first)
+
+
+def multi_steps(inner: optax.GradientTransformation, **options: Any) -> Any:
+    return optax.MultiSteps(inner, ACCUM, **options)
+
+
+def both(field: str, worst: Callable = min) -> float:
+    return float(worst(getattr(twin_overflows(framework), field) for framework in FRAMEWORKS))
+
+
+def overflow() -> Row:
+    return Row(
+        what="One infinity in a window of 2, then 3 clean windows",
+        torch="GradScaler drops the window",
+        default="`optax.MultiSteps`: NaN at once and for ever",
+        default_figure=optax_overflows(multi_steps).finite,
+        ours="non-finite gradients never enter the accumulator",
+        ours_figure=both("finite"),
+        unit="{:.0f} of 3 leave finite weights",
+    )
+
+
+def apply_if_finite_inside() -> Row:
+    guarded = partial(optax.apply_if_finite, max_consecutive_errors=1000)
+    return Row(
+        what="The same, with `apply_if_finite` inside `MultiSteps`",
+        torch="3 updates",
+        default="the accumulator stays NaN: every update is refused, silently",
+        default_figure=optax_overflows(lambda inner: multi_steps(guarded(inner))).updates,
+        ours="a conditional on the window's flag",
+        ours_figure=both("updates"),
+        unit="{:.0f} updates in 3 windows",
+    )
+
+
+def stretched_window() -> Row:
+    skip = partial(multi_steps, should_skip_update_fn=optax.skip_not_finite)
+    return Row(
+        what="The same, with `skip_not_finite`",
+        torch="the window is dropped whole: the 4th",
+        default="one micro-batch is dropped, and the window stretches",
+        default_figure=optax_overflows(skip).first,
+        ours="the window is dropped whole",
+        ours_figure=both("first"),
+        unit="first update at micro-batch {:.0f}",
+    )
+
+
+def scheduler() -> Row:
+    leaf = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([leaf], 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda position: 1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    updates = 0
+    for gradient in (1.0, np.inf, 1.0, 1.0, 1.0):
+        before = leaf.item()
+        scaler.scale((gradient * leaf).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad()
+        updates += leaf.item() != before
+    return Row(
+        what="The schedule after one skipped step",
+        torch="a scheduler stepped in the loop moves on",
+        default="`scheduler.step()` beside `scaler.step(optimizer)`",
+        default_figure=schedule.last_epoch - updates,
+        ours="one table, indexed by the number of updates",
+        ours_figure=both("ahead", max),
+        unit="{:.0f} ahead of the updates",
+    )
+
+
+def scale_floor() -> Row:
+    overflowed, halvings = jnp.array(False), 20
+    config = toy(policy="fp16").precision
+    scaler = torch_ref.precision.grad_scaler(config, CPU)
+    leaf = torch.ones(1, requires_grad=True)
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 16.0})
+    optimizer = torch.optim.SGD([leaf], 1.0)
+    usual, ours = jmp.DynamicLossScale(jnp.float32(16)), jnp.float32(16)
+    for _ in range(halvings):
+        leaf.grad = None
+        scaler.scale((np.inf * leaf).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        usual = usual.adjust(overflowed)
+        ours = (
+            jax_impl.precision.loss_scale(config, ours, jnp.int32(0)).adjust(overflowed).loss_scale
+        )
+    assert float(ours) == scaler.get_scale()
+    return Row(
+        what="The loss scale after 20 overflows from 16",
+        torch=f"{scaler.get_scale():.1e}: no floor",
+        default="`jmp.DynamicLossScale`: a floor of 1",
+        default_figure=float(usual.loss_scale),
+        ours="no floor",
+        ours_figure=float(ours),
+        unit="{:.1e}",
+    )
+
+
+def flattened_floor() -> Row:
+    quarter, overflowed = jnp.float32(0.25), jnp.array(False)
+    config = toy(policy="fp16").precision
+    wanted = jmp.DynamicLossScale(quarter, min_loss_scale=jnp.float32(0))
+    ours = jax.jit(
+        lambda s: jax_impl.precision.loss_scale(config, s, jnp.int32(0)).adjust(overflowed)
+    )
+    return Row(
+        what="The scale after an overflow at 0.25, across jit",
+        torch="0.125",
+        default="jmp's floor is lost at every flatten and is 1 again",
+        default_figure=float(jax.jit(lambda s: s.adjust(overflowed))(wanted).loss_scale),
+        ours="two plain arrays; jmp's object is made inside jit",
+        ours_figure=float(ours(quarter).loss_scale),
+        unit="{:g}",
+    )
+
+
+def first_growth() -> Row:
+    config = toy(policy="fp16").precision
+    interval = config.loss_scale_interval
+
+    def growth(scales: np.ndarray) -> int:
+        return int(np.flatnonzero(scales > scales[0])[0])
+
+    def grow(scale: Any, _: None) -> tuple[Any, jax.Array]:
+        return scale.value_and_grad(lambda x: x)(1.0)[0], scale.scale
+
+    def ours(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, jax.Array]:
+        new = jax_impl.precision.loss_scale(config, *carry).adjust(jnp.array(True))
+        return (new.loss_scale, new.counter), carry[0]
+
+    start = jnp.float32(2**10), jnp.int32(0)
+    theirs = DynamicScale(fin_steps=start[1], scale=start[0])
+    length = interval + 3
+    scaler = torch_ref.precision.grad_scaler(config, CPU)
+    of_torch, tracker = torch.tensor(2.0**10), torch.tensor(0, dtype=torch.int32)
+    scales = []
+    for _ in range(length):
+        scales.append(of_torch.item())
+        factors = scaler.get_growth_factor(), scaler.get_backoff_factor()
+        torch._amp_update_scale_(of_torch, tracker, torch.tensor(0.0), *factors, interval)
+    return Row(
+        what="The good step on which the scale first grows",
+        torch=f"step {growth(np.array(scales))}",
+        default="`flax.training.dynamic_scale`: one late",
+        default_figure=growth(np.asarray(jax.lax.scan(grow, theirs, None, length)[1])),
+        ours="jmp's transition, GradScaler's kernel",
+        ours_figure=growth(np.asarray(jax.lax.scan(ours, start, None, length)[1])),
+        unit="step {:.0f}",
+    )

@@ -1,0 +1,74 @@
+"""Flags read off the fields of a dataclass, and a parser whose errors are one line."""
+
+import argparse
+import dataclasses
+import difflib
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from lockstep.config import PRESETS
+from lockstep.config.fields import flag_name
+from lockstep.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, within 80 columns, whose errors are `UserError`s of one line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Here and not in `parse_args`, which a subcommand's parser never gets to see."""
+        given, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = list(self._option_string_actions)
+            close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "see --help"
+            raise UserError(f"{unknown[0]}: unknown; {remedy}")
+        return given, unknown
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument ") + "; see --help")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=79)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
+    """One flag from one field; `default` is shown in place of the field's own."""
+    about = field.metadata
+    name = flag_name(field.name)
+    unit = f"{about['unit']}; " if about["unit"] else ""
+    default = _shown(default) if default is not None else about["derived"] or _shown(field.default)
+    if field.type is bool:
+        group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
+        return
+    choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
+    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]  # type: ignore[index]
+    group.add_argument(
+        name,
+        metavar=metavar,
+        type=reader(field.type),
+        help=f"{about['help']} ({unit}default: {default})",
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def reader(kind: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = {int: "a whole number", float: "a number"}[kind]
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}; give one") from None
+
+    return read

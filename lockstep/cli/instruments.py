@@ -1,0 +1,184 @@
+"""The instruments' commands: `lockstep curves`, `power`, `specificity` and `sensitivity`."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from lockstep import twin
+from lockstep.cli.flags import add_flag, reader
+from lockstep.config import (
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+    from_flags,
+)
+from lockstep.errors import require, require_range
+from lockstep.parity import catalogue, curves, power, sensitivity, specificity
+from lockstep.parity.verdict import Verdict
+from lockstep.run import directory
+
+DIFFERENT = 1  # exit status: two programs, not one; a bug was missed; a false alarm
+
+
+def add(commands: Any) -> None:
+    """The four, each a subcommand."""
+    _add_curves(commands)
+    _add_power(commands)
+    _add_specificity(commands)
+    _add_sensitivity(commands)
+
+
+def _add_curves(commands: Any) -> None:
+    sub = commands.add_parser(
+        "curves",
+        help="do two programs train the same curve, up to rounding?",
+        description="Trains A and B, each in a process of its own, and A's perturbed runs; says\n"
+        "whether the gap between the curves stays within A's own rounding noise.",
+        epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
+        argument_default=argparse.SUPPRESS,
+    )
+    about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
+    for side in ("A", "B"):
+        sub.add_argument(side.lower(), metavar=side, help=about)
+    _add_flags(sub, curves.DEFAULTS)
+    for section, name in ((PrecisionConfig, "loss_scale_init"), (ExecutionConfig, "remat"),
+                          (RunConfig, "device")):  # fmt: skip
+        add_flag(sub, next(f for f in dataclasses.fields(section) if f.name == name))
+    sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
+                     "(default: runs/curves-A-B)")  # fmt: skip
+    sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
+                     help="plant a bug in the operand of its framework; `lockstep power --list` "
+                     "names them (default: none)")  # fmt: skip
+    sub.set_defaults(command=_curves)
+
+
+def _add_flags(sub: Any, defaults: dict[str, Any]) -> None:
+    """Those of model, data and optimization."""
+    for section in (ModelConfig, DataConfig, OptimConfig):
+        group = sub.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                add_flag(group, field, default=defaults.get(field.name))
+
+
+def _add_power(commands: Any) -> None:
+    sub = commands.add_parser(
+        "power",
+        help="which rung of the parity ladder catches which planted bug?",
+        description="Plants each bug in its twin and climbs every rung against the other, healthy\n"
+        "twin. x: caught; .: not caught; ?: inconclusive; empty: no such rung there.",
+        epilog="examples:\n  lockstep power norm-eps clip-before-unscale\n  lockstep power --list",
+    )
+    sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
+    sub.add_argument("--list", action="store_true", help="name the bugs and end (default: off)")
+    sub.add_argument("--grade", action="store_true",
+                     help="how small can the graded bugs be? (default: off)")  # fmt: skip
+    _add_device_and_out(sub, " (with BUGs: their rows of it)")
+    sub.set_defaults(command=_power)
+
+
+def _add_specificity(commands: Any) -> None:
+    sub = commands.add_parser(
+        "specificity",
+        help="how often does the ladder call a correct program wrong?",
+        description="Climbs the rungs with fresh seeds and with harmless rewrites of either twin,\n"
+        "and counts false alarms.",
+    )
+    sub.add_argument("parts", metavar="PART", nargs="*",
+                     help=f"{', '.join(specificity.PARTS)} (default: all)")  # fmt: skip
+    for name, default, what in (
+        ("--seeds", 20, "seeds of weights and batches for every rung"),
+        ("--curve-seeds", 50, "seeds for rung 8, the curves"),
+    ):
+        sub.add_argument(name, type=reader(int), default=default, metavar="N",
+                         help=f"{what} (default: {default})")  # fmt: skip
+    _add_device_and_out(sub, " (with PARTs: these of it)")
+    sub.set_defaults(command=_specificity)
+
+
+def _add_sensitivity(commands: Any) -> None:
+    sub = commands.add_parser(
+        "sensitivity",
+        help="which modules need float32, and is it worth their time?",
+        description="Holds the gradient against float64 with one module at a time in half\n"
+        "precision, and with all but one; times a step with each kind of module in\n"
+        "float32; says which --fp32-islands are worth their time.",
+        epilog="example:\n  lockstep sensitivity --policy bf16 --framework torch",
+        argument_default=argparse.SUPPRESS,
+    )
+    sub.add_argument("--policy", default="bf16", metavar="TEXT",
+                     help="the policy with half precision (default: bf16)")  # fmt: skip
+    sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
+                     help="which computes (default: torch, which compiles nothing)")  # fmt: skip
+    _add_flags(sub, sensitivity.DEFAULTS)
+    _add_device_and_out(sub)
+    sub.set_defaults(command=_sensitivity)
+
+
+def _add_device_and_out(sub: Any, also: str = "") -> None:
+    sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
+                     help="where the twins run (default: cpu)")  # fmt: skip
+    sub.add_argument("--out", default=None, metavar="FILE",
+                     help=f"write the result as JSON{also} (default: not)")  # fmt: skip
+
+
+def _power(given: argparse.Namespace) -> int:
+    if given.list:
+        for bug in catalogue.BUGS:
+            size = f"={bug.size:g}" if bug.size is not None else ""
+            print(f"{bug.name + size:28} {bug.framework:6} {bug.what}")
+        return 0
+    if given.grade:
+        require(not given.bugs, "--grade", given.bugs, "takes no names; it has its own five")
+        power.grade(_device(given), _out_file(given), _say)
+        return 0
+    return 0 if power.run(given.bugs, _device(given), _out_file(given), _say) else DIFFERENT
+
+
+def _specificity(given: argparse.Namespace) -> int:
+    require_range("--seeds", given.seeds, 1)
+    require_range("--curve-seeds", given.curve_seeds, 1)
+    device, out = _device(given), _out_file(given)
+    quiet = specificity.run(given.parts, given.seeds, given.curve_seeds, device, out, _say)
+    return 0 if quiet else DIFFERENT
+
+
+def _sensitivity(given: argparse.Namespace) -> int:
+    framework, device, out = given.framework, _device(given), _out_file(given)
+    known = [*twin.MODULES, "both"]
+    require(framework in known, "--framework", framework, f"unknown; use {', '.join(known)}")
+    chosen = list(twin.MODULES) if framework == "both" else [framework]
+    own = {k: v for k, v in vars(given).items() if k not in ("framework", "out", "command")}
+    config = from_flags({**sensitivity.DEFAULTS, **own, "device": device}, accelerator=False)
+    sensitivity.run(config, chosen, out, _say)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _device(given: argparse.Namespace) -> str:
+    require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
+    return given.device
+
+
+def _out_file(given: argparse.Namespace) -> Path | None:
+    if not given.out:
+        return None
+    path = Path(given.out)
+    directory.require_writable_file(path)
+    return path
+
+
+def _curves(given: argparse.Namespace) -> int:
+    flags = vars(given)
+    a, b, bug, _ = (flags.pop(name) for name in ("a", "b", "bug", "command"))
+    stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
+    out = Path(flags.pop("out", directory.RUNS / stem))
+    directory.require_writable(out)
+    return DIFFERENT if curves.run(a, b, flags, out, bug) is Verdict.DIFFERENT else 0

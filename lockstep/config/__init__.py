@@ -1,0 +1,30 @@
+"""A run's whole configuration: its sections, the presets, the dtypes of a policy."""
+
+from lockstep.config.presets import BPE, PRESETS, from_flags, to_flags
+from lockstep.config.sections import (
+    DEEPEST,
+    MOST_STEPS,
+    Config,
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+)
+
+__all__ = [
+    "BPE",
+    "DEEPEST",
+    "MOST_STEPS",
+    "PRESETS",
+    "Config",
+    "DataConfig",
+    "ExecutionConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PrecisionConfig",
+    "RunConfig",
+    "from_flags",
+    "to_flags",
+]

@@ -1,0 +1,123 @@
+"""Policy name or jmp-style spec -> the dtype of every role in a training step.
+
+| role                                                              | dtype   |
+|-------------------------------------------------------------------|---------|
+| parameters, optimizer moments, accumulated gradients              | param   |
+| matmul inputs and outputs (qkv, scores, projections, mlp, logits) | compute |
+| embedding look-up, residual stream, norms, softmax, RoPE, loss    | output  |
+
+That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
+agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
+In a module that is an island (`lockstep.config.islands`) compute is output.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.config import islands
+from lockstep.errors import UserError
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ALIASES = {
+    "f64": "float64",
+    "f32": "float32",
+    "full": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+}
+KEYS = {"p": "params", "c": "compute", "o": "output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """The dtypes of one policy, as numpy/ml_dtypes names."""
+
+    param: str
+    compute: str
+    output: str
+    tf32: bool = False
+    islands: str = ""  # patterns over the names of modules
+
+    def island(self, module: str) -> bool:
+        """Whether its matmuls have inputs and outputs in the output dtype."""
+        return islands.holds(self.islands, module)
+
+    @property
+    def spec(self) -> str:
+        """The same roles as `jmp.get_policy` reads them, outside of islands."""
+        return f"params={self.param},compute={self.compute},output={self.output}"
+
+    @property
+    def loss_scaling(self) -> bool:
+        """float16's smallest normal is 6e-5: only there do gradients need a loss scale."""
+        return self.compute == "float16"
+
+    @property
+    def mixed(self) -> bool:
+        return self.compute != self.output
+
+
+POLICIES = {
+    "fp64": Roles(param="float64", compute="float64", output="float64"),
+    "fp32": Roles(param="float32", compute="float32", output="float32"),
+    "tf32": Roles(param="float32", compute="float32", output="float32", tf32=True),
+    "bf16": Roles(param="float32", compute="bfloat16", output="float32"),
+    "fp16": Roles(param="float32", compute="float16", output="float32"),
+}
+
+
+def resolve(policy: str) -> Roles:
+    """Roles of a policy name, or of a full jmp spec such as the one `Roles.spec` gives.
+
+    Raises:
+        UserError: an unknown name, a malformed spec, or a mixture the twins cannot both run.
+    """
+    if policy in POLICIES:
+        return POLICIES[policy]
+    if "=" not in policy:
+        raise UserError(
+            f"--policy {policy}: unknown; use {', '.join(POLICIES)} or a spec "
+            f"such as {POLICIES['bf16'].spec}"
+        )
+    dtypes = _parse(policy)
+    roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"])
+    _check(policy, roles)
+    return roles
+
+
+def _parse(spec: str) -> dict[str, str]:
+    dtypes: dict[str, str] = {}
+    for part in spec.split(","):
+        key, _, value = part.partition("=")
+        key, value = KEYS.get(key, key), ALIASES.get(value, value)
+        if key not in KEYS.values() or key in dtypes:
+            raise UserError(
+                f"--policy {spec}: key {key!r}; give params=, compute= and output= once each"
+            )
+        if value not in BYTES:
+            raise UserError(f"--policy {spec}: dtype {value!r}; use one of {', '.join(BYTES)}")
+        dtypes[key] = value
+    missing = [key for key in KEYS.values() if key not in dtypes]
+    if missing:
+        raise UserError(
+            f"--policy {spec}: no {missing[0]}=; give params=, compute= and output= once each"
+        )
+    return dtypes
+
+
+def _check(spec: str, roles: Roles) -> None:
+    if "float64" in (roles.param, roles.compute, roles.output) and roles != POLICIES["fp64"]:
+        raise UserError(f"--policy {spec}: float64 mixes with nothing; use --policy fp64")
+    if BYTES[roles.output] < 4:
+        raise UserError(
+            f"--policy {spec}: output {roles.output} would put norms, softmax and loss "
+            "into half precision; use output=float32"
+        )
+    if roles.param == "float16":
+        raise UserError(
+            f"--policy {spec}: GradScaler cannot unscale float16 gradients; use params=float32"
+        )
+    if roles.param == "bfloat16" and roles.compute != "bfloat16":
+        raise UserError(
+            f"--policy {spec}: params bfloat16 compute in bfloat16 only; "
+            "use compute=bfloat16 or params=float32"
+        )

@@ -1,0 +1,61 @@
+"""The named models, and the config that a command line stands for."""
+
+import dataclasses
+from typing import Any
+
+from lockstep.config.fields import flag_name
+from lockstep.config.sections import Config
+from lockstep.errors import require
+
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+GPT2 = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
+BPE = 50_304  # GPT-2's 50,257 tokens, padded to a multiple of 128 for the matmul units
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": dict(n_layer=4,  n_head=4,  d_model=128,  context=128,  vocab=256, tied=False, **LLAMA),
+    "10m":  dict(n_layer=6,  n_head=6,  d_model=384,  context=256,  vocab=256, tied=False, **LLAMA),
+    "30m":  dict(n_layer=9,  n_head=8,  d_model=512,  context=512,  vocab=256, tied=False, **LLAMA),
+    "125m": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **LLAMA),
+    "1b":   dict(n_layer=16, n_head=16, d_model=2048, context=2048, vocab=BPE, tied=False, **LLAMA),
+    "gpt2": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **GPT2),
+}
+# fmt: on
+
+
+def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
+    """The resolved config of the flags a user gave (field name -> value).
+
+    Args:
+        given: only what was typed; everything else takes its default here.
+        accelerator: decides `--model auto`.
+    """
+    given = dict(given)
+    name = given.pop("model", "auto")
+    require(name in ("auto", *PRESETS), "--model", name, f"unknown; use auto, {', '.join(PRESETS)}")
+    if name == "auto":
+        name = "10m" if accelerator else "tiny"
+    if "lr" in given:
+        given.setdefault("min_lr", given["lr"] / 10)
+    if "steps" in given:
+        given.setdefault("warmup", max(0, min(100, given["steps"] // 10)))
+    sections = {}
+    for section in dataclasses.fields(Config):
+        names = [f.name for f in dataclasses.fields(section.type)]  # type: ignore[arg-type]
+        chosen = {key: given.pop(key) for key in names if key in given}
+        if section.name == "model":
+            chosen = {"model": name, **PRESETS[name], **chosen}
+        sections[section.name] = section.type(**chosen)  # type: ignore[operator]
+    require(not given, "flags", ", ".join(given), "unknown fields")
+    return Config(**sections)
+
+
+def to_flags(config: Config) -> list[str]:
+    """A command line that `from_flags` resolves to this config, on any machine."""
+    given = {"model": config.model.model, "steps": config.optim.steps, "lr": config.optim.lr}
+    usual = from_flags(given, accelerator=False)
+    for section in dataclasses.fields(Config):
+        mine, theirs = (vars(getattr(c, section.name)) for c in (config, usual))
+        given |= {name: mine[name] for name in mine if mine[name] != theirs[name]}
+    pairs = [(flag_name(name), value) for name, value in given.items()]
+    return [part for name, v in pairs for part in ([name] if v is True else [name, str(v)])]

@@ -1,0 +1,335 @@
+"""The whole configuration of a run, as frozen dataclasses.
+
+Each section is a group of the command line's flags, each field with a `help` is one flag: the
+dataclass *is* the command line (`lockstep.cli` only reads it). Shapes, everywhere in Lockstep:
+B batch, T time (context), D model, H heads, K head dim, F mlp, V vocabulary, L layers, N
+micro-batches in one optimizer step.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.config import islands, policy
+from lockstep.config.fields import flag, flag_name, require_choice, require_fields
+from lockstep.config.policy import Roles
+from lockstep.errors import UserError, require, require_range
+
+LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
+MOST_STEPS = 10**7  # the learning rates of a whole run are one table
+# What takes memory and no weights say how much of it: a config.json may be anybody's.
+DEEPEST = 2000  # layers; a checkpoint's record still holds their names
+LONGEST = 2**20  # tokens of context; RoPE has a table of them
+MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
+LARGEST_SCALE = 2.0**127  # a loss scale is a float32
+# Fields that came after runs and results were written, and what these did. JSON has them only where
+# they say something else (docs/decisions/0018).
+LATER: dict[str, Any] = {"fp32_islands": "", "max_skips": 50, "debug_nans": False}
+
+
+def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
+    try:
+        function(*args)
+    except UserError as error:
+        raise UserError(str(error).replace(old, new)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """model"""
+
+    model: str = flag("auto", "preset", choices=(), derived="tiny on a CPU, 10m on an accelerator")
+    n_layer: int = flag(4, "transformer blocks", unit="L", derived="the preset's")
+    n_head: int = flag(4, "attention heads", unit="H", derived="the preset's")
+    d_model: int = flag(128, "width of the residual stream", unit="D", derived="the preset's")
+    context: int = flag(128, "tokens a sequence", unit="T", derived="the preset's")
+    vocab: int = flag(256, "tokens in the vocabulary", unit="V", derived="the preset's")
+    dropout: float = flag(0.0, "probability of dropping, on the embedding and each sublayer")
+    position: str = "rope"
+    norm: str = "rmsnorm"
+    mlp: str = "swiglu"
+    bias: bool = False
+    tied: bool = False
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_head
+
+    @property
+    def d_mlp(self) -> int:
+        """4 D for GELU; for SwiGLU 8/3 D, the same cost, rounded up to a multiple of 64."""
+        return 4 * self.d_model if self.mlp == "gelu" else math.ceil(self.d_model / 24) * 64
+
+    @property
+    def matmuls(self) -> list[str]:
+        """The modules that multiply matrices, in the order of the forward pass."""
+        mlp = ["mlp.gate"] * (self.mlp == "swiglu") + ["mlp.up", "mlp.down"]
+        inside = ["attn.qkv", "attn.attend", "attn.proj", *mlp]
+        return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
+
+    def __post_init__(self) -> None:
+        for name, high in (("n_layer", DEEPEST), ("n_head", LARGEST), ("d_model", LARGEST),
+                           ("context", LONGEST)):  # fmt: skip
+            require_range(flag_name(name), getattr(self, name), 1, high)
+        require_range("--vocab", self.vocab, 2, LARGEST)
+        require(0 <= self.dropout < 1, "--dropout", self.dropout, "must be at least 0 and below 1")
+        if self.d_model % self.n_head:
+            down = self.d_model - self.d_model % self.n_head
+            near = " or ".join(str(d) for d in (down, down + self.n_head) if d > 0)
+            require(
+                False,
+                "--d-model",
+                self.d_model,
+                f"not divisible by --n-head {self.n_head}; use {near}",
+            )
+        if self.position == "rope" and self.d_head % 2:
+            require(
+                False,
+                "--n-head",
+                self.n_head,
+                f"RoPE rotates pairs, but --d-model / --n-head is {self.d_head}; make it even",
+            )
+        switches = {
+            "position": ("learned", "rope"),
+            "norm": ("layernorm", "rmsnorm"),
+            "mlp": ("gelu", "swiglu"),
+        }
+        for name, choices in switches.items():
+            require_choice(name, getattr(self, name), choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """precision"""
+
+    policy: str = flag(
+        "bf16",
+        "fp64, fp32, tf32, bf16, fp16, or a jmp spec such as "
+        "params=float32,compute=bfloat16,output=float32",
+    )
+    numerics: str = flag(
+        "fast",
+        "strict: written-out attention and deterministic kernels, for "
+        "parity; fast: fused, compilers free",
+        choices=("fast", "strict"),
+    )
+    attention: str = flag(
+        "auto",
+        "reference: written out; fused: cuDNN or flash; auto: fused "
+        "where the device has it, never in strict",
+        choices=("auto", "reference", "fused"),
+    )
+    eval_policy: str = flag("", "policy of the evaluation", derived="the training policy")
+    fp32_islands: str = flag(
+        "",
+        "modules whose matmuls stay in float32 under a half-precision policy: patterns such as "
+        "blocks.*.mlp.down,blocks.0,head; `lockstep sensitivity` says which are worth it",
+        derived="none",
+    )
+    loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
+    loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
+    loss_scale_interval: int = flag(2000, "the scale grows after so many good steps", unit="steps")
+
+    @property
+    def roles(self) -> Roles:
+        return replace(policy.resolve(self.policy), islands=self.fp32_islands)
+
+    @property
+    def eval_roles(self) -> Roles:
+        evaluation = policy.resolve(self.eval_policy or self.policy)
+        return replace(evaluation, islands=self.fp32_islands)
+
+    @property
+    def strict(self) -> bool:
+        return self.numerics == "strict"
+
+    def __post_init__(self) -> None:
+        policy.resolve(self.policy)
+        if self.eval_policy:
+            _rename_error("--policy", "--eval-policy", policy.resolve, self.eval_policy)
+        require_choice("--numerics", self.numerics, ("fast", "strict"))
+        require_choice("--attention", self.attention, ("auto", "reference", "fused"))
+        require(
+            not (self.strict and self.attention == "fused"),
+            "--attention",
+            "fused",
+            "--numerics strict writes attention out; use --attention reference",
+        )
+        for name, low in (("loss_scale_init", 0.0), ("loss_scale_factor", 1.0)):
+            value = getattr(self, name)
+            within = low < value <= LARGEST_SCALE
+            remedy = f"must be above {low:g} and at most 2**127"
+            require(within, flag_name(name), value, remedy)
+            # Any other scale would round what it scales, and differently in the two frameworks.
+            require(math.frexp(value)[0] == 0.5, flag_name(name), value, "must be a power of two")
+        require_range("--loss-scale-interval", self.loss_scale_interval, 1, LARGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """data"""
+
+    data: str = flag(
+        "stdlib",
+        "stdlib (this Python's own library source, as bytes), a .txt file "
+        "(bytes), or a folder with uint16 train.bin and val.bin",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """optimization"""
+
+    steps: int = flag(500, "length of the whole run", unit="optimizer steps")
+    batch_size: int = flag(16, "sequences in a micro-batch", unit="B")
+    accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
+    lr: float = flag(2e-3, "peak learning rate")
+    min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
+    warmup: int = flag(
+        50, "linear warm-up", unit="updates", derived="a tenth of --steps, at most 100"
+    )
+    weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
+    beta1: float = flag(0.9, "Adam's decay of the first moment")
+    beta2: float = flag(0.95, "Adam's decay of the second moment")
+    clip: float = flag(1.0, "clip the gradient to this global norm")
+    seed: int = flag(0, "seed of weights, batches and dropout")
+
+    def __post_init__(self) -> None:
+        for name, high in (("steps", MOST_STEPS), ("batch_size", LARGEST), ("accum", LARGEST)):
+            require_range(flag_name(name), getattr(self, name), 1, high)
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, flag_name(name), value, "must be above 0")
+        require(
+            0 <= self.min_lr <= self.lr,
+            "--min-lr",
+            self.min_lr,
+            f"must be from 0 to --lr {self.lr}",
+        )
+        require_range("--warmup", self.warmup, 0, self.steps)
+        require_range("--weight-decay", self.weight_decay, 0)
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, flag_name(name), value, "must be at least 0 and below 1")
+        require_range("--seed", self.seed, 0, LARGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """memory and compilation"""
+
+    remat: str = flag(
+        "none",
+        "recompute in the backward pass: sublayer (attention and mlp each), "
+        "block, sqrt (segments of blocks, each block inside again), dots (all but "
+        "the weight matmuls)",
+        choices=("none", "sublayer", "block", "sqrt", "dots"),
+    )
+    layers: str = flag(
+        "auto",
+        "JAX: unroll is faster, scan compiles faster and saves memory with "
+        "remat; auto: scan from 24 layers; PyTorch always unrolls",
+        choices=("auto", "unroll", "scan"),
+    )
+    compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
+
+    def __post_init__(self) -> None:
+        require_choice("--remat", self.remat, ("none", "sublayer", "block", "sqrt", "dots"))
+        require_choice("--layers", self.layers, ("auto", "unroll", "scan"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """run"""
+
+    eval_every: int = flag(100, "how often to evaluate; 0: only first and last", unit="steps")
+    eval_batches: int = flag(20, "length of an evaluation", unit="micro-batches")
+    save_every: int = flag(100, "how often to save; 0: only the last step", unit="steps")
+    keep: int = flag(2, "how many checkpoints to keep, the newest; and the best evaluated one")
+    max_skips: int = flag(50, "stop after so many steps in a row that the loss scale skipped")
+    debug_nans: bool = flag(
+        False, "if a run diverges, take the step again from the last checkpoint and name the layer"
+    )
+    device: str = flag("auto", "where to run", choices=("auto", "cpu", "cuda"))
+
+    def __post_init__(self) -> None:
+        lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}
+        for name, low in lowest.items():
+            require_range(flag_name(name), getattr(self, name), low, LARGEST)
+        require_choice("--device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run's numbers, and where and how often it writes them."""
+
+    model: ModelConfig = ModelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self) -> None:
+        compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
+        require(
+            not compiled_masks,
+            "--compile",
+            True,
+            "strict numerics draw dropout's masks with a "
+            "generator that does not compile; drop --compile or set --dropout 0",
+        )
+        rows, row = self.optim.batch_size, self.model.context + 1
+        for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):
+            remedy = f"with --{name} {count} and --context {row - 1} are over {MOST_TOKENS} tokens"
+            fits = rows * count * row <= MOST_TOKENS
+            require(fits, "--batch-size", rows, f"{remedy}, drawn at once; use less")
+        if self.precision.fp32_islands:
+            islands.check(self.precision.fp32_islands, self.model.matmuls)
+        require(
+            self.execution.layers != "scan" or self.alike,
+            "--layers",
+            "scan",
+            f"all layers are one program, but --fp32-islands {self.precision.fp32_islands} is for "
+            "some of them; use --layers unroll",
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers compute in the same dtypes."""
+        patterns = self.precision.fp32_islands
+        return not patterns or islands.in_every_layer(patterns, self.model.matmuls)
+
+    def changed(self, **fields: Any) -> "Config":
+        """The same with some fields of its sections replaced."""
+        parts = {}
+        for section in dataclasses.fields(self):
+            old = getattr(self, section.name)
+            mine = {name: fields.pop(name) for name in vars(old) if name in fields}
+            parts[section.name] = dataclasses.replace(old, **mine)
+        assert not fields, f"no section has {', '.join(fields)}"
+        return Config(**parts)
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        return {
+            section: {n: v for n, v in fields.items() if n not in LATER or v != LATER[n]}
+            for section, fields in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, sections: Any) -> "Config":
+        """The inverse of `to_json`.
+
+        Raises:
+            UserError: a section or field is missing, unknown or of another type.
+        """
+        kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+        require_fields("config", sections, dict.fromkeys(kinds, dict))
+        parts = {}
+        for name, kind in kinds.items():
+            types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+            values = {n: v for n, v in LATER.items() if n in types} | sections[name]
+            require_fields(f"config {name}", values, types)
+            parts[name] = kind(**values)  # type: ignore[operator]
+        return cls(**parts)

@@ -1,0 +1,94 @@
+"""The canonical parameters: ordered names, shapes, and the initial weights from a seed.
+
+Names and layouts are those of the PyTorch state-dict (a weight is out x in); the JAX bridge
+transposes. Everything that passes between the twins (weights, moments, gradients) is a dict keyed
+by these names.
+"""
+
+import math
+import zlib
+from collections.abc import Collection
+
+import numpy as np
+
+from lockstep.config import ModelConfig
+
+Arrays = dict[str, np.ndarray]
+
+
+def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape, in the order of the forward pass."""
+    d, f, v = model.d_model, model.d_mlp, model.vocab
+    out: dict[str, tuple[int, ...]] = {"embed.weight": (v, d)}
+    if model.position == "learned":
+        out["position.weight"] = (model.context, d)
+
+    def norm(name: str) -> None:
+        out[f"{name}.weight"] = (d,)
+        if model.norm == "layernorm" and model.bias:
+            out[f"{name}.bias"] = (d,)
+
+    def linear(name: str, d_out: int, d_in: int) -> None:
+        out[f"{name}.weight"] = (d_out, d_in)
+        if model.bias:
+            out[f"{name}.bias"] = (d_out,)
+
+    for i in range(model.n_layer):
+        norm(f"blocks.{i}.norm1")
+        linear(f"blocks.{i}.attn.qkv", 3 * d, d)
+        linear(f"blocks.{i}.attn.proj", d, d)
+        norm(f"blocks.{i}.norm2")
+        if model.mlp == "swiglu":
+            linear(f"blocks.{i}.mlp.gate", f, d)
+        linear(f"blocks.{i}.mlp.up", f, d)
+        linear(f"blocks.{i}.mlp.down", d, f)
+    norm("norm")
+    if not model.tied:
+        out["head.weight"] = (v, d)
+    return out
+
+
+def initial(model: ModelConfig, seed: int) -> Arrays:
+    """float32 weights by GPT-2's recipe: N(0, .02), residual projections scaled by 1/sqrt(2L).
+
+    Each tensor has a generator of its own, keyed by seed and name: adding one changes no other.
+    """
+    return {name: _initial(name, shape, model, seed) for name, shape in shapes(model).items()}
+
+
+def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -> np.ndarray:
+    if name.endswith(".bias"):
+        return np.zeros(shape, np.float32)
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    residual = name.endswith(("attn.proj.weight", "mlp.down.weight"))
+    std = 0.02 / math.sqrt(2 * model.n_layer) if residual else 0.02
+    generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+    return generator.standard_normal(shape, np.float32) * np.float32(std)
+
+
+def decayed(name: str) -> bool:
+    """Whether weight decay applies: matrices only, never norms, biases or embeddings."""
+    return name.endswith(
+        (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight")
+    )
+
+
+def intermediates(model: ModelConfig) -> list[str]:
+    """Names of the activations that both twins can show, in the order of the forward pass."""
+    inside = ("norm1", "attn", "norm2", "mlp")
+    blocks = (
+        [*(f"blocks.{i}.{part}" for part in inside), f"blocks.{i}"] for i in range(model.n_layer)
+    )
+    return ["embed", *(name for block in blocks for name in block), "norm", "logits"]
+
+
+def first_backward(modules: Collection[str], model: ModelConfig) -> str:
+    """Of modules with parameters the one that the backward pass comes to first; "" of none."""
+    order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
+    return max(modules, key=order.index, default="")
+
+
+def count(model: ModelConfig) -> int:
+    """Parameters, a tied head counted once."""
+    return sum(math.prod(shape) for shape in shapes(model).values())

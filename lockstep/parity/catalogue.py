@@ -1,0 +1,190 @@
+"""The planted bugs: what each is, in which twin, where it shows, and which rung must catch it.
+
+The bugs themselves stand in the twins (`bugs.py`), under the same names. Most are mistakes that
+somebody has made in code that trained; the graded ones take a size (`--bug norm-eps=2e-5`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    name: str
+    framework: str
+    what: str
+    rung: int  # the one that must catch it
+    flags: dict[str, Any] = field(default_factory=dict)  # where it shows, over matrix.SMALL
+    size: float | None = None  # of a graded bug: what it takes unless one is given
+    device: str = "cpu"  # "cuda": it cannot exist elsewhere
+
+
+GPT2: dict[str, Any] = {"model": "gpt2"}
+BF16: dict[str, Any] = {"policy": "bf16", "dropout": 0.0}
+FP16: dict[str, Any] = {"policy": "fp16", "dropout": 0.0}
+LONE: dict[str, Any] = {"accum": 1}
+
+
+def _bug(framework: str, rung: int, name: str, what: str, size: float | None = None,
+         device: str = "cpu", **flags: Any) -> Bug:  # fmt: skip
+    return Bug(name=name, framework=framework, what=what, rung=rung, flags=flags, size=size,
+               device=device)  # fmt: skip
+
+
+# fmt: off
+BUGS: list[Bug] = [
+    # accumulation and the order of the recipe
+    _bug("torch", 5, "loss-not-divided", "N micro-batches add up to N times the gradient"),
+    _bug("torch", 5, "last-micro-batch-only", "gradients are zeroed before each backward pass"),
+    _bug("torch", 5, "clip-per-micro-batch", "each micro-batch is clipped, not the window"),
+    _bug("torch", 5, "accumulate-in-bfloat16", "the accumulator is bfloat16"),
+    _bug("torch", 8, "zero-grad-forgotten", "gradients are never zeroed"),
+    _bug("jax", 4, "multisteps-in-float32", "MultiSteps' default accumulator, under float64"),
+    _bug("jax", 5, "mean-of-means", "the loss is divided by N, and MultiSteps averages again"),
+    # clipping
+    _bug("torch", 4, "no-clip", "the gradient is not clipped"),
+    _bug("torch", 4, "clip-per-tensor", "every tensor is clipped by itself"),
+    _bug("torch", 4, "clip-by-value", "elements are clipped, not the norm"),
+    _bug("torch", 4, "grad-norm-after-clip", "the norm is reported after clipping"),
+    _bug("jax", 4, "optax-clip", "optax's clipping, which has no 1e-6 in its denominator"),
+    # the loss scale
+    _bug("torch", 8, "clip-before-unscale", "scaled gradients are clipped, then unscaled", **FP16),
+    _bug("torch", 4, "no-unscale", "the optimizer gets scaled gradients", **FP16),
+    _bug("torch", 7, "fp16-without-scaling", "float16 gradients without a loss scale", **FP16),
+    _bug("torch", 7, "scale-per-micro-batch", "the scale moves within a window", **FP16),
+    _bug("torch", 7, "growth-one-late", "the scale grows one step late, as in flax", **FP16),
+    _bug("torch", 7, "overflow-not-looked-for", "no gradient is looked at for overflow", **FP16),
+    _bug("torch", 7, "skipped-step-counts", "a skipped step advances Adam's count", **FP16),
+    _bug("torch", 7, "skipped-step-schedule", "a skipped step advances the schedule", **FP16),
+    _bug("torch", 7, "skipped-step-decays", "a skipped step decays the weights", **FP16),
+    _bug("jax", 7, "plain-multisteps", "MultiSteps with nothing said of overflows", **FP16),
+    _bug("jax", 7, "overflow-ignored", "gradients that are not finite go in", **FP16),
+    _bug("jax", 7, "loss-scale-floor", "jmp's floor of 1 under the scale", **FP16),
+    # the optimizer
+    _bug("torch", 4, "no-bias-correction", "Adam without bias correction"),
+    _bug("torch", 4, "adam-eps", "Adam's epsilon 1e-6 for 1e-8", size=1e-6),
+    _bug("torch", 4, "betas-swapped", "beta1 for beta2"),
+    _bug("torch", 4, "coupled-decay", "decay added to the gradient, as in Adam"),
+    _bug("torch", 4, "decay", "weight decay a tenth too strong", size=0.1),
+    _bug("torch", 4, "learning-rate", "a rate a tenth too high, logged as the right one", size=0.1),
+    _bug("torch", 4, "decay-on-norms", "norms decay"),
+    _bug("torch", 4, "decay-on-embeddings", "embeddings decay"),
+    _bug("torch", 4, "decay-not-times-lr", "decay is not multiplied by the learning rate"),
+    _bug("torch", 4, "moments-in-bfloat16", "Adam's moments are bfloat16"),
+    _bug("torch", 4, "bfloat16-master-weights", "weights are rounded to bfloat16 after each step"),
+    _bug("jax", 4, "eps-inside-root", "Adam's epsilon under the square root"),
+    _bug("jax", 4, "nesterov", "Nesterov's momentum"),
+    _bug("jax", 4, "decay-everywhere", "no decay mask"),
+    # the schedule and the data
+    _bug("torch", 1, "schedule-off-by-one", "each update takes the next one's rate"),
+    _bug("torch", 1, "schedule-in-float32", "the rates are rounded to float32, under float64"),
+    _bug("torch", 2, "targets-shifted", "targets are one token off"),
+    _bug("torch", 2, "last-token-dropped", "the last target of each row does not count"),
+    _bug("torch", 2, "label-smoothing", "labels are smoothed by a thousandth", size=1e-3),
+    _bug("torch", 8, "batches-differ", "from the 11th step on, the former window again"),
+    # the model
+    _bug("torch", 2, "norm-eps", "the norms' epsilon 1e-6 for 1e-5", size=1e-6),
+    _bug("torch", 2, "erf-gelu", "GELU's erf form for the tanh form", **GPT2),
+    _bug("torch", 2, "softmax-scale", "scores a tenth too large", size=0.1),
+    _bug("torch", 2, "query-for-key", "queries and keys change places"),
+    _bug("torch", 2, "values-of-next-head", "each head takes the next one's values"),
+    _bug("torch", 2, "causal-mask-off-by-one", "each token sees the one after it"),
+    _bug("torch", 2, "rope-base", "RoPE with base 500,000"),
+    _bug("torch", 2, "rope-interleaved", "RoPE turns neighbours, not halves"),
+    _bug("torch", 2, "swiglu-swapped", "SwiGLU's gate and up change places"),
+    _bug("torch", 2, "positions-from-one", "positions count from one", **GPT2),
+    _bug("torch", 3, "untied-head", "the tied head gives no gradient to the embedding", **GPT2),
+    _bug("torch", 3, "embedding-by-frequency", "gradients divided by how often a token comes"),
+    _bug("jax", 3, "gradient-stopped-at-norm", "the norms' statistics have no gradient"),
+    _bug("jax", 2, "untransposed-kernel", "square kernels are copied untransposed"),
+    # precision
+    _bug("torch", 2, "rope-in-float32", "RoPE turns in float32, under float64"),
+    _bug("torch", 2, "norms-in-bfloat16", "norms in bfloat16", **BF16),
+    _bug("torch", 2, "residual-in-bfloat16", "the residual stream in bfloat16", **BF16),
+    _bug("torch", 2, "logits-in-float32", "the head is not cast: better than allowed",
+         **GPT2, **BF16),
+    _bug("torch", 3, "whole-tree-cast", "all parameters are cast at once", **BF16),
+    _bug("torch", 2, "island-under-autocast", "an island is widened, and narrowed by autocast",
+         fp32_islands="blocks.*.mlp", **BF16),
+    _bug("torch", 2, "island-in-float32", "islands are float32, under float64",
+         fp32_islands="blocks.*.mlp"),
+    _bug("jax", 2, "attention-island-forgotten", "scores and values of an island in bfloat16",
+         fp32_islands="blocks.*.attn", **BF16),
+    _bug("jax", 2, "tied-head-island-forgotten", "a tied head is no island",
+         fp32_islands="head", **GPT2, **BF16),
+    _bug("jax", 2, "islands-of-first-block", "all blocks have the first one's islands",
+         fp32_islands="blocks.0", remat="none", **BF16),
+    _bug("jax", 2, "fast-variance", "E[x^2] - E[x]^2", **GPT2),
+    _bug("jax", 2, "bias-rounded-twice", "a matmul rounds before its bias goes in",
+         **GPT2, **BF16),
+    _bug("jax", 2, "softmax-in-compute", "softmax in bfloat16", **BF16),
+    _bug("jax", 2, "activations-in-compute", "GELU in bfloat16", **GPT2, **BF16),
+    _bug("jax", 8, "loss-in-compute", "cross-entropy in bfloat16", **BF16),
+    _bug("jax", 3, "excess-precision", "XLA skips roundings in strict numerics", **BF16),
+    _bug("torch", 2, "tf32-left-on", "TF32 under fp32", policy="fp32", dropout=0.0, device="cuda"),
+    _bug("jax", 2, "tf32-by-default", "JAX's default matmul precision under fp32", policy="fp32",
+         dropout=0.0, device="cuda"),
+    # evaluation and sampling
+    _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
+    _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),
+    # dropout and remat
+    _bug("torch", 8, "mask-without-micro-step", "all micro-batches share their masks"),
+    _bug("torch", 8, "mask-without-layer", "all layers share their masks"),
+    _bug("torch", 8, "dropout-not-rescaled", "what is kept is not scaled up"),
+    _bug("torch", 8, "mask-probability", "masks keep a hundredth more", size=0.01),
+    _bug("jax", 8, "masks-of-64-bits", "masks from 64-bit uniforms under x64"),
+    _bug("jax", 8, "one-mask-for-all-layers", "a scanned layer's index does not reach its mask"),
+    _bug("torch", 6, "dropout-redrawn", "the recomputed forward draws other masks"),
+    _bug("torch", 6, "sqrt-runs-block", "remat sqrt runs block", remat="sqrt"),
+    _bug("torch", 6, "remat-does-nothing", "nothing is recomputed"),
+    _bug("jax", 6, "dots-recomputes-affine", "remat dots recomputes matmuls with a bias",
+         model="gpt2", remat="dots"),
+    # fast numerics
+    _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
+    _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),
+    # resuming
+    _bug("torch", 1, "moments-lost", "a resumed run forgets Adam's second moments"),
+    _bug("torch", 1, "adam-count-lost", "a resumed run starts Adam's count anew"),
+    _bug("torch", 1, "growth-tracker-lost", "a resumed run forgets its good steps", **FP16),
+]
+# fmt: on
+
+# Harmless rewrites, by twin (`rewrites.py` in each): the ladder must call none of them different.
+REWRITES: dict[str, tuple[str, ...]] = {
+    "jax": (
+        "qkv-split", "linear-by-einsum", "linear-in-halves", "plain-affine", "attention-by-vmap",
+        "rotation-by-complex-numbers", "norms-by-division", "activations-written-out",
+        "loss-by-logsumexp", "layers-swapped", "window-unrolled", "norm-by-dot-products",
+        "adamw-written-out", "without-ynnpack",
+    ),
+    "torch": (
+        "qkv-split", "linear-transposed", "embedding-by-index", "attention-by-einsum",
+        "additive-mask", "rotation-by-complex-numbers", "norms-written-out",
+        "activations-written-out", "loss-by-logsumexp", "micro-batches-backwards", "norm-by-loop",
+        "foreach-adamw", "single-tensor-adamw", "adamw-written-out",
+        "recipe-written-out", "two-threads", "without-onednn",
+    ),
+}  # fmt: skip
+
+BY_NAME = {bug.name: bug for bug in BUGS}
+GRADED = [bug.name for bug in BUGS if bug.size is not None]
+
+
+def find(text: str) -> Bug:
+    """The bug of NAME or, if it is graded, of NAME=SIZE.
+
+    Raises:
+        UserError: there is none, or its size is no number.
+    """
+    name, equals, size = text.partition("=")
+    require(name in BY_NAME, "--bug", name, "unknown; `lockstep power --list` names them all")
+    bug = BY_NAME[name]
+    if equals:
+        require(bug.size is not None, "--bug", text, f"has no size; use {', '.join(GRADED)}")
+        try:
+            float(size)
+        except ValueError:
+            require(False, "--bug", text, "its size is not a number; give one")
+    return bug

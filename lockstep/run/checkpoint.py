@@ -1,0 +1,281 @@
+"""Train state <-> a folder of safetensors and JSON, from which either framework resumes.
+
+    run/checkpoints/step_00001000/
+        weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
+        state.json    counters, loss scale, dtype, names in canonical order, checksums
+
+A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
+disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
+`.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
+successor is in place, so that no kill can fall between them.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from lockstep.errors import UserError, require
+from lockstep.files import tensors
+from lockstep.files.durable import sync
+from lockstep.files.untrusted import Refused, read_json
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+
+FORMAT = 1
+FILES = {"params": "weights.safetensors", "mu": "mu.safetensors", "nu": "nu.safetensors"}
+RECORD = "state.json"
+RECORD_LIMIT = 1_000_000  # bytes
+COUNTERS = ("step", "updates", "loss_scale", "good_steps")
+FIELDS = {"format", *COUNTERS, "dtype", "names", "sha256"}
+MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
+NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
+
+
+def save(
+    run: Path, state: TrainState, *, keep: int, losses: Mapping[int, float] | None = None
+) -> Path:
+    """Writes `run/checkpoints/step_XXXXXXXX/`; of those up to it the `keep` newest stay, and the
+    one with the best of `losses` (validation losses by step).
+
+    Checkpoints of later steps stay: they were passed over on resume, which is no reason to
+    delete what somebody may want to mend.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written; nothing of it is left there.
+    """
+    assert keep >= 1
+    folder = run / "checkpoints"
+    final = folder / f"step_{state.step:08d}"
+    partial = folder / f".tmp-{final.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(run)
+        _sweep(run)
+        _write(partial, state)
+        if final.exists():
+            os.rename(final, final.with_suffix(".old"))
+        os.rename(partial, final)
+        sync(folder)
+        _sweep(run)
+        _prune(run, final, keep, losses or {})
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        remedy = "make room there or use another --out"
+        raise UserError(f"{final}: cannot be written ({error}); {remedy}") from None
+    return final
+
+
+def listing(run: Path) -> list[Path]:
+    """The checkpoints of a run by name, oldest first; an `.old` one just before its successor.
+
+    A link is none: it may lead out of the run, where nothing is ours to read or to delete.
+    """
+    order = {}
+    for path in (run / "checkpoints").glob("step_*"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir() and not os.path.islink(path):
+            order[path] = (int(match[1]), match[2] is None)
+    return sorted(order, key=order.__getitem__)
+
+
+def step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
+
+
+def of_step(run: Path, step: int) -> Path:
+    """Raises UserError if there is none."""
+    known = {step_of(path): path for path in listing(run)}
+    *most, last = map(str, known or ["another run"])
+    choice = f"{', '.join(most)} or {last}" if most else last
+    require(step in known, "--step", step, f"{run} has no such checkpoint; use {choice}")
+    return known[step]
+
+
+def best_of(paths: Iterable[Path], losses: Mapping[int, float]) -> Path | None:
+    """The checkpoint of the lowest finite loss; None if there is none."""
+    known = {path: losses[step_of(path)] for path in paths if step_of(path) in losses}
+    finite = [path for path, loss in known.items() if math.isfinite(loss)]
+    return min(finite, key=known.__getitem__, default=None)
+
+
+def newest(run: Path, *, up_to: int | None = None) -> str:
+    """What a user is told who has to fall back: the newest whole checkpoint, up to a step."""
+    paths = [path for path in listing(run) if up_to is None or step_of(path) <= up_to]
+    return f"the last good checkpoint is {paths[-1]}" if paths else "no good checkpoint is saved"
+
+
+def load(path: Path) -> TrainState:
+    """Reads one checkpoint, bit for bit what was saved.
+
+    Raises:
+        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
+    """
+    try:
+        record = _read_record(path / RECORD)
+        loaded = {
+            field: _read_arrays(path / name, record["sha256"][name])
+            for field, name in FILES.items()
+        }
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+        raise _unusable(error.filename or path, why) from None
+    shapes = {name: array.shape for name, array in loaded["params"].items()}
+    wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
+    for field, name in FILES.items():
+        if _layout(loaded[field]) != wanted:
+            why = f"its tensors are not those of {RECORD} and {FILES['params']}"
+            raise _unusable(path / name, why)
+    params, mu, nu = ({name: loaded[field][name] for name in wanted} for field in FILES)
+    return TrainState(
+        params=params,
+        mu=mu,
+        nu=nu,
+        step=record["step"],
+        updates=record["updates"],
+        loss_scale=record["loss_scale"],
+        good_steps=record["good_steps"],
+    )
+
+
+def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
+    """The newest checkpoint that loads; `warn` gets one line for each newer one that does not.
+
+    Raises:
+        UserError: none does.
+    """
+    paths, passed_over = listing(run), []
+    for path in reversed(paths):
+        try:
+            state = load(path)
+        except UserError as error:
+            passed_over.append(str(error))
+            continue
+        for problem in passed_over:
+            warn(f"{problem}; the last good one is {path}")
+        return state
+    for problem in passed_over:
+        warn(problem)
+    problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
+    raise UserError(f"{run}: {problem}; use --overwrite to start again")
+
+
+def _write(folder: Path, state: TrainState) -> None:
+    layout = _layout(state.params)
+    assert layout == _layout(state.mu) == _layout(state.nu), "moments unlike the weights"
+    dtypes = {dtype for _, dtype in layout.values()}
+    assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
+    record: dict[str, Any] = {"format": FORMAT}
+    record |= {name: getattr(state, name) for name in COUNTERS}
+    record |= {"dtype": dtypes.pop(), "names": list(layout), "sha256": {}}
+    folder.mkdir()
+    for field, name in FILES.items():
+        # save_file writes memory as it lies, which for a transposed view is silently wrong;
+        # np.ascontiguousarray would turn a scalar into a vector.
+        arrays = {key: np.asarray(x, order="C") for key, x in getattr(state, field).items()}
+        save_file(arrays, folder / name)
+        sync(folder / name)
+        record["sha256"][name] = _checksum(folder / name)
+    record["sha256"][RECORD] = _own_checksum(record)
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    sync(folder / RECORD)
+    sync(folder)
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    try:
+        record = read_json(file, limit=RECORD_LIMIT)
+    except Refused as why:
+        raise _unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
+    number = record.get("format")
+    if type(number) is int and number > FORMAT:
+        problem = f"format {number}, this version reads {FORMAT}"
+        raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
+    if not ((type(number), number) == (int, FORMAT) and _is_whole(record)):
+        raise _unusable(file, "damaged or not a Lockstep checkpoint")
+    return record
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Every field there, of its type and in its range, and the record that of its checksum."""
+    if record.keys() != FIELDS:
+        return False
+    counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
+    names, sums = record["names"], record["sha256"]
+    return (
+        all(type(count) is int and 0 <= count <= MOST for count in counts)
+        and type(scale) is float
+        and scale >= 0  # it has no floor: too low, it becomes 0
+        and record["dtype"] in tensors.DTYPES.values()
+        and type(names) is list
+        and len(names) > 0
+        and all(type(name) is str for name in names)
+        and len(set(names)) == len(names)
+        and type(sums) is dict
+        and sums.keys() == {*FILES.values(), RECORD}
+        and all(type(sha) is str for sha in sums.values())
+        and sums[RECORD] == _own_checksum(record)
+    )
+
+
+def _own_checksum(record: dict[str, Any]) -> str:
+    """Of the record without its own checksum; floats are written by repr, so they come back."""
+    others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
+    return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
+
+
+def _read_arrays(file: Path, sha256: str) -> Arrays:
+    try:
+        return tensors.read(file, sha256)
+    except tensors.Damaged:
+        raise _unusable(file, f"damaged, its checksum is not that in {RECORD}") from None
+    except Refused as why:
+        raise _unusable(file, f"not a Lockstep checkpoint ({why})") from None
+
+
+def _layout(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape, dtype."""
+    return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+
+
+def _unusable(file: Path | str, why: str) -> UserError:
+    return UserError(f"{file}: {why}; use another checkpoint")
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sweep(run: Path) -> None:
+    """Deletes what a kill left half written or half deleted, and what has a successor."""
+    for path in (run / "checkpoints").glob(".tmp-*"):
+        shutil.rmtree(path)
+    for path in listing(run):
+        if path.suffix == ".old" and path.with_suffix("").exists():
+            _delete(path)
+
+
+def _prune(run: Path, newest: Path, keep: int, losses: Mapping[int, float]) -> None:
+    paths = listing(run)
+    paths = paths[: paths.index(newest) + 1]
+    best = best_of(paths, losses)
+    for path in paths[:-keep]:
+        if path != best:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Renames first: half deleted, it must not count as a checkpoint."""
+    gone = path.with_name(f".tmp-{path.name}")
+    os.rename(path, gone)
+    shutil.rmtree(gone)

@@ -1,0 +1,195 @@
+"""A run's directory: `config.json`, `log.jsonl`, `checkpoints/`."""
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__
+from lockstep.config import Config
+from lockstep.errors import UserError, require
+from lockstep.files import durable
+from lockstep.files.untrusted import Refused, read_json
+from lockstep.run import lock
+
+FORMAT = 1
+SHA256 = re.compile("[0-9a-f]{64}")
+# In the order they are deleted: a folder whose config.json is still there is still a run.
+OWNED = ("checkpoints", "log.jsonl", "config.json")
+RUNS = Path("runs")
+SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What config.json says of a run."""
+
+    config: Config
+    framework: str
+    data_sha256: str
+    details: dict[str, Any]  # device, versions, commit: for a reader, never read back
+
+
+def require_free(out: Path, *, overwrite: bool) -> None:
+    """Raises UserError if a run or anything else is at `out` and may not be replaced."""
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            if not _is_run(out):
+                remedy = "so --overwrite leaves it" if overwrite else "but not empty"
+                raise UserError(f"--out {out}: is not a run, {remedy}; name another directory")
+            require(overwrite, "--out", out, "is a run; use --resume, --overwrite or another name")
+            lock.require_free(out)
+        require_writable(out)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def require_writable(out: Path) -> None:
+    """Raises UserError unless `out` is a directory to write in, or can be made one."""
+    try:
+        there = next(path for path in (out, *out.parents) if path.exists())
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    require(there.is_dir(), "--out", out, f"{there} is a file; name another directory")
+    writable = os.access(there, os.W_OK | os.X_OK)
+    require(writable, "--out", out, f"{there} cannot be written; name another directory")
+
+
+def require_writable_file(path: Path) -> None:
+    """Raises UserError unless `path` can be written: seen before an hour's work is done for it."""
+    folder = path.parent
+    require_writable(folder)
+    require(folder.is_dir(), "--out", path, f"there is no folder {folder}; make it")
+    require(not path.is_dir(), "--out", path, "is a folder; name a file")
+
+
+def make(out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    return out
+
+
+def empty(out: Path) -> None:
+    """Removes an earlier run's files, and nothing else."""
+    try:
+        for name in OWNED:
+            path = out / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def make_new(stem: str) -> Path:
+    """Makes runs/STEM, or the first of runs/STEM-2, -3 ... that is not taken.
+
+    Taken by making it: two runs that start together get a directory each.
+    """
+    try:
+        RUNS.mkdir(exist_ok=True)
+        for n in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                out = RUNS / (stem if n == 1 else f"{stem}-{n}")
+                out.mkdir()
+                break
+    except OSError as error:
+        raise _unwritable(RUNS, error) from None
+    return out
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Writes config.json, whole or not at all."""
+    content = {
+        "format": FORMAT,
+        "lockstep": __version__,
+        "framework": record.framework,
+        "data_sha256": record.data_sha256,
+        "config": record.config.to_json(),
+        **record.details,
+        "python": platform.python_version(),
+        "git_commit": git_commit(),
+    }
+    try:
+        durable.replace(out / "config.json", json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def read_record(out: Path) -> Record:
+    """Reads config.json.
+
+    Raises:
+        UserError: there is no run at `out`, its config.json is not ours, or it holds a link: a run
+            from elsewhere may point at anything, and a resumed one is written to.
+    """
+    for owned in (out / name for name in OWNED):
+        if os.path.islink(owned):
+            raise UserError(f"{owned}: a link, where a run has the thing itself; put that there")
+    path = out / "config.json"
+    content = _content(path)
+    problem = f"{path}: not a Lockstep run of format {FORMAT}"
+    number, framework, sha256 = (content.get(n) for n in ("format", "framework", "data_sha256"))
+    if not (
+        (type(number), number) == (int, FORMAT)
+        and isinstance(framework, str)
+        and isinstance(sha256, str)
+        and SHA256.fullmatch(sha256)
+    ):
+        raise UserError(f"{problem}; name another run")
+    try:
+        config = Config.from_json(content.get("config"))
+    except UserError as error:
+        raise UserError(f"{problem} ({error}); restore the file or name another run") from None
+    return Record(
+        config=config,
+        framework=framework,
+        data_sha256=sha256,
+        details={},
+    )
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise UserError(f"{path.parent}: not a run, it has no config.json; name a run")
+        return read_json(path, limit=SIZE_LIMIT)
+    except Refused as why:
+        raise UserError(f"{path}: {why}; restore the file or name another run") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); name another run") from None
+
+
+def _is_run(out: Path) -> bool:
+    """Whether config.json is Lockstep's, of any version: other tools have files of that name."""
+    try:
+        return "lockstep" in _content(out / "config.json")
+    except UserError:
+        return False
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError(f"--out {out}: cannot be written ({error.strerror}); name another directory")
+
+
+def git_commit() -> str | None:
+    """The commit of the code that runs; None if it runs from no repository of its own."""
+    here = Path(__file__).parents[1]
+    if not (here / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

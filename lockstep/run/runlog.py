@@ -1,0 +1,212 @@
+"""What a run writes about itself: `log.jsonl`, and lines or a progress bar for a person."""
+
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from lockstep.config import MOST_STEPS
+from lockstep.errors import UserError, printable
+from lockstep.files import durable, untrusted
+
+LINE_LIMIT = 10_000  # bytes; a row has some 350
+LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
+# Kind of row -> what it must have beside its step, and of which type; null is what was not finite.
+ROWS: dict[str, dict[str, tuple[type, ...]]] = {
+    "train": {
+        "loss": (float, type(None)), "grad_norm": (float, type(None)), "lr": (float,),
+        "loss_scale": (float,), "skipped": (bool,),
+    },
+    "eval": {"val_loss": (float, type(None))},
+}  # fmt: skip
+NUMBERS = (int, float, bool, type(None))  # the rest of it
+
+
+class RunLog:
+    """Appends rows to a JSONL file.
+
+    Each is passed to the system at once, so that a killed run loses none; those that the disk has
+    no room for wait in memory for the next try.
+    """
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        """Rows past `last_step` (made after the checkpoint a run resumes from) are dropped.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        self.path = path
+        self.waiting, self.lock = b"", threading.Lock()  # a checkpoint's writer calls `sync`
+        self.problem = ""  # why rows wait
+        self.kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
+        try:
+            durable.replace(path, "".join(json.dumps(row) + "\n" for row in self.kept))
+            self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        except OSError as error:
+            raise UserError(self._unwritable(error)) from None
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Floats are written by `repr`, whole; JSON has no NaN or infinity, so those are null."""
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
+        with self.lock:
+            self.waiting += (json.dumps(finite) + "\n").encode()
+            self._flush()
+
+    def sync(self) -> None:
+        """Has the disk take all rows.
+
+        Raises:
+            UserError: it has no room for them.
+        """
+        with self.lock:
+            self._flush()
+            if self.problem:
+                raise UserError(self.problem)
+        os.fsync(self.descriptor)
+
+    def _flush(self) -> None:
+        """A write may take a part of a row; the rest of it is then the first to go out."""
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+            self.problem = ""
+        except OSError as error:
+            self.problem = self._unwritable(error)
+
+    def _unwritable(self, error: OSError) -> str:
+        return f"{self.path}: cannot be written ({error.strerror}); make room there"
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.descriptor)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log.jsonl, one by one; a line torn by a kill is none, nor what no run writes.
+
+    Raises:
+        UserError: it is no file of at most `LOG_LIMIT` bytes, or cannot be read.
+    """
+    try:
+        with untrusted.opened(path, limit=LOG_LIMIT) as stream:
+            yield from filter(None, map(_parsed, _lines(stream)))
+    except FileNotFoundError:
+        return
+    except (OSError, untrusted.Refused) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read ({why}); move it away") from None
+
+
+def _lines(stream: BufferedReader) -> Iterator[bytes]:
+    """In pieces of up to `LINE_LIMIT` bytes: a line may be the whole file."""
+    return iter(partial(stream.readline, LINE_LIMIT), b"")
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = untrusted.parsed(line)
+    except untrusted.Refused:
+        return None
+    return row if type(row) is dict and _is_row(row) else None
+
+
+def _is_row(row: dict[str, Any]) -> bool:
+    """Whether it has what every reader of its kind looks for, and beside it numbers alone."""
+    kind, step = row.get("kind"), row.get("step")
+    needed = ROWS.get(kind) if type(kind) is str else None
+    return (
+        needed is not None
+        and type(step) is int
+        and 0 <= step <= MOST_STEPS
+        and all(name in row and type(row[name]) in types for name, types in needed.items())
+        and all(type(value) in NUMBERS for name, value in row.items() if name != "kind")
+    )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """`| head` has seen enough: from here on silence. rich would end the process, unsaved."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Display:
+    """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
+        self.console = _Console(
+            file=sys.stdout,
+            force_terminal=sys.stdout.isatty(),
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.every = max(1, steps // 20)
+        self.steps = steps
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.task = self.progress.add_task("training", total=steps, completed=done, loss="-")
+
+    def __enter__(self) -> "Display":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody reads any more what is said here."""
+        return self.console.quiet
+
+    def say(self, line: str) -> None:
+        self.console.print(printable(line, keep="\n\t"))
+
+    def train(self, row: dict[str, Any], eta: float) -> None:
+        step = row["step"]
+        self.progress.update(self.task, completed=step, loss=f"{row['loss']:.4f}")
+        if not self.live and (step % self.every == 0 or step in (1, self.steps)):
+            self.say(
+                f"step {step:>{len(str(self.steps))}}/{self.steps}  loss {row['loss']:.4f}  "
+                f"lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}  "
+                f"{row['tokens_per_second']:,.0f} tokens/s  ETA {clock(eta)}"
+            )
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03 under an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

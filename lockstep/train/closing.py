@@ -1,0 +1,63 @@
+"""What a finished run tells its user: what was learned, what it writes, what to try next."""
+
+import math
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.config import Config, to_flags
+from lockstep.data import corpus
+from lockstep.data.corpus import Corpus
+from lockstep.run import checkpoint
+from lockstep.run.runlog import clock
+from lockstep.train import sampling
+from lockstep.twin import MODULES, Twin
+
+
+def text(
+    config: Config, twin: Twin, data: Corpus, run: Path, losses: Mapping[int, float], seconds: float
+) -> str:
+    """`losses`: the validation losses by step, from the first evaluation to the last."""
+    out, steps = shlex.quote(str(run)), config.optim.steps
+    first, *_, last = (losses[step] for step in (min(losses), max(losses)))
+    lines = [
+        f"validation loss {first:.4f} -> {last:.4f} nats a token after {steps} "
+        f"steps, {clock(seconds)}"
+    ]
+    best = checkpoint.best_of(checkpoint.listing(run), losses)
+    if best and checkpoint.step_of(best) != steps:
+        step = checkpoint.step_of(best)
+        lines.append(f"the best of its checkpoints is that of step {step}: {losses[step]:.4f}")
+    unigram, bigram = corpus.unigram_entropy(data), corpus.bigram_entropy(data)
+    if unigram is not None and bigram is not None and math.isfinite(last):
+        lines += [
+            f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
+            "", "a sample:", *_quoted(sample(config, twin, data)), "",
+        ]  # fmt: skip
+    others = [module for name, module in MODULES.items() if name != twin.framework]
+    lines += [
+        f"the run is in {out}: config.json, log.jsonl, checkpoints/",
+        "next:",
+        f"  {_python()} -m lockstep sample {out} --prompt 'class '",
+        "  # the same run in the other framework:",
+        f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
+    ]
+    return "\n".join(lines)
+
+
+def sample(config: Config, twin: Twin, data: Corpus) -> str:
+    prompt = b"def " if config.data.data == "stdlib" else bytes(data.val[:8])
+    written = sampling.sample(twin, prompt, length=160, context=config.model.context)
+    return sampling.shown(prompt + written)
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"  | {line}" for line in text.split("\n")]
+
+
+def _python() -> str:
+    """This interpreter as one would type it here: `make train` activates no environment."""
+    path = Path(sys.executable)
+    here = path.is_relative_to(Path.cwd())
+    return shlex.quote(str(path.relative_to(Path.cwd()))) if here else "python"

@@ -1,0 +1,194 @@
+"""The steps of one process: from where the state stands to the last one, or to a signal."""
+
+import math
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.data import batches
+from lockstep.data.corpus import Corpus
+from lockstep.model import flops
+from lockstep.model.state import TrainState
+from lockstep.run.runlog import Display, RunLog
+from lockstep.run.saver import Saver
+from lockstep.train import loss_scale, nonfinite
+from lockstep.train.stopping import StopSignal
+from lockstep.twin import StepResult, Twin
+
+DONE, DIVERGED, STOPPED = 0, 3, 130
+LOWER = "start again with a lower --lr or a wider --policy"
+
+
+class Diverged(Exception):
+    """The loss or the gradient became non-finite where no loss scale can help."""
+
+    def __init__(
+        self, problem: str, *, step: int, good: int, remedy: str, evaluation: bool = False
+    ) -> None:
+        """
+        Args:
+            step: the first step that nothing but non-finite numbers came of.
+            good: the last step after which the weights gave a finite loss.
+            evaluation: whether it was not the step but the evaluation before it.
+        """
+        super().__init__(problem)
+        self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
+
+
+class Run:
+    """What the steps of one process share."""
+
+    def __init__(
+        self,
+        config: Config,
+        twin: Twin,
+        data: Corpus,
+        out: Path,
+        log: RunLog,
+        display: Display,
+        saver: Saver,
+        start: TrainState,
+    ) -> None:
+        self.config, self.twin, self.data, self.out = config, twin, data, out
+        self.log, self.display, self.saver = log, display, saver
+        self.done = self.first = start.step
+        self.losses = {  # validation losses by step
+            row["step"]: math.nan if row["val_loss"] is None else row["val_loss"]
+            for row in log.kept
+            if row["kind"] == "eval"
+        }
+        self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
+        self.log_problem = ""
+        self.began = self.last = time.perf_counter()
+        self.peak = flops.peak(twin.describe()["device"], config.precision.roles)
+
+    def steps(self) -> int:
+        """Results are read one step late: the host does not wait for the step just started."""
+        total, every = self.config.optim.steps, self.config.run
+        late: Callable[[], StepResult] | None = None
+        with StopSignal(self.display.console.show_cursor) as stop:  # the progress bar hides it
+            if self.done == 0:
+                self.evaluate()
+            window = self.draw(self.done)
+            self.began = self.last = time.perf_counter()
+            for step in range(self.done + 1, total + 1):
+                result = self.twin.step(window)
+                if step < total:  # while the device computes
+                    window = self.draw(step)
+                if late:
+                    self.report(late())
+                late = result
+                stopping = step < total and (stop.received or self.display.abandoned)
+                evaluate = step == total or _due(step, every.eval_every)
+                save = step == total or stopping or _due(step, every.save_every)
+                if evaluate or save or self.twin.synchronous:
+                    self.report(late())
+                    late = None
+                if evaluate:
+                    self.evaluate()
+                if save:
+                    keep = self.saver.finish if step == total or stopping else self.saver.save
+                    keep(self.twin.state(), self.losses)
+                if evaluate or save:
+                    self.last = time.perf_counter()
+                if stopping:
+                    self.display.say(
+                        f"stopped after step {step}, which is saved; "
+                        f"go on with --resume --out {shlex.quote(str(self.out))}"
+                    )
+                    return STOPPED
+        return DONE
+
+    def draw(self, step: int) -> Any:
+        """The window of one step (from 0), on its way to the device."""
+        return self.twin.place(batches.of_step(self.config, self.data.train, step))
+
+    def report(self, result: StepResult) -> None:
+        optim, model = self.config.optim, self.config.model
+        self.done += 1
+        now = time.perf_counter()
+        tokens = optim.accum * optim.batch_size * model.context
+        rate = tokens / (now - self.last)
+        self.last = now
+        row = {
+            "kind": "train", "step": self.done,
+            "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr,
+            "loss_scale": result.loss_scale, "skipped": result.skipped,
+            "tokens": self.done * tokens, "tokens_per_second": rate,
+            "mfu": rate * flops.per_token(model) / self.peak if self.peak else None,
+            "peak_bytes": self.twin.peak_bytes(), "seconds": now - self.began,
+        }  # fmt: skip
+        self.write(row)
+        self.saver.report()
+        for line in self.scale.lines(self.done, result):
+            self.display.say(line)
+        self.check(result)
+        steps_a_second = (self.done - self.first) / (now - self.began)
+        self.display.train(row, (optim.steps - self.done) / steps_a_second)
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.log.write(row)
+        if self.log.problem and not self.log_problem:
+            self.display.say(f"{self.log.problem}; until then rows are kept in memory")
+        self.log_problem = self.log.problem
+
+    def check(self, result: StepResult) -> None:
+        """Raises Diverged where it is no use to go on."""
+        if self.scale.hopeless:
+            raise Diverged(
+                self.scale.problem(),
+                step=self.done, good=self.scale.before, remedy=loss_scale.REMEDY,
+            )  # fmt: skip
+        # A loss scale has no floor: too low, it becomes 0.
+        scale_helps = self.config.precision.roles.loss_scaling and result.loss_scale > 0
+        if not scale_helps and not math.isfinite(result.loss + result.grad_norm):
+            gradient = f"the gradient of {result.nonfinite}" if result.nonfinite else "the gradient"
+            first = gradient if math.isfinite(result.loss) else "the loss"
+            raise Diverged(
+                f"step {self.done}: loss {result.loss}, grad norm {result.grad_norm}; "
+                f"first non-finite: {first}",
+                step=self.done, good=self.done - 2, remedy=LOWER,
+            )  # fmt: skip
+
+    def evaluate(self) -> None:
+        loss = self.twin.evaluate(self.held_out())
+        self.losses[self.done] = loss
+        self.write({"kind": "eval", "step": self.done, "val_loss": loss})
+        self.display.say(f"step {self.done}: validation loss {loss:.4f}")
+        precision = self.config.precision
+        scaled = precision.roles.loss_scaling or precision.eval_roles.loss_scaling
+        if not scaled and not math.isfinite(loss):
+            raise Diverged(
+                f"step {self.done}: validation loss {loss}",
+                step=self.done + 1, good=self.done - 1, remedy=LOWER, evaluation=True,
+            )  # fmt: skip
+
+    def seen_again(self, start: TrainState, bad: Diverged) -> str:
+        """Where it begins, in words: the steps from a state on, and a look into the bad one."""
+        nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
+        if bad.evaluation:
+            return nonfinite.first(self.twin, self.held_out())
+        window = batches.of_step(self.config, self.data.train, bad.step - 1)
+        return nonfinite.first(self.twin, window)
+
+    def held_out(self) -> np.ndarray:
+        """The same windows of the held-out split every time: int32 (M, B, T+1)."""
+        optim = self.config.optim
+        return batches.window(
+            self.data.val,
+            accum=self.config.run.eval_batches,
+            seed=optim.seed,
+            split="val",
+            step=0,
+            batch_size=optim.batch_size,
+            context=self.config.model.context,
+        )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,192 @@
+"""A training run, for every twin: from flags and files to its steps, to its exit status."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.data import corpus
+from lockstep.data.corpus import Corpus
+from lockstep.errors import UserError
+from lockstep.model import params
+from lockstep.model.state import TrainState, initial_state
+from lockstep.run import checkpoint, directory, lock
+from lockstep.run.runlog import Display, RunLog
+from lockstep.run.saver import Saver
+from lockstep.train import closing, nonfinite
+from lockstep.train.loop import DIVERGED, DONE, STOPPED, Diverged, Run
+from lockstep.twin import Twin
+
+__all__ = ["DIVERGED", "DONE", "STOPPED", "Run", "restore", "train"]
+
+
+def train(
+    config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
+) -> int:
+    """Trains to `config.optim.steps`; returns the exit status.
+
+    Args:
+        build: makes the twin; called once everything else is known to be in order.
+        out: the run's directory, free or (for `resume`) a run; None for a new one in runs/.
+
+    Raises:
+        UserError: the data, the device, the directory or the checkpoint is not usable, and
+            nothing has been written then; or memory or disk space ran out.
+    """
+    try:
+        return _train(config, build, out, resume=resume)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        size = config.optim.batch_size
+        remedy = "use a smaller one with more --accum, --remat block, or a smaller --model"
+        raise UserError(f"--batch-size {size}: out of memory; {remedy}") from None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """numpy has a class of its own for it; torch and XLA say it."""
+    says = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in says)
+
+
+def _train(
+    config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
+) -> int:
+    found = _require_idle(out) if resume and out else []
+    data, state, notices = _start(config, out if resume else None)
+    twin = build(config)
+    twin.load(state)
+    began = time.perf_counter()
+    twin.prepare()
+    compile_seconds = time.perf_counter() - began
+    about = twin.describe()
+    notices.append(_headline(config, twin, data, about, compile_seconds))
+    if not resume:
+        out = directory.make(out) if out else directory.make_new(_stem(config, twin))
+    assert out
+    record = directory.Record(
+        config=config,
+        framework=twin.framework,
+        data_sha256=data.sha256,
+        details={**about, "compile_seconds": compile_seconds},
+    )
+    with lock.held(out):
+        if resume and found != checkpoint.listing(out):
+            raise UserError(f"{out}: another trainer went on with it just now; try again")
+        if not resume:
+            directory.empty(out)
+        directory.write_record(out, record)
+        return _steps(config, twin, data, out, state, notices)
+
+
+def _require_idle(run: Path) -> list[Path]:
+    """The checkpoints of a run that nobody trains.
+
+    It is locked only when all is in order and the first file is written. If another trainer has
+    gone on with it until then, these are not its checkpoints any more.
+    """
+    lock.require_free(run)
+    return checkpoint.listing(run)
+
+
+def _steps(
+    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str]
+) -> int:
+    display = Display(config.optim.steps, start.step)
+    try:
+        with (
+            RunLog(out / "log.jsonl", last_step=start.step) as log,
+            display,
+            Saver(out, config.run.keep, log, display.say) as saver,
+        ):
+            for notice in notices:
+                display.say(notice)
+            run = Run(config, twin, data, out, log, display, saver, start)
+            status = run.steps()
+    except Diverged as error:
+        print(f"error: {_explained(error, run)}", file=sys.stderr)
+        return DIVERGED
+    if status == DONE:
+        display.say(closing.text(config, twin, data, out, run.losses, run.last - run.began))
+    return status
+
+
+def _explained(error: Diverged, run: Run) -> str:
+    """What happened, what is saved, what to do; with --debug-nans where it began."""
+    parts, remedy = [str(error)], error.remedy
+    if run.config.run.debug_nans:
+        before = nonfinite.state_before(run.out, error.step) or initial_state(run.config)
+        run.display.say(f"--debug-nans: from step {before.step} on again, to see where")
+        found = run.seen_again(before, error)
+        parts.append(f"seen again, {found} is the first" if found else "not so when taken again")
+    else:
+        remedy += "; --debug-nans, with --resume too, names the layer"
+    return "; ".join((*parts, checkpoint.newest(run.out, up_to=error.good), remedy))
+
+
+def _stem(config: Config, twin: Twin) -> str:
+    policy = config.precision.policy.replace("=", "-").replace(",", "-")
+    return f"{twin.framework}-{config.model.model}-{policy}"
+
+
+def restore(
+    config: Config, out: Path, warn: Callable[[str], None], *, step: int | None = None
+) -> TrainState:
+    """A run's checkpoint: that of a step, or the newest that loads.
+
+    Raises:
+        UserError: there is none, or its weights are not those of the config's model.
+    """
+    if step is None:
+        state = checkpoint.latest(out, warn)
+    else:
+        state = checkpoint.load(checkpoint.of_step(out, step))
+    shapes = {name: array.shape for name, array in state.params.items()}
+    if shapes != params.shapes(config.model):
+        problem = "its model is not that of the run's checkpoints"
+        raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
+    return state
+
+
+def _start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
+    """The data and the state to go on from, and what the user should know about them."""
+    data = corpus.load(config.data.data)
+    if resumed is None:
+        corpus.check(data, config.model.vocab, config.model.context)
+        return data, initial_state(config), []
+    expected = directory.read_record(resumed).data_sha256
+    if data.sha256 != expected:
+        data = corpus.cached(expected) or data
+    if data.sha256 != expected:
+        raise UserError(
+            f"--data {config.data.data}: its tokens have changed since {resumed} began "
+            f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
+            "start a new run"
+        )
+    # Of a run from elsewhere, config.json may say less than its tokens need.
+    corpus.check(data, config.model.vocab, config.model.context)
+    notices: list[str] = []
+    state = restore(config, resumed, notices.append)
+    if state.step >= config.optim.steps:
+        raise UserError(
+            f"--steps {config.optim.steps}: {resumed} is at step {state.step} already; "
+            f"give --steps more than {state.step}"
+        )
+    return data, state, [*notices, f"resuming {resumed} after step {state.step}"]
+
+
+def _headline(
+    config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
+) -> str:
+    model, precision = config.model, config.precision
+    islands = f" but for {precision.fp32_islands}" if precision.fp32_islands else ""
+    lines = (
+        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters",
+        f"policy {precision.policy}{islands}, numerics {precision.numerics}, "
+        f"attention {about['attention']}",
+        f"data: {data.source}, {len(data.train):,} training tokens",
+        f"compiled in {compile_seconds:.1f} s",
+    )
+    return "\n".join(lines)

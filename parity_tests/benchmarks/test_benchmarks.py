@@ -1,0 +1,300 @@
+"""The grid: what it runs, what it does when a cell cannot, and what its report refuses."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import measure, report, run, suites
+from benchmarks.cells import CONTENDERS, Cell, workload
+from benchmarks.suites import SUITES, Command, Suite
+from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
+from lockstep.config.policy import POLICIES
+from lockstep.errors import UserError
+from lockstep.parity.tolerances import Tolerance
+from lockstep.process import ROOT
+
+QUICK: dict[str, Any] = {
+    "model": "gpt2", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "vocab": 256,
+    "batch_size": 2, "policy": "fp32",
+}  # fmt: skip
+
+
+def cell(contender: str = "torch", **flags: Any) -> Cell:
+    return Cell(table="t", contender=contender, flags={**QUICK, **flags}, windows=2, steps=1)
+
+
+# --- suites and cells
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", SUITES)
+def test_every_cell_of_a_suite_has_a_config_and_a_name(name: str, device: str) -> None:
+    cells = [task for task in SUITES[name](device).tasks if isinstance(task, Cell)]
+    assert {each.device for each in cells} == {device}
+    names = [each.name for each in cells]
+    assert len(names) == len(set(names))
+    assert all(each.config.optim.steps == each.total for each in cells)
+
+
+def test_gpu_begins_with_every_policy_and_framework_then_parity_then_gpt2() -> None:
+    tasks = SUITES["gpu"]("cuda").tasks
+    parity = next(i for i, task in enumerate(tasks) if isinstance(task, Command))
+    smoke = [task for task in tasks[:parity] if isinstance(task, Cell)]
+    policies = ("bf16", "fp32", "tf32", "fp16")
+    seen = {(task.contender, task.flags["policy"]) for task in smoke}
+    assert seen == set(itertools.product(CONTENDERS, policies))
+    command, first = tasks[parity], tasks[parity + 1]
+    assert isinstance(command, Command) and "--device" in command.words
+    assert isinstance(first, Cell)
+    assert (first.flags["model"], first.flags["policy"]) == ("gpt2", "bf16")
+
+
+def test_what_is_only_carried_out_otherwise_is_the_same_work() -> None:
+    plain = workload(cell().config.to_json())
+    for other in (cell("torch-compiled"), cell("jax", layers="scan"), cell(remat="block")):
+        assert workload(other.config.to_json()) == plain
+    for flags in ({"seed": 1}, {"policy": "bf16"}, {"accum": 2}, {"lr": 1e-3}):
+        assert workload(cell(**flags).config.to_json()) != plain
+
+
+def test_an_unknown_contender() -> None:
+    with pytest.raises(UserError, match="contender tf"):
+        cell("tf")
+
+
+# --- one cell
+
+
+@pytest.mark.parametrize("contender", ["jax", "torch"])
+def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> None:
+    job = run.Job(cell(contender), tmp_path / "cell.json")
+    assert "tokens/s" in run.perform(job)
+    result = json.loads(job.out.read_text())
+    assert result["status"] == "ok"
+    assert len(result["losses"]) == job.task.total == 4  # type: ignore[union-attr]
+    assert len(result["seconds_per_step"]) == 2
+    assert result["peak_bytes"] > 0 and result["predicted_bytes"] > 0
+    assert {"device", "versions", "commit", "command", "config", "about"} <= result.keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+
+
+def test_our_two_compute_the_same(tmp_path: Path) -> None:
+    results = []
+    for contender in ("jax", "torch"):
+        job = run.Job(cell(contender), tmp_path / f"{contender}.json")
+        run.perform(job)
+        results.append(json.loads(job.out.read_text()))
+    assert report.refusal(results) == ""
+    assert results[0]["losses"] == pytest.approx(results[1]["losses"], abs=1e-5)
+    assert report.table(results).count("\n| ") == 3  # the rule and two rows
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "OOM"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "OOM"),
+        (MemoryError(), "OOM"),
+        (UserError("--policy fp16: not on a CPU; use bf16"), "not supported"),
+        (ZeroDivisionError("division by zero"), "failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_cell_that_cannot_run_is_a_result(
+    error: Exception, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(cell: Cell) -> None:
+        raise error
+
+    monkeypatch.setattr(measure, "measure", fails)
+    result = measure.attempt(cell())
+    assert result["status"] == status and result["why"]
+
+
+@pytest.mark.parametrize(("code", "status"), [(-9, "OOM"), (-11, "failed"), (1, "failed")])
+def test_a_process_that_dies_is_a_result(
+    code: int, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    died = subprocess.CompletedProcess([], code, stderr="Traceback\nLast words")
+    monkeypatch.setattr(run.subprocess, "run", lambda *args, **kwargs: died)
+    monkeypatch.setattr(run.provenance, "about", lambda device: {"device": device})
+    said = run.perform(run.Job(cell(), tmp_path / "cell.json"))
+    assert said.startswith(f"{status}: exit status {code}; Last words")
+
+
+# --- the grid
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) -> list[str]:
+    """Jobs write an empty result; after so many somebody presses Ctrl-C."""
+    performed: list[str] = []
+
+    def perform(job: run.Job) -> str:
+        if len(performed) == stop_after:
+            raise KeyboardInterrupt
+        performed.append(job.out.stem)
+        job.out.write_text("{}")
+        return "done"
+
+    monkeypatch.setattr(run, "perform", perform)
+    monkeypatch.setattr(run.report, "write", lambda folder: folder / "report.md")
+    return performed
+
+
+def small_suite() -> Suite:
+    cells = [cell("jax"), cell("torch")]
+    return Suite("for the tests", "cpu", 2, [*cells, Command("law", ("x", "{out}"))])
+
+
+def test_rounds_are_interleaved_and_a_command_runs_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    performed = counting(monkeypatch)
+    assert run.run(small_suite(), tmp_path, float("inf")) == 0
+    assert [name.split("-")[1] if "-" in name else name for name in performed] == [
+        "jax", "torch", "law", "jax", "torch",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_grid_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    first = counting(monkeypatch, stop_after=2)
+    assert run.run(small_suite(), tmp_path, float("inf")) == run.INTERRUPTED
+    assert "report: " in capsys.readouterr().out
+    second = counting(monkeypatch)
+    assert run.run(small_suite(), tmp_path, float("inf")) == 0
+    assert (len(first), len(second)) == (2, 3) and not set(first) & set(second)
+    assert "5 jobs on cpu, 2 done" in capsys.readouterr().out
+
+
+def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    performed = counting(monkeypatch)
+    now = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(run.time, "perf_counter", lambda: next(now))
+    assert run.run(small_suite(), tmp_path, 1.0) == 0
+    assert len(performed) == 1
+
+
+def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.run", "smoke", "--out", str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("[1/"):
+                break
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == run.INTERRUPTED
+    assert "goes on where it stopped" in rest and "report: " in rest
+    assert list((tmp_path / "cells").iterdir()) == []
+    assert (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["nonsense"], ["smoke", "--minutes", "0"], ["smoke", "--minutes", "x"], ["--no"]]
+)
+def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert run.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+# --- the report
+
+
+def result(**changed: Any) -> dict[str, Any]:
+    given = cell(changed.pop("contender", "torch"), **changed.pop("flags", {}))
+    return {
+        "cell": {**vars(given)}, "config": given.config.to_json(), "status": "ok",
+        "device": "cpu", "about": {"device": "cpu"}, "versions": {"numpy": "2"}, "cores": 2,
+        "date": "2026-01-01", "commit": "abc", "python": "3.11",
+        "seconds": {"compile": 1.0, "first step": 1.0}, "seconds_per_step": [0.5, 1.0, 2.0],
+        "tokens_per_second": 16.0, "quartiles": [8.0, 32.0], "mfu": None, "peak_bytes": 2**20,
+        "reserved_bytes": None, "predicted_bytes": 2**21, "final_loss": 4.0, "loss_scale": 1.0,
+        **changed,
+    }  # fmt: skip
+
+
+def test_what_computed_the_same_stands_in_one_table() -> None:
+    text = report.table([result(), result(contender="jax", final_loss=4.00005)])
+    assert "| jax | fp32 | 1 x 2 | 8 |" in text and "Refused" not in text
+    assert "2 (+100%)" in text  # predicted against the peak
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"final_loss": 4.1}, "part by 0.1"),
+        ({"final_loss": 4.0002}, "more than 0.0001"),
+        ({"final_loss": float("nan")}, "did not compute the same"),
+        ({"about": {"device": "another"}}, "different devices"),
+        ({"device": "cuda"}, "different devices"),
+        ({"versions": {"numpy": "3"}}, "different versions"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_compared_is_refused(changed: dict[str, Any], why: str) -> None:
+    for results in ([result(), result(contender="jax", **changed)],) * 2:
+        text = report.table(results)
+        assert text.startswith("Refused: ") and why in text
+        assert "|" not in text
+
+
+def test_other_work_may_have_another_loss() -> None:
+    rows = [result(), result(flags={"accum": 2}, final_loss=3.0), result(status="OOM", why="")]
+    text = report.table(rows)
+    assert "Refused" not in text and "OOM" in text
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fp32", SINGLE), ("bf16", HALF)])
+def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
+    policy: str, bound: Tolerance
+) -> None:
+    """At every step of the suite `drift`, not at its end alone."""
+    seen = report.load(ROOT / "benchmarks" / "results" / "drift")
+    losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
+    assert len(losses) == 6
+    worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
+    assert f"{worst:.1e}" in bound.measured.replace("e-3", "e-03").replace("e-6", "e-06")
+    assert bound.bound / 20 < worst < bound.bound / 3
+
+
+def test_tf32_is_held_as_half_precision_is() -> None:
+    assert final_loss(POLICIES["tf32"]) == final_loss(POLICIES["fp16"]) == HALF
+    assert final_loss(POLICIES["fp32"]) == SINGLE
+    assert final_loss(POLICIES["fp64"]) == EXACT
+
+
+def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:
+    fast = result(seconds_per_step=[0.25] * 3)
+    (row,) = report.merged([result(), fast])
+    assert row["tokens_per_second"] == 48  # windows of 8, 16, 32 and three of 64
+    (row,) = report.merged([fast, result(status="failed", why="x")])
+    assert row["status"] == "failed"
+
+
+def test_a_report_is_made_from_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    for contender in ("jax", "torch"):
+        file = tmp_path / "cells" / f"{contender}.json"
+        file.write_text(json.dumps(result(contender=contender)))
+    path = report.write(tmp_path)
+    assert "| torch | fp32 |" in path.read_text()
+    assert (tmp_path / "t.png").exists()
+
+
+def test_the_suites_are_in_the_help(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(make("cpu").what in said for make in suites.SUITES.values())
+    assert max(map(len, said.splitlines())) <= 80

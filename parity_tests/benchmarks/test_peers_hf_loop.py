@@ -1,0 +1,102 @@
+"""Hugging Face's loops, each in a thread, are driven as ours: read late, loaded again, compiled."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from parity_tests.benchmarks.hf_runners import PEERS, loaded
+from parity_tests.pair import perturbed, run, toy, window
+
+
+def test_results_may_be_read_late() -> None:
+    config = toy("gpt2", policy="fp32", steps=4, accum=2)
+    at_once = run(loaded("hf-trainer", config), config)
+    runner = loaded("hf-trainer", config)
+    waiting = [runner.step(runner.place(window(config, step))) for step in range(4)]
+    assert runner.state().step == 4  # waits for all that was started
+    assert [wait() for wait in waiting] == at_once
+
+
+def test_a_crash_reaches_who_waits() -> None:
+    config = toy("gpt2", policy="fp32")
+    runner = loaded("hf-trainer", config)
+    run(runner, config, range(1))
+    unknown = window(config, 1) + config.model.vocab
+    with pytest.raises(IndexError, match="out of range"):
+        runner.step(runner.place(unknown))()
+    for question in (runner.state, runner.step(runner.place(window(config, 1)))):
+        with pytest.raises(IndexError, match="out of range"):
+            question()
+    runner.load(perturbed(config))
+    assert len(run(runner, config, range(2))) == 2
+
+
+def test_no_step_after_the_last() -> None:
+    config = toy("gpt2", policy="fp32", steps=2)
+    runner = loaded("hf-trainer", config)
+    run(runner, config)
+    with pytest.raises(RuntimeError, match="all its steps are taken"):
+        run(runner, config, range(1))
+
+
+def test_the_thread_ends_with_its_runner() -> None:
+    config = toy("gpt2", policy="fp32")
+    runner = loaded("hf-trainer", config)
+    run(runner, config, range(2))
+    runner.evaluate(window(config, 1))
+    runner.state()
+    thread = runner.loop.thread
+    assert thread.is_alive() and thread.daemon
+    del runner
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+def test_the_one_loaded_last_counts() -> None:
+    """Accelerate's state is the process's: a step of the other would be under its settings."""
+    config = toy("gpt2", policy="fp32", accum=2)
+    first, _ = loaded("accelerate", config), loaded("hf-trainer", config.changed(policy="bf16"))
+    with pytest.raises(RuntimeError, match="load this one again"):
+        run(first, config, range(1))
+    first.load(perturbed(config))
+    assert len(run(first, config, range(1))) == 1
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_nothing_is_printed_or_written(
+    peer: str, capfd: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = toy("gpt2", policy="bf16", accum=2, steps=2)
+    runner = loaded(peer, config)
+    run(runner, config)
+    runner.evaluate(window(config, 1))
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_compiled_equals_eager(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of the first step, which compiles no more; the backend as in test_compile.py."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compile(model, backend="aot_eager")
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    config = toy("gpt2", policy="fp64", accum=2, steps=3, n_layer=2)
+    eager = run(loaded(peer, config), config)
+    config = config.changed(compile=True)
+    runner = loaded(peer, config)
+    runner.prepare()
+    graphs = counters["stats"]["unique_graphs"]
+    traced = run(runner, config)
+    assert graphs == counters["stats"]["unique_graphs"] > 0
+    torch._dynamo.reset()
+    for a, b in zip(eager, traced):
+        assert abs(a.loss - b.loss) <= 1e-12  # measured: 0
+        assert abs(a.grad_norm - b.grad_norm) <= 1e-10

@@ -1,0 +1,128 @@
+"""Text files and folders: their tokens, their sha256, and one line for every mistake."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data import corpus
+from lockstep.data.batches import batch
+from parity_tests.data.corpora import error, write
+from parity_tests.data.corpora import folder as folder
+
+
+def test_a_text_file_is_its_bytes_with_the_last_tenth_held_out(tmp_path: Path) -> None:
+    text = bytes(range(256)) + b"abcd"
+    path = write(tmp_path / "a.txt", text)
+    loaded = corpus.load(path)
+    assert loaded.train.tobytes() == text[:234] and loaded.val.tobytes() == text[234:]
+    assert (loaded.train.dtype, loaded.vocab, loaded.source) == (np.uint8, 256, path)
+
+
+def test_a_folder_is_little_endian_uint16_and_stays_on_the_disk(folder: Path) -> None:
+    loaded = corpus.load(str(folder))
+    assert loaded.train.tolist() == [1, 2, 50_256, 3] and loaded.val.tolist() == [258, 5]
+    assert (loaded.vocab, loaded.source) == (50_257, str(folder))
+    assert isinstance(loaded.train, np.memmap) and not loaded.train.flags.writeable
+    drawn = batch(
+        loaded.train, seed=0, split="train", step=1, micro_step=0, batch_size=2, context=3
+    )
+    assert drawn.tolist() == [[1, 2, 50_256, 3]] * 2
+
+
+def test_the_sha_is_that_of_dtype_length_and_tokens_in_this_layout(folder: Path) -> None:
+    """Runs on disk carry it, so it may never change: written out here a second time."""
+    train, val = (folder / "train.bin").read_bytes(), (folder / "val.bin").read_bytes()
+    expected = hashlib.sha256(b"<u2 4;" + train + b"<u2 2;" + val).hexdigest()
+    assert corpus.load(str(folder)).sha256 == expected
+
+
+def test_the_sha_does_not_depend_on_the_chunks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = corpus.load(str(folder)).sha256
+    monkeypatch.setattr(corpus, "CHUNK", 3)
+    assert corpus.load(str(folder)).sha256 == whole
+
+
+def test_the_sha_tells_tokens_split_point_and_width_but_not_the_place(tmp_path: Path) -> None:
+    def sha(name: str, train: bytes, val: bytes) -> str:
+        write(tmp_path / name / "train.bin", train)
+        write(tmp_path / name / "val.bin", val)
+        return corpus.load(str(tmp_path / name)).sha256
+
+    assert sha("a", b"abcd", b"efgh") == sha("b", b"abcd", b"efgh")
+    different = [sha("c", b"abcd", b"efgh"), sha("d", b"abcdef", b"gh"), sha("e", b"abcd", b"efgi")]
+    different.append(corpus.load(write(tmp_path / "f.txt", b"abcdefgh")).sha256)
+    assert len(set(different)) == 4
+
+
+# --- mistakes
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    assert error(tmp_path / "a.txt") == (
+        "--data DIR/a.txt: no such file or folder; use stdlib or a path that exists"
+    )
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    assert error(write(tmp_path / "a.json", b"{}")) == (
+        "--data DIR/a.json: not a .txt file; rename it if it is text, "
+        "or use a folder with train.bin and val.bin"
+    )
+
+
+def test_neither_file_nor_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    assert error(tmp_path / "a.txt") == (
+        "--data DIR/a.txt: a.txt is not a regular file; use other data"
+    )
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    assert error(write(tmp_path / "a.txt", b"")) == (
+        "--data DIR/a.txt: a.txt is empty; use other data"
+    )
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_a_folder_without_its_files(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert error(folder) == (
+        f"--data DIR/bin: no {name} in it; write train.bin and val.bin as raw uint16 tokens"
+    )
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_a_folder_with_bad_files(folder: Path, name: str) -> None:
+    write(folder / name, b"odd")
+    assert error(folder) == (
+        f"--data DIR/bin: {name} has 3 bytes, not whole uint16 tokens; write it again"
+    )
+    write(folder / name, b"")
+    assert error(folder) == f"--data DIR/bin: {name} is empty; use other data"
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    assert error(folder) == f"--data DIR/bin: {name} is not a regular file; use other data"
+
+
+def test_what_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path, flags: int) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", forbidden)  # the superuser may read everything
+    assert error(folder) == (
+        "--data DIR/bin: cannot read DIR/bin/train.bin (Permission denied); "
+        "make it readable or use other data"
+    )
+
+
+def test_a_name_that_the_system_refuses() -> None:
+    name = "a" * 300
+    assert error(name) == (
+        f"--data {name}: cannot read {name} (File name too long); "
+        "make it readable or use other data"
+    )

@@ -1,0 +1,92 @@
+"""What the documents point at is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evidence import tables
+from lockstep.process import ROOT
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def missing(text: str, folder: Path) -> list[str]:
+    """The `file.py:name`, `test_file.py` and links of a document that lead nowhere."""
+    found = []
+    for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
+        path = ROOT / file
+        if not path.exists() or not re.search(
+            rf"\b(def|class) {name}\b|^{name} = ", path.read_text(), re.M
+        ):
+            found.append(f"{file}:{name}")
+    for file in re.findall(r"`(?:parity_tests/)?(test_\w+\.py)`", text):
+        found += [] if (ROOT / "parity_tests" / file).exists() else [file]
+    for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text):
+        found += [] if (folder / link).exists() else [link]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_nothing_leads_nowhere(document: Path) -> None:
+    assert missing(document.read_text(), document.parent) == []
+
+
+def test_what_is_gone_is_seen() -> None:
+    gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
+    assert len(missing(gone, ROOT)) == 4
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
+def test_tables_are_those_of_the_results(document: Path) -> None:
+    text = document.read_text()
+    assert tables.written(text) == text, "write them anew: python -m evidence.tables"
+
+
+def test_the_documents_with_tables_are_found() -> None:
+    names = {path.name for path in tables.DOCUMENTS}
+    assert {"README.md", "parity.md", "benchmarks.md", "plan.md"} <= names
+
+
+def test_a_figure_changed_by_hand_is_seen() -> None:
+    text = tables.written("<!-- table power -->\n<!-- end -->\n")
+    assert (
+        tables.written(text.replace("· | ·", "x | ·", 1))
+        == text
+        != text.replace("· | ·", "x | ·", 1)
+    )
+
+
+def phrases(text: str) -> list[str]:
+    """The rows of the phrasebook, without its head."""
+    table = text.partition("## Phrasebook")[2].strip().partition("\n\n")[0]
+    return table.splitlines()[2:]
+
+
+def incomplete(row: str) -> list[str]:
+    """The sides of a row that name no function of their twin (that it exists: `missing`)."""
+    sides = {"torch_ref": row.split("|")[2], "jax_impl": row.split("|")[3]}
+    return [t for t, cell in sides.items() if not re.search(rf"`{t}/\w+\.py:\w+`", cell)]
+
+
+def test_every_phrase_names_a_function_on_both_sides() -> None:
+    rows = phrases((ROOT / "docs" / "parity.md").read_text())
+    assert len(rows) >= 15
+    assert [row for row in rows if incomplete(row)] == []
+    assert incomplete("| remat | `torch_ref/remat.py:save_dots` | `jax.checkpoint` |") == [
+        "jax_impl"
+    ]
+
+
+def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> None:
+    def outcome(verdict: str, figure: float, policy: str = "bf16") -> dict:
+        worst = {"figure": figure, "bound": 2.0}
+        return {"rung": 3, "policy": policy, "row": "r", "verdict": verdict, "worst": worst}
+
+    lacking = {"rung": 3, "policy": "tf32", "row": "r", "verdict": "not run", "why": "no TF32"}
+    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5), lacking]
+    assert "equal (1.5 of 2; 3)" in tables.status(tables.summarise(outcomes))
+    assert "not run: no TF32" in tables.status(tables.summarise(outcomes))
+    for verdict, shown in (("inconclusive", "inconclusive"), ("different", "**different**")):
+        worse = [*outcomes, outcome(verdict, 0.1), outcome("equal", 1.9)]
+        assert f"{shown} (0.1 of 2; 5)" in tables.status(tables.summarise(worse))

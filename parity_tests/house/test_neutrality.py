@@ -1,0 +1,167 @@
+"""Who may import whom; each rule is also shown to fire."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.process import ROOT
+
+FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "jmp", "torch"}
+TWINS = ("jax_impl", "torch_ref")
+
+# Inside a twin, what each file may import of its own twin.
+MAY_IMPORT = {
+    "dropout": set(),
+    "precision": set(),
+    "remat": {"dropout"},
+    "model": {"dropout", "precision", "remat"},
+    "optim": set(),
+    "step": {"dropout", "model", "optim", "precision"},
+    "cost": {"step"},
+    "bridge": {"step"},
+    "probe": set(),
+    "train": {"bridge", "cost", "precision", "step"},
+    "__init__": set(),
+}
+
+
+def loaded_by(modules: list[str], path: Path = ROOT) -> set[str]:
+    """The frameworks in `sys.modules` of a fresh process that imports these modules."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=path, capture_output=True, text=True, check=True
+    )
+    return FRAMEWORKS & set(done.stdout.split())
+
+
+def modules_of(package: str) -> list[str]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def imports_of(source: str) -> set[str]:
+    """Full names of the modules a source imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def violations(package: str, name: str, source: str) -> list[str]:
+    """The imports of one file that the rules forbid."""
+    imports = imports_of(source)
+    roots = {module.split(".")[0] for module in imports}
+    forbidden = {"parity_tests", "benchmarks", "evidence", "mutants"}
+    if package == "lockstep":
+        forbidden |= FRAMEWORKS | set(TWINS)
+    else:
+        forbidden |= set(TWINS) - {package}
+        forbidden |= {"torch"} if package == "jax_impl" else FRAMEWORKS - {"torch"}
+    found = sorted(roots & forbidden)
+    if package in TWINS:
+        own = {m.split(".")[1] for m in imports if m.startswith(package + ".")}
+        found += sorted(own - MAY_IMPORT[name])
+    return found
+
+
+def test_the_core_loads_no_framework() -> None:
+    assert loaded_by(modules_of("lockstep")) == set()
+
+
+def test_a_planted_import_is_seen(tmp_path: Path) -> None:
+    """Directly, and through a dependency."""
+    (tmp_path / "direct.py").write_text("import torch\n")
+    (tmp_path / "indirect.py").write_text("import optax\n")
+    assert "torch" in loaded_by(["direct"], tmp_path)
+    assert "jax" in loaded_by(["indirect"], tmp_path)
+
+
+def test_each_twin_loads_only_its_own_framework() -> None:
+    assert "torch" not in loaded_by(["jax_impl.train"])
+    assert loaded_by(["torch_ref.train"]) == {"torch"}
+
+
+@pytest.mark.parametrize("package", ["lockstep", *TWINS])
+def test_imports_follow_the_plan(package: str) -> None:
+    for file in (ROOT / package).rglob("*.py"):
+        assert violations(package, file.stem, file.read_text()) == [], file
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "source"),
+    [
+        ("lockstep", "loop", "import torch"),
+        ("lockstep", "loop", "def f():\n    from jax_impl.train import build"),
+        ("jax_impl", "model", "from jax_impl.optim import adamw"),
+        ("jax_impl", "step", "import torch.nn as nn"),
+        ("torch_ref", "step", "from torch_ref import bridge"),
+        ("torch_ref", "model", "import optax"),
+        ("torch_ref", "train", "from parity_tests.pair import toy"),
+    ],
+)
+def test_each_rule_fires(package: str, name: str, source: str) -> None:
+    assert violations(package, name, source)
+
+
+def test_the_twins_have_the_same_files() -> None:
+    jax, torch = ({file.name for file in (ROOT / twin).glob("*.py")} for twin in TWINS)
+    assert jax == torch
+
+
+def public_names(file: Path) -> list[str]:
+    body = ast.parse(file.read_text()).body
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [n.name for n in body if isinstance(n, kinds) and not n.name.startswith("_")]
+
+
+MIRRORED = [name for name in MAY_IMPORT if name != "__init__"]
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_common_names_come_in_the_same_order(name: str) -> None:
+    """So that a diff of the two folders reads as a phrasebook."""
+    jax, torch = (public_names(ROOT / twin / f"{name}.py") for twin in TWINS)
+    assert [n for n in jax if n in torch] == [n for n in torch if n in jax]
+    assert set(jax) & set(torch), "the twins share no name here"
+
+
+# The rungs, their rules and what carries their questions: any pair of twins can stand there.
+INSTRUMENTS = ("automaton", "case", "compare", "envelope", "ladder", "matrix", "rungs", "side",
+               "trajectories", "verdict", "wire", "worker")  # fmt: skip
+
+
+def names_and_strings(source: str) -> str:
+    """What a source says outside of comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def named_in(source: str) -> set[str]:
+    """The frameworks, twins and parts of our model that a source names."""
+    model = {"attn", "mlp.", "embed", "qkv"}
+    text = names_and_strings(source).lower()
+    return {word for word in (*FRAMEWORKS, *TWINS, *model) if word in text}
+
+
+@pytest.mark.parametrize("name", INSTRUMENTS)
+def test_instruments_name_no_framework_and_no_model(name: str) -> None:
+    assert named_in((ROOT / "lockstep" / "parity" / f"{name}.py").read_text()) == set()
+
+
+def test_a_name_is_seen_and_a_docstring_is_none() -> None:
+    assert named_in('"""Of torch."""\nside = "torch"') == {"torch"}
+    assert named_in('"""Of torch."""') == set()
+    assert named_in("x = grads['blocks.0.attn.qkv.bias']") == {"attn", "qkv"}

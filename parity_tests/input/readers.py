@@ -1,0 +1,236 @@
+"""Each reader of files, with what is tried on it: see `parity_tests.input.fuzz`."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import strategies as st
+
+from benchmarks import report
+from lockstep import provenance
+from lockstep.cli import commands
+from lockstep.config import Config, from_flags
+from lockstep.data import corpus
+from lockstep.data.corpus import Corpus
+from lockstep.errors import UserError
+from lockstep.model import params
+from lockstep.model.state import TrainState, initial_state
+from lockstep.process import ROOT
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.train import loss_scale, trainer
+from parity_tests.input import hostile_checkpoints
+from parity_tests.input.fuzz import Files, Reader
+from parity_tests.input.mutations import damaged, files
+from parity_tests.runs.checkpoints import assert_same
+
+CONFIG = from_flags(
+    {"model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 2, "vocab": 3, "context": 4,
+     "policy": "fp16", "fp32_islands": "blocks.*.mlp.down,head", "steps": 9, "data": "a.txt"},
+    accelerator=False,
+)  # fmt: skip
+RECORD = {
+    "format": 1, "lockstep": "0.1", "framework": "jax", "data_sha256": 64 * "0",
+    "config": CONFIG.to_json(), "device": "cpu",
+}  # fmt: skip
+TRAIN = {"kind": "train", "loss": 5.5, "grad_norm": None, "lr": 1e-3, "loss_scale": 4.0,
+         "skipped": True, "tokens": 64, "mfu": None}  # fmt: skip
+LOG = [{**TRAIN, "step": 1}, {"kind": "eval", "step": 1, "val_loss": 5.0}, {**TRAIN, "step": 2}]
+LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,
+         "max_position_embeddings": 128, "tie_word_embeddings": False}  # fmt: skip
+GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_inner": None, "vocab_size": 256,
+        "n_positions": 128}  # fmt: skip
+POWER = {"device": "cpu", "bugs": {"no-clip": {"verdicts": {"4": "different"}, "commit": "x"}}}
+
+
+def alone(name: str, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Files]:
+    return contents.map(lambda content: {name: content})
+
+
+# --- config.json, and with a checkpoint as a run
+
+
+def read_config(folder: Path) -> Config:
+    return directory.read_record(folder).config
+
+
+def same_config(config: Config, _: Path) -> bool:
+    return Config.from_json(json.loads(json.dumps(config.to_json(), allow_nan=False))) == config
+
+
+@functools.cache
+def saved() -> Files:
+    """A whole checkpoint of `CONFIG`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save(Path(folder), replace(initial_state(CONFIG), step=3), keep=1)
+        return {
+            f"checkpoints/{path.name}/{file.name}": file.read_bytes() for file in path.iterdir()
+        }
+
+
+def read_run(folder: Path) -> tuple[Config, TrainState]:
+    config = read_config(folder)
+    return config, trainer.restore(config, folder, lambda line: None)
+
+
+def same_run(run: tuple[Config, TrainState], folder: Path) -> bool:
+    config, state = run
+    shapes = {name: x.shape for name, x in state.params.items()}
+    return same_config(config, folder) and shapes == params.shapes(config.model)
+
+
+# --- the rest
+
+
+def same_checkpoint(state: TrainState, folder: Path) -> bool:
+    path = folder / "given" / "again"
+    with mock.patch.object(checkpoint, "sync"):  # the disk may keep it for itself
+        checkpoint._write(path, state)
+    assert_same(checkpoint.load(path), state)
+    return True
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Also as a resumed run does, whose readers look into the rows."""
+    path = folder / "log.jsonl"
+    rows = list(runlog.rows(path))
+    with mock.patch("lockstep.files.durable.sync"), runlog.RunLog(path, last_step=2) as log:
+        loss_scale.ScaleWatch(CONFIG, 1.0, log.kept)
+    assert list(runlog.rows(path)) == [row for row in rows if row["step"] <= 2]
+    return rows
+
+
+def same_log(rows: list[dict[str, Any]], folder: Path) -> bool:
+    path = folder / "given" / "again"
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    return list(runlog.rows(path)) == rows
+
+
+def logs() -> st.SearchStrategy[Files]:
+    good = "\n".join(map(json.dumps, LOG)).encode()
+    lines = st.lists(st.sampled_from(LOG).flatmap(files), max_size=5).map(b"\n".join)
+    return alone("log.jsonl", lines | damaged(good))
+
+
+def tokens() -> st.SearchStrategy[Files]:
+    good = [b"to be or not to be, that is the question", 20 * b"a\0", 20 * b"\1\0", 40 * b"\xff"]
+    some = st.sampled_from([*good, b"", b"\0", b"odd"]) | st.binary(max_size=60)
+    some |= st.binary(min_size=40, max_size=200)
+    split = st.fixed_dictionaries({}, optional={"train.bin": some, "val.bin": some})
+    return (
+        alone("a.txt", some) | split | st.fixed_dictionaries({"train.bin": some, "val.bin": some})
+    )
+
+
+def read_data(folder: Path) -> Corpus:
+    text = folder / "a.txt"
+    data = corpus.load(str(text if text.exists() else folder))
+    corpus.check(data, 256, 2)
+    corpus.bigram_entropy(data)
+    return data
+
+
+def same_data(data: Corpus, folder: Path) -> bool:
+    return data.sha256 == read_data(folder / "given").sha256
+
+
+@functools.cache
+def cached() -> tuple[str, dict[str, bytes]]:
+    """The SHA-256 of a small library, and the arrays of its cache as .npy files."""
+    train, val = (np.arange(n, dtype=np.uint8) for n in (50, 20))
+    data, members = corpus._corpus(train, val, "a library"), {}
+    for name, array in (("train", train), ("val", val), ("source", np.array("a library"))):
+        stream = io.BytesIO()
+        np.save(stream, array)
+        members[f"{name}.npy"] = stream.getvalue()
+    return data.sha256, members
+
+
+@st.composite
+def caches(draw: st.DrawFn) -> Files:
+    sha256, members = cached()
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(sorted(members)))
+        members = {**members, name: draw(damaged(members[name]))}
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    whole = stream.getvalue()
+    return {f"stdlib-{sha256}.npz": draw(damaged(whole)) if draw(st.booleans()) else whole}
+
+
+def read_cache(folder: Path) -> Corpus:
+    sha256, _ = cached()
+    with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
+        data = corpus.cached(sha256)
+    if data is None:  # which is how this reader refuses
+        raise UserError("none")
+    return data
+
+
+def read_plan(folder: Path) -> str:
+    """By the command, for it is the shape that its loops run over."""
+    out, err = io.StringIO(), io.StringIO()
+    words = ["plan", "--model", str(folder / "config.json"), "--device", "t4"]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = commands.main(words)
+    if status == commands.MISTAKE:
+        raise UserError(err.getvalue().strip())
+    return out.getvalue()
+
+
+def read_islands(folder: Path) -> Config:
+    text = (folder / "patterns").read_bytes().decode("utf-8", "surrogateescape")
+    return CONFIG.changed(fp32_islands=text)
+
+
+def patterns() -> st.SearchStrategy[Files]:
+    good = st.sampled_from(["head", "blocks.*", "*.down", "blocks.0.attn", "*", "b[!x]ocks.?"])
+    parts = ["blocks", ".", "0", "*", "?", "[", "]", "!", "-", "^", "mlp", "head", "[!", "[a-",
+             "(?", "\\", "&&", "~~", "||", 2000 * "a", 50 * "*a"]  # fmt: skip
+    part = st.sampled_from(parts) | st.text(max_size=3)
+    odd = st.lists(part, max_size=8).map("".join)
+    texts = st.lists(good | good | odd, max_size=6).map(",".join)
+    return alone("patterns", texts.map(lambda text: text.encode("utf-8", "surrogatepass")))
+
+
+@functools.cache
+def measured() -> dict[str, Any]:
+    cells = sorted(
+        (ROOT / "benchmarks" / "results" / "cpu" / "cells").glob("frameworks-jax-*.json")
+    )
+    return json.loads(cells[0].read_text())
+
+
+RUN = st.builds(lambda config: {"config.json": config, **saved()}, files(RECORD))
+READERS = [
+    Reader("checkpoint", "state.json, safetensors headers and bytes, checksums made good",
+           hostile_checkpoints.cases(), checkpoint.load, same_checkpoint),
+    Reader("config", "a run's config.json", alone("config.json", files(RECORD)), read_config,
+           same_config),
+    Reader("run", "a config.json beside a whole checkpoint", RUN, read_run, same_run),
+    Reader("log", "lines of log.jsonl, read and resumed from", logs(), read_log, same_log),
+    Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
+    Reader("cache", "the standard library's cached tokens", caches(), read_cache,
+           lambda data, _: data.sha256 == cached()[0]),
+    Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
+           alone("config.json", files(LLAMA) | files(GPT2)), read_plan,
+           lambda text, _: "recommended" in text or "nothing fits" in text),
+    Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),
+    Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
+           lambda folder: provenance.former(folder / "power.json", "bugs"),
+           lambda found, _: type(found) is dict),
+    Reader("report", "a cell of a benchmark's report",
+           alone("cells/a.json", st.deferred(lambda: files(measured()))), report.tables,
+           lambda found, _: all(type(text) is str for text in found.values())),
+]  # fmt: skip

@@ -1,0 +1,213 @@
+"""What a user gets wrong: exit status 2, one line with field, value and remedy, nothing written.
+
+Each command of the project, with the invocations of `parity_tests.input.wrong` and `wrong_modules`.
+"""
+
+import contextlib
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.process import one_line
+from lockstep.cli import commands
+from lockstep.process import ROOT
+from parity_tests.input import wrong, wrong_modules
+from parity_tests.input.wrong_place import TEXT, check_line, contents
+from parity_tests.input.wrong_place import place as place
+
+TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
+# What another of our processes starts and speaks to, and the tests' own trainer.
+NOT_FOR_USERS = {"lockstep.parity.worker", "jax_impl.probe", "torch_ref.probe", "parity_tests.fake"}
+
+Case = tuple[str, list[str], list[str]]  # a command, its words, what the line must say
+
+
+def trainer_words(flags: str) -> list[str]:
+    given = "--data" in flags or "--resume" in flags
+    return flags.split() + ([] if given else ["--data", "text.txt"])
+
+
+CASES: list[Case] = [
+    *((name, trainer_words(flags), said) for name in TRAINERS for flags, said in wrong.TRAINER),
+    *(("lockstep", words, said) for words, said in wrong.LOCKSTEP),
+    *(
+        (name, words.split(), said)
+        for name, wrongs in wrong_modules.MODULES.items()
+        for words, said in wrongs
+    ),
+    *(("python", words.split(), said) for words, said in wrong_modules.PROCESSES),
+]
+
+
+def status_of(command: str, words: list[str]) -> int:
+    """In this process, where that is possible: frameworks take seconds to import."""
+    if command in TRAINERS:
+        return commands.train(TRAINERS[command], words)
+    if command == "lockstep":
+        return commands.main(words)
+    if command == "python":
+        words = [word.replace("ROOT", str(ROOT)) for word in words]
+        done = subprocess.run(
+            [sys.executable, *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        print(done.stdout, end="")
+        print(done.stderr, end="", file=sys.stderr)
+        return done.returncode
+    module = importlib.import_module(command + (".__main__" if command.endswith("claims") else ""))
+    main: Callable[[list[str]], int] = getattr(module, "command", None) or module.main
+    return one_line(partial(main, words))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"), CASES, ids=[" ".join([c, *words])[:80] for c, words, _ in CASES]
+)
+def test_one_line_and_nothing_written(
+    command: str, words: list[str], said: list[str], place: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(place)
+    before = contents(place)
+    status = status_of(command, words)
+    streams = capsys.readouterr()
+    check_line(status, streams.err, streams.out, said)
+    assert contents(place) == before
+
+
+def commands_of(root: Path) -> set[str]:
+    """The modules that one can run, as one types them."""
+    found = set()
+    for file in root.rglob("*.py"):
+        if not file.is_relative_to(root / ".venv") and re.search(
+            r'^if __name__ == "__main__":', file.read_text(), re.M
+        ):
+            found.add(".".join(file.relative_to(root).with_suffix("").parts))
+    return {name.removesuffix(".__main__") for name in found}
+
+
+def test_no_command_is_left_out() -> None:
+    tried = {command for command, _, _ in CASES}
+    assert commands_of(ROOT) - NOT_FOR_USERS <= tried
+    (subcommands,) = (set(a.choices) for a in commands.lockstep_parser()._actions if a.choices)
+    said = {words[0] for command, words, _ in CASES if command == "lockstep" and words}
+    assert {"sample", "curves", "plan"} <= subcommands <= said
+
+
+def test_a_command_that_is_left_out_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "new.py").write_text('if __name__ == "__main__":\n    main()\n')
+    assert commands_of(tmp_path) == {"benchmarks.new"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--data", "a\nb.txt"], ["--data a\\nb.txt", "no such file"]),
+        (["--policy", "\x1b[31mred"], ["--policy \\x1b[31mred", "fp32"]),
+        (["--policy", "\udcff"], ["--policy \\udcff", "fp32"]),  # not UTF-8
+        (["--out", "", "--data", "text.txt"], ["--out", "''", "name a directory"]),
+        (["--model", ""], ["--model", "tiny"]),
+    ],
+)
+def test_text_that_would_break_the_line(
+    argv: list[str], words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(place)
+    status = commands.train("torch", argv)
+    streams = capsys.readouterr()
+    check_line(status, streams.err, streams.out, words)
+
+
+@contextlib.contextmanager
+def powerless() -> Iterator[None]:
+    """Without root's right to pass over permissions."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model tiny --data closed/text.txt", ["--data", "closed/text.txt", "Permission denied"]),
+        ("--data text.txt --out closed/run", ["--out", "closed/run", "Permission denied"]),
+        ("--data text.txt --out sealed/run", ["--out", "sealed/run", "sealed cannot be written"]),
+        ("--data text.txt --out sealed", ["--out", "sealed", "cannot be written"]),
+        ("--resume --out closed/run", ["closed/run", "Permission denied"]),
+    ],
+)
+def test_without_permission(
+    flags: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others than root
+        here = Path(folder)
+        here.chmod(0o777)
+        (here / "text.txt").write_text(TEXT)
+        for name, mode in (("closed", 0o000), ("sealed", 0o555)):
+            (here / name).mkdir(mode)
+        monkeypatch.chdir(here)
+        with powerless():
+            status = commands.train("torch", flags.split())
+        streams = capsys.readouterr()
+        check_line(status, streams.err, streams.out, words)
+        assert sorted(path.name for path in here.rglob("*")) == ["closed", "sealed", "text.txt"]
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("module", ["jax_impl.train", "torch_ref.train"])
+@pytest.mark.parametrize(
+    ("flags", "words", "environment"),
+    [
+        ("--device cuda", ["--device", "cuda", "--device cpu"], {}),
+        ("--device cuda", ["--device", "cuda", "--device cpu"], {"JAX_PLATFORMS": "cuda"}),
+    ],
+)
+def test_a_device_that_is_not_there(
+    module: str, flags: str, words: list[str], environment: dict[str, str], place: Path
+) -> None:
+    before = contents(place)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *flags.split(), "--data", "text.txt", "--context", "8"],
+        cwd=place, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "",
+             **environment},
+    )  # fmt: skip
+    check_line(done.returncode, done.stderr, done.stdout, words)
+    assert contents(place) == before
+
+
+def test_a_mistake_is_found_before_the_framework_is_loaded(place: Path) -> None:
+    """So that the answer comes at once."""
+    code = (
+        "import sys; from lockstep.cli import commands; "
+        "commands.train('jax', ['--lr', '0']); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert "jax" not in done.stdout.split()
+
+
+def test_the_check_can_fail() -> None:
+    wrong: list[Callable[[], None]] = [
+        lambda: check_line(1, "error: --lr 0: must be above 0\n", "", ["--lr"]),
+        lambda: check_line(2, "error: a\nerror: b\n", "", []),
+        lambda: check_line(2, "error: must be above 0\n", "", ["--lr"]),
+        lambda: check_line(2, "", "", []),
+    ]
+    for check in wrong:
+        with pytest.raises(AssertionError):
+            check()

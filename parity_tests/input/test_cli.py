@@ -1,0 +1,122 @@
+"""The command line: its help, the resolved configs of the presets, and what is derived.
+
+Snapshots are written anew with LOCKSTEP_SNAPSHOTS=write.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep import twin
+from lockstep.cli import commands
+from lockstep.config import PRESETS, Config, from_flags, to_flags
+from lockstep.errors import UserError
+from parity_tests import fake
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+HELP = {
+    "jax_impl.train": lambda: commands.trainer_parser("jax_impl.train").format_help(),
+    "torch_ref.train": lambda: commands.trainer_parser("torch_ref.train").format_help(),
+    "lockstep": lambda: commands.lockstep_parser().format_help(),
+}
+
+
+def check_snapshot(name: str, text: str) -> None:
+    path = SNAPSHOTS / name
+    if os.environ.get("LOCKSTEP_SNAPSHOTS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path} differs; LOCKSTEP_SNAPSHOTS=write, then review it"
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_help(name: str) -> None:
+    text = HELP[name]()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    check_snapshot(f"help_{name}.txt", text)
+
+
+@pytest.mark.parametrize(
+    "command", ["sample", "doctor", "plan", "curves", "power", "specificity", "sensitivity"]
+)
+def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert max(len(line) for line in text.splitlines()) <= 80
+    check_snapshot(f"help_{command}.txt", text)
+
+
+def test_both_trainers_take_the_same_flags() -> None:
+    jax, torch = (HELP[f"{twin}.train"]() for twin in ("jax_impl", "torch_ref"))
+    assert jax.replace("jax_impl", "torch_ref") == torch
+
+
+def test_every_flag_says_its_default() -> None:
+    flags = re.split(r"\n  (?=--)", HELP["jax_impl.train"]())[1:]
+    assert len(flags) > 30
+    assert [flag.split()[0] for flag in flags if "default:" not in " ".join(flag.split())] == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_resolved_config(preset: str) -> None:
+    config = from_flags({"model": preset}, accelerator=False)
+    check_snapshot(f"config_{preset}.json", json.dumps(config.to_json(), indent=1) + "\n")
+
+
+def test_auto_and_derived_defaults() -> None:
+    assert from_flags({}, accelerator=False).model.model == "tiny"
+    assert from_flags({}, accelerator=True).model.model == "10m"
+    optim = from_flags({"lr": 1e-3, "steps": 200}, accelerator=False).optim
+    assert (optim.min_lr, optim.warmup) == (1e-4, 20)
+    optim = from_flags({"lr": 1e-3, "min_lr": 0.0, "steps": 5000}, accelerator=False).optim
+    assert (optim.min_lr, optim.warmup) == (0.0, 100)
+
+
+def test_the_device_decides_which_preset_the_flags_must_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six heads divide 10m's width, which an accelerator takes, and not tiny's."""
+    monkeypatch.setitem(twin.MODULES, "fake", fake.__name__)
+    with pytest.raises(UserError, match="--d-model 128: not divisible by --n-head 6"):
+        commands._resolved("fake", {"n_head": 6})
+    monkeypatch.setattr(fake, "has_accelerator", lambda device: True)
+    assert commands._resolved("fake", {"n_head": 6}).model.model == "10m"
+
+
+def test_flags_of_a_config() -> None:
+    for given in (
+        {},
+        {"model": "gpt2", "compile": True},
+        {"steps": 30, "min_lr": 0.0, "remat": "sqrt"},
+    ):
+        config = from_flags({"model": "tiny", **given}, accelerator=False)
+        parsed = vars(commands.trainer_parser("x").parse_args(to_flags(config)))
+        assert from_flags(parsed, accelerator=True) == config
+
+
+def test_json_round_trip() -> None:
+    for preset in PRESETS:
+        config = from_flags({"model": preset, "policy": "fp16"}, accelerator=False)
+        assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("tamper", [
+    lambda c: c.pop("optim"),
+    lambda c: c["optim"].pop("lr"),
+    lambda c: c["optim"].update(steps="many"),
+    lambda c: c["optim"].update(new_flag=1),
+    lambda c: c["model"].update(n_head=3),
+    lambda c: c.update(model=[1]),
+])  # fmt: skip
+def test_a_tampered_config_is_one_line(tamper) -> None:
+    sections = from_flags({}, accelerator=False).to_json()
+    tamper(sections)
+    with pytest.raises(UserError) as error:
+        Config.from_json(sections)
+    assert "\n" not in str(error.value)

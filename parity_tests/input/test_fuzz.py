@@ -1,0 +1,89 @@
+"""No file, however wrong, brings a reader to a traceback, to a halt, or to much memory.
+
+The same few hundred cases each time; others, and as many as one likes, with `--fuzz N`.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import report
+from lockstep import provenance
+from lockstep.config import islands, sections
+from lockstep.data import corpus
+from lockstep.errors import UserError
+from lockstep.files import tensors, untrusted
+from lockstep.plan import shape
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.train import trainer
+from parity_tests.input import fuzz
+from parity_tests.input.bounds import TooSlow, bounded
+from parity_tests.input.readers import READERS
+
+CASES = 500
+BY_NAME = {reader.name: reader for reader in READERS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_reader(name: str, request: pytest.FixtureRequest) -> None:
+    asked = request.config.getoption("--fuzz")
+    outcome = fuzz.run(BY_NAME[name], asked or CASES, random=asked is not None)
+    assert outcome.cases > CASES / 2  # a strategy that has run dry says nothing
+    assert outcome.accepted > 0, "nothing was accepted: what is read is never looked at"
+
+
+def trusting(sha256: str) -> Any:
+    """`corpus.cached` without its `except`."""
+    with np.load(corpus._cache_file(sha256), allow_pickle=False) as arrays:
+        return corpus._corpus(arrays["train"], arrays["val"], str(arrays["source"]))
+
+
+def python_s_own(file: Path, *, limit: int) -> Any:
+    return json.loads(file.read_text())
+
+
+def anything(*_: object) -> bool:
+    return True
+
+
+# What a reader might forget: in which module, under which name, what stands there in its place
+BUGS: list[tuple[str, Any, str, Any]] = [
+    ("checkpoint", tensors, "_counts", lambda values, **_: anything(values)),
+    ("checkpoint", checkpoint, "_is_whole", anything),
+    ("checkpoint", checkpoint, "read_json", python_s_own),
+    ("config", directory, "read_json", python_s_own),
+    ("config", sections, "require_fields", anything),
+    ("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn)),
+    ("log", runlog, "_is_row", lambda row: "step" in row),
+    ("log", untrusted, "_finite", float),
+    ("data", corpus, "require", anything),
+    ("cache", corpus, "cached", trusting),
+    ("plan", shape, "_number", lambda path, content, name, default=None: content.get(name)),
+    ("islands", islands, "translate", str),
+    ("result", provenance, "read_json", lambda file, **_: python_s_own(file, limit=0)),
+    ("report", report, "UserError", ValueError),
+]
+
+
+@pytest.mark.parametrize(("name", "module", "function", "bug"), BUGS)
+def test_a_planted_bug_is_found(
+    name: str, module: Any, function: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, function, bug)
+    with pytest.raises(Exception) as caught:
+        # It ends at the first. hypothesis also draws constants of the modules that happen to be
+        # loaded, so that which case it is depends on what ran before.
+        fuzz.run(BY_NAME[name], 10 * CASES, random=False, shrink=False)
+    assert not isinstance(caught.value, UserError)
+
+
+def test_too_much_time_and_memory_are_seen() -> None:
+    with pytest.raises(TooSlow), bounded(seconds=0.1):
+        time.sleep(5)
+    with pytest.raises(MemoryError), bounded():
+        np.ones(2**28)
+    np.ones(2**26)  # and afterwards it may be had again

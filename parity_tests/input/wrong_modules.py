@@ -1,0 +1,106 @@
+"""Wrong invocations of what `python -m` runs, and what the line must say: see `wrong`."""
+
+from parity_tests.input.wrong import LONG
+
+# module -> words, and what the line must say
+MODULES: dict[str, list[tuple[str, list[str]]]] = {
+    "benchmarks.run": [
+        ("", ["NAME", "--help"]),
+        ("nonsense", ["NAME", "nonsense", "smoke"]),
+        ("smoke --minutes 0", ["--minutes", "0", "above 0"]),
+        ("smoke --minutes x", ["--minutes", "'x'", "number"]),
+        ("smoke --minutes nan", ["--minutes", "nan", "above 0"]),
+        ("smoke --scale full", ["--scale", "full", "a suite"]),
+        ("cpu --device cpu", ["--device", "cpu", "a suite"]),
+        ("smoke --out notes.md", ["--out", "notes.md", "is a file"]),
+        ("smoke --out notes.md/x", ["--out", "notes.md", "is a file"]),
+        (f"smoke --out {LONG}", ["--out", LONG, "name another"]),
+        ("policies --scale huge", ["--scale", "huge", "smoke"]),
+        ("policies --device tpu", ["--device", "tpu", "cpu"]),
+        ("policies --minutes 3", ["--minutes", "3", "drop it"]),
+        ("policies --rehearse", ["--rehearse", "drop it"]),
+        ("smoke --no", ["--no", "unknown"]),
+    ],
+    "benchmarks.memory": [
+        ("", ["WHAT", "--help"]),
+        ("keras", ["WHAT", "keras", "fit"]),
+        ("fit now", ["now", "--help"]),
+    ],
+    "benchmarks.plan": [("fit", ["fit", "--help"])],
+    "benchmarks.matmul": [
+        ("", ["FRAMEWORK", "--help"]),
+        ("keras", ["FRAMEWORK", "keras", "torch"]),
+        ("torch --device tpu", ["--device", "tpu", "cuda"]),
+        ("torch --size 0", ["--size", "0", "from 2"]),
+        ("torch --size 1000000", ["--size", "1000000", "to 32768"]),
+        ("torch --out half", ["--out", "half", "is a folder"]),
+    ],
+    "benchmarks.growth": [
+        ("torch", ["--out", "--help"]),
+        ("keras --out x.json", ["--framework", "keras", "torch"]),
+        ("torch --out notes.md/x.json", ["--out", "notes.md", "is a file"]),
+        ("torch --out x.json --device tpu", ["--device", "tpu", "cuda"]),
+    ],
+    "benchmarks.speed": [
+        ("keras", ["OURS", "keras", "torch"]),
+        ("--pairs 3", ["--pairs", "3", "at least 20"]),
+        ("--pairs x", ["--pairs", "'x'", "whole number"]),
+        ("--out half", ["--out", "half", "is a folder"]),
+    ],
+    "benchmarks.optimizer_state": [
+        ("", ["FRAMEWORK", "--help"]),
+        ("keras", ["FRAMEWORK", "keras", "torch"]),
+        ("torch --out half", ["--out", "half", "is a folder"]),
+    ],
+    "benchmarks.claims": [
+        ("--suite nowhere", ["--suite", "nowhere", "no such folder"]),
+        ("--experiments notes.md", ["--experiments", "notes.md", "no such folder"]),
+        ("--suite spoilt", ["spoilt/matmul-jax.json", "no JSON", "measure it again"]),
+        ("stray", ["stray", "--help"]),
+    ],
+    "benchmarks.report": [
+        ("", ["DIR", "--help"]),
+        ("nowhere", ["nowhere", "holds no cells", "benchmarks.run"]),
+        ("spoilt", ["spoilt", "a.json", "no JSON", "measure it again"]),
+        ("strange", ["strange", "no result", "measure it again"]),
+        ("half stray", ["stray", "--help"]),
+    ],
+    "benchmarks.measure": [
+        ("", ["CELL, RESULT", "--help"]),
+        ("nowhere x", ["nowhere", "No such file", "measure it again"]),
+        ("foreign/config.json x", ["unexpected keyword", "give its fields"]),
+    ],
+    "benchmarks.experiments.work": [
+        ("", ["ARM, RESULT", "--help"]),
+        ("{ x", ["'{'", "no JSON", "give JSON"]),
+        ("[] x", ["[]", "give its fields"]),
+    ],
+    "benchmarks.experiments.expected": [
+        ("", ["ARMS", "--help"]),
+        ("{}", ["ARMS", "'{}'", "no list"]),
+        ("[3]", ["3", "give its fields"]),
+    ],
+    "evidence.tables": [("status", ["status", "--help"])],
+    "evidence.lesson": [("nothing", ["CELL", "nothing", "unknown"])],
+    "evidence.notebook": [
+        ("", ["FILE", "--help"]),
+        ("no.ipynb", ["no.ipynb", "no such file"]),
+        ("garbage/config.json steps", ["NAME=VALUE", "steps", "has no ="]),
+    ],
+    "parity_tests.input.fuzz": [
+        ("--cases 0", ["--cases", "0", "at least 1"]),
+        ("--cases many", ["--cases", "'many'", "whole number"]),
+        ("--out half", ["--out", "half", "is a folder"]),
+    ],
+}  # fmt: skip
+
+# as processes, of which one of each front end is enough
+PROCESSES: list[tuple[str, list[str]]] = [
+    ("-m jax_impl.train --policy bf17", ["--policy", "bf17"]),
+    ("-m torch_ref.train --policy bf17", ["--policy", "bf17"]),
+    ("-m lockstep sample nowhere", ["nowhere", "not a run"]),
+    ("-m benchmarks.run nonsense", ["NAME", "nonsense"]),
+    ("-m pytest ROOT/parity_tests/input/test_cli.py --device tpu", ["--device", "tpu", "cuda"]),
+    ("-m pytest ROOT/parity_tests/input/test_cli.py --fuzz 0", ["--fuzz", "0", "give N"]),
+    ("-m pytest ROOT/parity_tests/input/test_cli.py --status no/x.json", ["--status", "no/x.json"]),
+]

@@ -1,0 +1,88 @@
+"""Every planted bug is caught in the rung that should catch it, and nothing else is a bug."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.errors import UserError
+from lockstep.parity import catalogue, power
+from lockstep.parity.catalogue import BUGS, REWRITES, Bug
+from lockstep.parity.ladder import RUNGS
+from lockstep.parity.side import Side
+from lockstep.parity.specificity import PARTS, Record, cases
+from lockstep.parity.verdict import within
+from lockstep.process import ROOT
+from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
+
+PLANTED: dict[str, Any] = {"jax": jax_bugs.BUGS, "torch": torch_bugs.BUGS}
+REWRITTEN: dict[str, Any] = {
+    "jax": jax_rewrites.REWRITES,
+    "torch": torch_rewrites.REWRITES,
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
+    if bug.device not in ("cpu", device):
+        pytest.skip(f"not run: needs {bug.device}")
+    others = {side.framework: side for side in sides}
+    rung = RUNGS[bug.rung - 1]
+    verdicts = power.examine(bug, others, device, [rung])
+    assert verdicts == {str(rung.number): "different"}  # a crash would be no catch
+
+
+def test_a_false_alarm_is_counted() -> None:
+    record = Record()
+    record.add(
+        3, "bf16", "seed 0", [within("ratio", "x", 1.0, 1.5), within("ratio", "y", 1.2, 1.5)]
+    )
+    record.add(
+        3, "bf16", "seed 1", [within("ratio", "x", 1.7, 1.5), within("ratio", "y", 1.1, 1.5)]
+    )
+    cell = record.rungs["3"]["bf16"]
+    assert (cell["climbs"], cell["false_alarms"]) == (2, 1)
+    worst = cell["worst"]["ratio"]
+    assert (worst["figure"], worst["bound"], worst["where"]) == (1.7, 1.5, "seed 1: x")
+    assert [alarm["what"] for alarm in record.alarms] == ["seed 1"]
+
+
+def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
+    others = power.healthy()  # of which none is asked, so no process starts
+    tried = {part: list(cases(part, 4, 6, others, "cpu")) for part in PARTS}
+    rewritten = [(case.config.model.model, case.config.precision.policy, what.split(", ")[1])
+                 for what, case, _ in tried.pop("rewrites")]  # fmt: skip
+    assert len(rewritten) == len(set(rewritten)) == sum(map(len, REWRITES.values())) * 3
+    assert {family for family, *_ in rewritten} == {"tiny", "gpt2"}
+    for part, climbed in tried.items():
+        assert {case.config.precision.policy for _, case, _ in climbed} == {part}
+        rungs = {what.split()[-1]: len(rungs) for what, _, rungs in climbed}
+        curves = {} if part == "fp64" else dict.fromkeys("45", 1)
+        assert rungs == dict.fromkeys("0123", len(RUNGS)) | curves
+
+
+@pytest.mark.parametrize("framework", PLANTED)
+def test_the_twins_have_the_variants_that_are_listed(framework: str) -> None:
+    listed = {bug.name for bug in BUGS if bug.framework == framework}
+    assert set(PLANTED[framework]) == listed
+    assert tuple(REWRITTEN[framework]) == REWRITES[framework]
+    assert not set(REWRITTEN[framework]) & listed
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+def test_enough_are_harmless() -> None:
+    assert sum(map(len, REWRITES.values())) >= 12
+
+
+@pytest.mark.parametrize("text", ["no-such-bug", "erf-gelu=1", "norm-eps=small"])
+def test_a_bug_that_is_none(text: str) -> None:
+    with pytest.raises(UserError, match="--bug"):
+        catalogue.find(text)
+
+
+def test_nothing_planted_in_what_trains() -> None:
+    """No file of a twin, but those that plant, knows of them."""
+    for twin in ("jax_impl", "torch_ref"):
+        for file in (ROOT / twin).glob("*.py"):
+            if file.stem not in ("bugs", "recipe", "rewrites"):
+                text = file.read_text()
+                assert "bugs" not in text and "rewrites" not in text, file

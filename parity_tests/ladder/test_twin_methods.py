@@ -1,0 +1,73 @@
+"""What the Twin protocol promises of each twin by itself."""
+
+import numpy as np
+import pytest
+
+from lockstep.model import params
+from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, run, start, toy, window
+
+FIELDS = ("params", "mu", "nu")
+BOUND = 1e-12  # the norm rule; worst seen here 1.1e-15
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_gradients_are_those_of_the_step(framework: str) -> None:
+    """After the first update the first moment is (1 - beta1) times the clipped gradient."""
+    config = toy(policy="fp64", steps=1, clip=1e9)
+    twin = start(framework, config, perturbed(config))
+    _, grads = twin.loss_and_grads(window(config, 0)[0])
+    run(twin, config)
+    for name, moment in twin.state().mu.items():
+        assert norm_gap(moment, (1 - config.optim.beta1) * grads[name]) <= BOUND, name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_evaluation_policy(framework: str) -> None:
+    """The same float32 weights, evaluated in float64, in a run of another policy."""
+    mixed = toy(policy="bf16", eval_policy="fp64")
+    oracle, same = toy(policy="fp64"), toy(policy="bf16")
+    batches = np.stack([window(mixed, step)[0] for step in range(3)])
+    losses = [
+        start(framework, config, perturbed(config)).evaluate(batches)
+        for config in (mixed, oracle, same)
+    ]
+    assert losses[0] == losses[1]
+    assert abs(losses[2] - losses[1]) > 1e-6  # bfloat16's own evaluation is visibly another
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+def test_state_round_trip(framework: str, layers: str) -> None:
+    config = toy("gpt2", policy="fp16", layers=layers, n_layer=2, loss_scale_init=2.0**8)
+    twin = start(framework, config, perturbed(config))
+    run(twin, config, range(1))
+    state = twin.state()
+    again = start(framework, config, state).state()
+    for field in ("params", "mu", "nu"):
+        old, new = getattr(state, field), getattr(again, field)
+        assert list(old) == list(new) == list(params.shapes(config.model))
+        assert all(old[name].tobytes() == new[name].tobytes() for name in old)
+    for field in ("step", "updates", "loss_scale", "good_steps"):
+        assert getattr(state, field) == getattr(again, field)
+
+
+def kept(framework: str) -> bool:
+    """Whether a state stays as it was while the next steps reuse the device's memory."""
+    config = toy(policy="fp32", n_layer=1)
+    twin = start(framework, config, perturbed(config))
+    run(twin, config, range(1))
+    state = twin.state()
+    before = {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
+    run(twin, config, range(1, 4))
+    return before == {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_state_that_was_taken_stays(framework: str) -> None:
+    """It is written to the disk beside those steps."""
+    assert kept(framework)
+
+
+def test_a_view_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_ref.bridge.to_numpy", lambda tensor: tensor.detach().numpy())
+    assert not kept("torch")

@@ -1,0 +1,293 @@
+"""`lockstep doctor`: each fault of a made-up machine is found, with its remedy, and it alone."""
+
+import dataclasses
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from lockstep.cli import commands
+from lockstep.config.policy import POLICIES, resolve
+from lockstep.doctor import command, machine, policies, rules
+from lockstep.doctor.facts import Device, Facts, Framework, Machine
+from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN
+from lockstep.process import ROOT
+
+GIB = 2**30
+SIDES = ("jax", "torch")
+
+
+def gpu(name: str, major: int, minor: int) -> Device:
+    return Device(
+        name=name, platform="cuda", capability=(major, minor), total=40 * GIB, free=39 * GIB
+    )
+
+
+A100, T4, V100 = gpu("A100", 8, 0), gpu("T4", 7, 5), gpu("V100", 7, 0)
+CPU = Device(name="cpu")
+FAST = {"float32": 1.0, "bfloat16": 0.3, "float16": 0.3}
+KERNELS = ["sm_70", "sm_80", "sm_90", "compute_90"]
+
+# CUDA 12 throughout, so that a V100 belongs to it.
+HEALTHY = Facts(
+    machine=Machine(
+        system="Linux x86_64", python="3.12.1", cores=8, driver="570.86.15", gpus=(A100,),
+        packages={"jax": "0.12.0.1", "jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0",
+                  "torch": "2.10.0", "nvidia-nccl-cu12": "2.27.5", "nvidia-cudnn-cu12": "9.10.2"},
+        cuda_majors={"jax": (12,), "torch": (12,)}, memory=16 * GIB, disk=100 * GIB,
+        environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    ),
+    frameworks={
+        "jax": Framework(name="jax", devices=(A100,), cuda={"version": "12.9"}),
+        "torch": Framework(name="torch", devices=(A100,), cuda={
+            "version": "12.8", "kernels": KERNELS, "claims_bfloat16": True}),
+    },
+)  # fmt: skip
+
+
+def with_machine(facts: Facts = HEALTHY, **changes: Any) -> Facts:
+    for name in ("packages", "environment", "cuda_majors"):
+        if name in changes:
+            changes[name] = getattr(facts.machine, name) | changes[name]
+    return dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, **changes))
+
+
+def with_framework(name: str, facts: Facts = HEALTHY, **changes: Any) -> Facts:
+    new = dataclasses.replace(facts.frameworks[name], **changes)
+    return dataclasses.replace(facts, frameworks=facts.frameworks | {name: new})
+
+
+def on(device: Device, facts: Facts = HEALTHY) -> Facts:
+    """Both frameworks on another device."""
+    seconds = FAST if device.platform == "cpu" else {}
+    for name in SIDES:
+        facts = with_framework(name, facts, devices=(device,), matmul_seconds=seconds)
+    return with_machine(facts, gpus=(device,) if device.platform == "cuda" else ())
+
+
+WITHOUT_GPU = with_machine(on(CPU), driver="")
+
+
+def environment(**variables: str) -> Facts:
+    return with_machine(environment=variables)
+
+
+def broken(fault: str, error: str) -> Facts:
+    return with_framework("torch", fault=fault, error=error, devices=())
+
+
+SLOW = FAST | {"float16": 200.0}
+
+# fault -> facts, severity, words of the finding, words of the remedy
+FAULTS: dict[str, tuple[Facts, str, str, str]] = {
+    "torch missing": (broken("missing", "No module named 'torch'"),
+        "error", "torch does not start: No module", "pip install -e"),
+    "libcudart missing": (broken("libraries", "libcudart.so.12: cannot open shared object file"),
+        "error", "torch does not start: libcudart", "LD_LIBRARY_PATH"),
+    "crash": (broken("crash", "killed by signal 11"), "error", "signal 11", "empty virtual env"),
+    "hang": (broken("hang", "no answer within 120 s"), "error", "no answer", "nvidia-smi"),
+    "no device": (with_machine(with_framework("jax", devices=(), unread={
+            "devices": "RuntimeError: Unable to initialize backend 'tpu'", "matmul_seconds": "x"}),
+            environment={"JAX_PLATFORMS": "tpu"}),
+        "error", "finds no device: RuntimeError: Unable", "unset JAX_PLATFORMS"),
+    "a fact unread": (with_framework("torch", unread={"cuda": "OSError: libcudnn"}),
+        "warning", "torch does not tell its cuda: OSError", "torch_ref.probe says more"),
+    "old torch": (with_machine(packages={"torch": "2.6.0+cu124"}),
+        "warning", "torch 2.6.0.* is none", "'torch>=2.9,<3.0'"),
+    "new jax": (with_machine(packages={"jax": "0.13.0", "jaxlib": "0.13.0",
+                                       "jax-cuda12-plugin": "0.13.0"}),
+        "warning", "jax 0.13.0 is none", "'jax>=0.10,<0.13'"),
+    "jax and jaxlib apart": (with_machine(packages={"jax": "0.11.2"}),
+        "warning", "jax 0.11.2 does not go with jaxlib 0.12.0", "jax==0.12.0"),
+    "plugin and jaxlib apart": (with_machine(packages={"jax-cuda12-plugin": "0.12.1"}),
+        "warning", "plugin 0.12.1 does not go", "jax-cuda12-plugin==0.12.0"),
+    "torch twice": (with_machine(twice=("torch 2.9.0 and 2.10.0",)),
+        "warning", "two versions .* torch 2.9.0", "pip uninstall torch"),
+    "both plugins": (with_machine(cuda_majors={"jax": (12, 13)}, driver="580.1"),
+        "warning", "plugins for CUDA 12 and 13", r"cuda12.*cuda13"),
+    "another CUDA in each": (with_machine(cuda_majors={"torch": (13,)}, driver="580.1"),
+        "warning", "jax is for CUDA 12, torch for CUDA 13", "empty virtual environment"),
+    "NCCL twice": (with_machine(packages={"nvidia-nccl-cu13": "2.28.3"}),
+        "warning", "nvidia-nccl for CUDA 12 and 13 unpack into one", "empty virtual environment"),
+    "cuDNN twice": (with_machine(packages={"nvidia-cudnn-cu13": "9.12.0"}),
+        "warning", "nvidia-cudnn for CUDA 12 and 13 unpack into one", "empty virtual environment"),
+    "libraries on the path": (with_machine(library_folders=("/usr/local/cuda/lib64",)),
+        "warning", "/usr/local/cuda/lib64 may be loaded", "unset LD_LIBRARY_PATH"),
+    "driver does not answer": (with_machine(driver_error="couldn't communicate"),
+        "warning", "nvidia-smi fails: couldn't", "reboot.*--gpus all"),
+    "driver too old": (with_machine(driver="470.57", cuda_majors={"torch": ()}),
+        "warning", "470.57 is too old for jax's CUDA 12", "update it to 525"),
+    "hidden by JAX_PLATFORMS": (with_framework("jax", environment(JAX_PLATFORMS="cpu"),
+                                               devices=(CPU,)),
+        "warning", "jax runs on the CPU .* JAX_PLATFORMS=cpu hides", "unset JAX_PLATFORMS"),
+    "JAX without CUDA": (with_framework("jax", with_machine(cuda_majors={"jax": ()}),
+                                        devices=(CPU,)),
+        "warning", "jax runs on the CPU .* installed without CUDA", "cuda12"),
+    "torch without CUDA": (with_framework("torch", with_machine(cuda_majors={"torch": ()}),
+                                          devices=(CPU,)),
+        "warning", "torch runs on the CPU .* installed without CUDA", "cuda12"),
+    "unseen for its own reason": (with_framework("jax", devices=(CPU,), said="cuDNN is outdated"),
+        "warning", "jax runs on the CPU .* cuDNN is outdated", "jax_impl.probe says more"),
+    "no kernels": (with_framework("torch", cuda={"kernels": ["sm_90", "compute_90"]}),
+        "error", "compiled for sm_90, compute_90", "another CUDA"),
+    "torch claims bfloat16": (on(T4), "warning", "yes to bfloat16, but .* 7.5", "--policy fp16"),
+    "TF32 switched off": (environment(NVIDIA_TF32_OVERRIDE="0"),
+        "warning", "NVIDIA_TF32_OVERRIDE=0 outdoes", "unset NVIDIA_TF32_OVERRIDE"),
+    "TF32 switched on": (environment(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1"),
+        "note", "changes other programs", "unset TORCH_ALLOW_TF32"),
+    "x64": (environment(JAX_ENABLE_X64="1"), "note", "other programs", "unset JAX_ENABLE_X64"),
+    "JAX's precision": (environment(JAX_DEFAULT_MATMUL_PRECISION="highest"),
+        "note", "other programs", "unset JAX_DEFAULT"),
+    "torch's allocator": (environment(PYTORCH_ALLOC_CONF="backend:cudaMallocAsync"),
+        "note", "peak memory", "unset PYTORCH_ALLOC_CONF"),
+    "preallocation": (environment(XLA_PYTHON_CLIENT_PREALLOCATE="true",
+                                  XLA_PYTHON_CLIENT_MEM_FRACTION=".9"),
+        "note", "JAX takes .9 of", "PREALLOCATE=false"),
+    "XLA's flags": (with_machine(WITHOUT_GPU, environment={"XLA_FLAGS": "--xla_dump_to=x"}),
+        "note", "no figure", "unset XLA_FLAGS"),
+    "oneDNN in XLA": (with_machine(WITHOUT_GPU, environment={"XLA_FLAGS": "--x_onednn=1"}),
+        "warning", "wrong gradients", "unset XLA_FLAGS"),
+    "slow float16": (with_framework("jax", WITHOUT_GPU, matmul_seconds=SLOW),
+        "warning", "jax multiplies float16 200 times slower", "another policy"),
+    "little memory": (with_machine(memory=GIB), "warning", "1024 MiB of memory", "smaller --model"),
+    "little disk": (with_machine(disk=GIB // 2), "warning", "512 MiB of disk", "--out"),
+    "GPU taken": (with_machine(gpus=(dataclasses.replace(A100, free=GIB),)),
+        "warning", "A100 has 1.0 of 40.0 GiB", "nvidia-smi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("facts", [HEALTHY, WITHOUT_GPU], ids=["cuda", "cpu"])
+def test_a_healthy_machine_has_no_findings(facts: Facts) -> None:
+    assert rules.findings(facts) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_with_its_remedy(fault: str) -> None:
+    facts, severity, what, remedy = FAULTS[fault]
+    (found,) = rules.findings(facts)
+    assert found.severity == severity
+    assert re.search(what, found.what)
+    assert re.search(remedy, found.remedy)
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_cuda_visible_devices_hides_a_gpu_from_both(value: str) -> None:
+    facts = with_machine(on(CPU), environment={"CUDA_VISIBLE_DEVICES": value}, gpus=(A100,))
+    found = rules.findings(facts)
+    assert [f"CUDA_VISIBLE_DEVICES={value} hides it" in f.what for f in found] == [True, True]
+    assert {f.remedy for f in found} == {"unset CUDA_VISIBLE_DEVICES"}
+
+
+def test_cuda_settings_do_not_matter_on_a_cpu() -> None:
+    given = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_ALLOC_CONF": "x", "CUDA_VISIBLE_DEVICES": ""}
+    assert rules.findings(with_machine(WITHOUT_GPU, environment=given)) == []
+
+
+def states(device: Device, **more: Any) -> dict[str, str]:
+    """What torch can do on a device."""
+    framework = Framework(name="torch", devices=(device,), **more)
+    return {name: policies.ability(roles, framework).state for name, roles in POLICIES.items()}
+
+
+@pytest.mark.parametrize(("device", "emulated"), [
+    (A100, set()),
+    (gpu("unheard of", 13, 1), set()),
+    (T4, {"tf32", "bf16"}),  # whatever torch.cuda.is_bf16_supported says
+    (V100, {"tf32", "bf16"}),
+    (gpu("Maxwell", 5, 2), {"tf32", "bf16", "fp16"}),
+    (gpu("T4 by name, H100 by capability", 9, 0), set()),
+])  # fmt: skip
+def test_the_capability_decides(device: Device, emulated: set[str]) -> None:
+    found = states(device, cuda={"claims_bfloat16": True})
+    assert {name for name, state in found.items() if state == EMULATED} == emulated
+    assert {found[name] for name in found.keys() - emulated} == {NATIVE}
+
+
+def test_tensor_cores() -> None:
+    cores = {d.name: policies.tensor_cores(d.capability or (0, 0)) for d in (A100, T4, CPU)}
+    assert cores == {"A100": "float16, bfloat16, TF32", "T4": "float16", "cpu": "none"}
+
+
+def test_on_a_cpu_the_time_of_a_matmul_decides() -> None:
+    assert states(CPU, matmul_seconds=FAST) == {
+        "fp64": NATIVE, "fp32": NATIVE, "tf32": EMULATED, "bf16": NATIVE, "fp16": NATIVE,
+    }  # fmt: skip
+    slow = states(CPU, matmul_seconds=FAST | {"bfloat16": 1.15})
+    assert (slow["bf16"], slow["fp16"]) == (EMULATED, NATIVE)
+    assert states(CPU)["bf16"] == UNKNOWN
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    rocm = Device(name="MI300X", platform="rocm")
+    assert set(states(rocm).values()) == {UNKNOWN}
+    found = list(rules.of_policy("bf16", policies.table(on(rocm), "bf16")["bf16"]))
+    assert {f.severity for f in found} == {"warning"}
+
+
+def test_kernels_for_the_device() -> None:
+    """A binary runs within its major version, PTX on anything later."""
+
+    def lacks(*kernels: str) -> bool:
+        return policies.lacks_kernels(Framework(name="torch", devices=(gpu("Ada", 8, 9),),
+                                                cuda={"kernels": list(kernels)}))  # fmt: skip
+
+    assert not lacks("sm_80")
+    assert not lacks("sm_70", "compute_70")
+    assert not lacks()  # it does not say
+    assert lacks("sm_70")
+    assert lacks("sm_90", "compute_90", "sm_120")
+
+
+def test_a_specs_compute_dtype_decides() -> None:
+    spec = "params=bfloat16,compute=bfloat16,output=float32"
+    framework = Framework(name="jax", devices=(T4,))
+    assert policies.ability(resolve(spec), framework).state == EMULATED
+
+
+def test_an_override_makes_tf32_float32() -> None:
+    table = policies.table(environment(NVIDIA_TF32_OVERRIDE="0"))
+    assert {a.state for a in table["tf32"].values()} == {EMULATED}
+    assert {a.state for a in table["bf16"].values()} == {NATIVE}
+
+
+UNABLE = with_framework("torch", on(V100), cuda={"kernels": ["sm_80"]})
+
+
+@pytest.mark.parametrize(("facts", "flags", "status", "words"), [
+    (HEALTHY, "--policy bf16", 0, "nothing to mend"),
+    (HEALTHY, "--policy tf32", 0, "capability 8.0, tensor cores: float16, bfloat16, TF32"),
+    (on(T4), "--policy bf16", 0, "warning: --policy bf16 is emulated in jax"),
+    (on(T4), "--policy fp16", 0, "capability 7.5, tensor cores: float16;"),
+    (on(V100), "--policy tf32", 0, "warning: --policy tf32 is emulated in torch"),
+    (WITHOUT_GPU, "--policy tf32", 0, "a CPU has no TF32"),
+    (UNABLE, "--policy fp32", 1, "error: --policy fp32 is unsupported in torch"),
+    (UNABLE, "", 1, "error: torch is compiled for sm_80"),
+    (UNABLE, "--policy fp32 --framework jax", 0, "nothing to mend"),
+    (broken("missing", "No module"), "", 1, "error: torch does not start"),
+    (broken("missing", "No module"), "--framework jax", 0, "nothing to mend"),
+    (HEALTHY, "--policy nonsense", 2, "--policy nonsense: unknown"),
+    (HEALTHY, "--framework numpy", 2, "--framework numpy: unknown"),
+])  # fmt: skip
+def test_exit_status(
+    facts: Facts,
+    flags: str,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(machine, "read", lambda: facts.machine)
+    monkeypatch.setattr(command, "ask", lambda name: facts.frameworks[name])
+    assert commands.main(["doctor", *flags.split()]) == status
+    captured = capsys.readouterr()
+    assert words in captured.out + captured.err
+    assert max(len(line) for line in captured.out.splitlines() or [""]) <= 80
+
+
+def test_supported_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = " ".join(project["project"]["dependencies"])
+    for name, (least, below) in rules.SUPPORTED.items():
+        assert f" {name}>={policies.dotted(least)}" in wanted
+        assert f"<{policies.dotted(below)}" in wanted or below[0] > least[0]

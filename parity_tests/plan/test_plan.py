@@ -1,0 +1,211 @@
+"""`lockstep plan`: what it predicts, what it recommends, and that only numbers decide."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli import commands
+from lockstep.config import PRESETS, ModelConfig
+from lockstep.errors import UserError
+from lockstep.model import flops, params
+from lockstep.plan import checklist, devices, recommend, roofline, shape
+from lockstep.plan.recommend import choices, ranked
+from parity_tests.plan.plans import setting
+
+GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
+             "n_positions": 1024, "vocab_size": 50304}  # fmt: skip
+LLAMA_JSON = {"num_hidden_layers": 16, "num_attention_heads": 16, "hidden_size": 2048,
+              "intermediate_size": 5504, "vocab_size": 50304, "max_position_embeddings": 2048,
+              "num_key_value_heads": 16, "tie_word_embeddings": False}  # fmt: skip
+
+SMALL = 21e9  # bytes: no row of the 1b model without remat
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_counts_as_the_trainer_counts(name: str) -> None:
+    model = ModelConfig(model=name, **PRESETS[name])
+    found = shape.of(name, None)
+    assert found.weights == params.count(model)
+    blocks = [a for n, a in params.shapes(model).items() if n.startswith("blocks.")]
+    others = model.d_model * 2  # at most the last norm's
+    assert 0 <= found.block_weights - sum(map(math.prod, blocks)) <= others
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_only_an_untied_embedding_parts_the_plan_s_flops_from_mfu_s(name: str) -> None:
+    model = ModelConfig(model=name, **PRESETS[name])
+    looked_up = 0 if model.tied else model.vocab * model.d_model
+    assert shape.of(name, None).flops_per_token == flops.per_token(model) - 6 * looked_up
+
+
+def written(folder: Path, content: Any) -> str:
+    path = folder / "config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_huggingface_config_is_its_preset(tmp_path: Path) -> None:
+    for content, preset in ((GPT2_JSON, "gpt2"), (LLAMA_JSON, "1b")):
+        found, ours = shape.of(written(tmp_path, content), None), shape.of(preset, None)
+        same = {f: getattr(ours, f) for f in vars(ours) if f not in ("name", "d_mlp", "weights")}
+        assert {f: getattr(found, f) for f in same} == same
+        mlp = 3 * found.n_layer * found.d_model * (found.d_mlp - ours.d_mlp)
+        assert found.weights == ours.weights + mlp
+
+
+def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
+    few = shape.of(written(tmp_path, LLAMA_JSON | {"num_key_value_heads": 4}), None)
+    assert shape.of(written(tmp_path, LLAMA_JSON), None).weights - few.weights == (
+        16 * 2 * 2048 * 128 * 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "no JSON"), ("[1]", "not an object"), ("[" * 10_000, "no JSON"),
+        (GPT2_JSON | {"n_layer": -1}, "n_layer"), (GPT2_JSON | {"n_layer": "12"}, "n_layer"),
+        (GPT2_JSON | {"n_layer": 1e3}, "n_layer"), ({"d_model": 512}, "num_hidden_layers"),
+        (" " * 2**21, "too large"),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_a_config_that_is_none(content: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        shape.of(written(tmp_path, content), None)
+
+
+# --- devices
+
+
+def test_bfloat16_is_decided_by_capability() -> None:
+    for name, yes in (("t4", False), ("v100", False), ("a100-40", True), ("h200", True)):
+        device = devices.find(name)
+        assert device.native("bfloat16", tf32=False, framework="jax") is yes
+        assert device.native("float16", tf32=False, framework="jax")
+        assert device.native("float32", tf32=True, framework="jax") is yes
+        if not yes:
+            assert device.rate("bfloat16", tf32=False, framework="jax") == device.single
+
+
+def test_a_framework_that_widens_has_float32_s_rate() -> None:
+    cpu = devices.find("cpu")
+    assert not cpu.native("bfloat16", tf32=False, framework="jax")
+    assert cpu.rate("bfloat16", tf32=False, framework="jax") == cpu.single < cpu.half
+    assert cpu.rate("bfloat16", tf32=False, framework="torch") == cpu.half
+
+
+# --- the recommendation
+
+
+def test_no_name_decides() -> None:
+    """Another name with the same numbers gets the same answer."""
+    model = shape.of("125m", None)
+    for device in devices.DEVICES.values():
+        for framework in device.frameworks:
+            other = dataclasses.replace(device, name="a device of tomorrow")
+            mine, theirs = (
+                ranked(choices(dataclasses.replace(model, name=name), d, framework, 2**17))
+                for name, d in (("125m", device), ("x", other))
+            )
+            assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    ("device", "policy"), [("t4", "fp16"), ("v100", "fp16"), ("a100-40", "bf16"), ("h200", "bf16")]
+)
+def test_the_policy_is_the_one_that_the_device_has_units_for(device: str, policy: str) -> None:
+    best = ranked(choices(shape.of("gpt2", None), devices.find(device), "torch", 2**17))[0]
+    assert best.policy == policy
+
+
+def test_remat_is_for_what_does_not_fit() -> None:
+    model, device = shape.of("1b", None), devices.find("h200")
+    roomy = ranked(choices(model, device, "torch", 2**17))[0]
+    small = dataclasses.replace(device, memory=SMALL)
+    cramped = ranked(choices(model, small, "torch", 2**17))[0]
+    assert roomy.setting.remat == "none" and cramped.setting.remat != "none"
+    assert cramped.seconds > roomy.seconds and cramped.bytes < 0.9 * SMALL
+    assert ranked(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
+
+
+def test_all_rows_of_a_step_are_taken() -> None:
+    for found in choices(shape.of("10m", None), devices.find("t4"), "jax", 100_000):
+        assert found.setting.rows * found.setting.accum * 256 >= 100_000
+
+
+def test_a_step_is_no_faster_than_its_matmuls() -> None:
+    for device in devices.DEVICES.values():
+        for remat in recommend.REMAT:
+            given = setting(remat=remat)
+            model = shape.of("gpt2", None)
+            flops_of_step = model.flops_per_token * given.rows * model.context
+            rate = device.rate(given.roles.compute, given.roles.tf32, given.account)
+            assert roofline.seconds(model, given, device) > flops_of_step / rate
+
+
+def test_the_checklist_names_what_decides() -> None:
+    found = [checklist.verdict(advice, "torch") for advice in checklist.CHECKLIST]
+    assert any(agrees for agrees, _ in found)
+    assert all(agrees or ":" in said for agrees, said in found)
+    absurd = checklist.Advice(model="10m", device="h200", policy="fp32", splits=(9, 9), remat=True)
+    agrees, said = checklist.verdict(absurd, "torch")
+    assert not agrees and "TFLOP/s" in said and "memory is left" in said and "rows take" in said
+
+
+# --- the command
+
+
+def test_the_command_prints_and_imports_no_framework(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt2", "--device", "H200", "--tokens", "1e10", "--price", "3"]
+    assert commands.main(words) == 0
+    text = capsys.readouterr().out
+    assert text.count("recommended: python -m") == 2
+    assert text.count("weights    grads    accum     Adam    activ   logits     work") == 2
+    assert "in the unit of --price" in text
+    assert "days" in text and "agree" in text and max(map(len, text.splitlines())) < 200
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", "--model", "10m", "--device", "t4", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [plan["framework"] for plan in content["plans"]] == ["jax", "torch"]
+    assert "an assumption" in content["assumptions"]
+    assert {row["framework"] for row in content["checklist"]} == {"jax", "torch"}
+    assert commands.main(["plan", "--model", "10m", "--device", "cpu", "--json"]) == 0
+    on_cpu = json.loads(capsys.readouterr().out)
+    assert "measured on two CPU cores" in on_cpu["assumptions"]
+    for plan in content["plans"] + on_cpu["plans"]:
+        assert len(plan["rows"]) == len(recommend.CANDIDATES) * len(recommend.REMAT)
+        best = plan["recommended"]
+        assert best in plan["rows"]
+        assert sum(best["bytes"].values()) == pytest.approx(best["total_bytes"])
+
+
+def test_what_fits_nowhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", "--model", "1b", "--device", "t4", "--memory", "4"]) == 0
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model nonsense --device t4", "--model gpt2 --device abacus", "--device t4",
+        "--model gpt2", "--model gpt2 --device t4 --context 0",
+        "--model gpt2 --device t4 --memory -1", "--model gpt2 --device t4 --price 1",
+        "--model gpt2 --device t4 --tokens nan", "--model gpt2 --device t4 --framework tf",
+        "--model missing.json --device t4", "--model gpt2 --device t4 --micro-batch x",
+        "--model gpt2 --device t4 --tokens-per-step 0",
+    ],
+)  # fmt: skip
+def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1

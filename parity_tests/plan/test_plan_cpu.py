@@ -1,0 +1,130 @@
+"""`lockstep plan` on a CPU: what was measured on one, and `--measure`."""
+
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import plan as measured_plan
+from lockstep.cli import commands
+from lockstep.plan import devices, roofline, shape, timing
+from parity_tests.plan.plans import setting
+
+RESIDENT = 0.15  # of memory that is resident
+SECONDS = 0.25  # of the median program's seconds
+
+
+def check_cpu(content: dict[str, Any]) -> None:
+    for name, errors in content["seconds off"].items():
+        assert not errors or statistics.median(map(abs, errors)) <= SECONDS, name
+    for name, errors in content["resident off"].items():
+        assert len(errors) >= 4 and max(map(abs, errors)) <= RESIDENT, name
+
+
+def test_a_cpu_is_as_predicted() -> None:
+    """On the programs that were not fitted."""
+    assert len(devices.CPU["seconds off"]) == 4 and len(devices.CPU["resident off"]) == 2
+    check_cpu(devices.CPU)
+
+
+def test_one_bad_program_is_seen() -> None:
+    for kind, name in (("resident off", "torch"), ("seconds off", "jax single")):
+        content = json.loads(json.dumps(devices.CPU))
+        content[kind][name] = [-0.5] * 9
+        with pytest.raises(AssertionError, match=name):
+            check_cpu(content)
+
+
+def test_what_is_said_of_a_cpu_is_fitted_to_its_cells() -> None:
+    assert measured_plan.fit_all() == devices.CPU
+
+
+def test_a_share_is_found_again() -> None:
+    cpu, model = devices.find("cpu"), shape.of("10m", None)
+    made = []
+    for rows in range(1, 9):
+        given = setting(rows=rows)
+        seconds = roofline.bound(model, given, cpu) / 0.4
+        made.append(measured_plan.Program(model, given, seconds, 0.0))
+    assert measured_plan.fit_time(made, cpu) == (0.4, [0.0] * 4)
+
+
+# --- --measure
+
+
+class Trainer:
+    """In place of `subprocess.run`: a log of tokens/s, or an exit status and a last word."""
+
+    def __init__(self, *outcomes: tuple[int, str]) -> None:
+        self.outcomes, self.commands = list(outcomes), list[list[str]]()
+
+    def __call__(self, words: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(words)
+        code, said = self.outcomes.pop(0) if self.outcomes else (0, "")
+        if not code:
+            out = Path(words[words.index("--out") + 1])
+            out.mkdir()
+            rates = (1, 1000, 90, 110, 100, 100)  # the first ones compile
+            rows = [{"kind": "train", "tokens_per_second": r, "peak_bytes": 2**30} for r in rates]
+            (out / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return subprocess.CompletedProcess(words, code, "", said)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What has temporary files, and must have none when all is done."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+MEASURED = ["plan", "--model", "tiny", "--device", "cpu", "--framework", "torch", "--measure"]
+
+
+def test_three_candidates_are_timed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(timing.subprocess, "run", trainer)
+    assert commands.main(MEASURED) == 0
+    text = capsys.readouterr().out
+    assert text.count("measured here: torch, ") == len(trainer.commands) == 3
+    assert "100 tokens/s (" in text and "predicted), peak 1.00 GiB" in text
+    recommended = text.partition("recommended: ")[2].partition("\n")[0].split()
+    assert trainer.commands[0][1 : len(recommended)] == recommended[1:]
+    kinds = {row.partition(" x ")[0] for row in text.splitlines() if "measured here" in row}
+    assert len(kinds) == 3  # of policy and remat
+    assert len({tuple(words[:-1]) for words in trainer.commands}) == 3  # the last is its folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "said"),
+    [
+        (1, "Traceback\ntorch.OutOfMemoryError: CUDA out of memory.\n", "CUDA out of memory"),
+        (-9, "", "killed, as Linux does where no memory is left"),
+        (2, "", "exit status 2"),
+    ],
+)  # fmt: skip
+def test_a_candidate_that_fails_is_said_and_the_others_are_timed(
+    code: int, stderr: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(timing.subprocess, "run", Trainer((code, stderr)))
+    assert commands.main(MEASURED) == 0
+    lines = [row for row in capsys.readouterr().out.splitlines() if "measured here" in row]
+    assert said in lines[0] and "tokens/s" not in lines[0]
+    assert all("100 tokens/s" in row for row in lines[1:]) and len(lines) == 3
+    assert list(folder.iterdir()) == []
+
+
+def test_a_trainer_is_really_timed(folder: Path) -> None:
+    runs = sorted(path.name for path in (timing.ROOT / "runs").glob("*"))
+    small = ["--model", "tiny", "--n-layer", "1", "--d-model", "32", "--context", "16"]
+    found = timing.measure(["python", "-m", "torch_ref.train", *small, "--batch-size", "1"])
+    assert found["tokens_per_second"] > 0 and found["peak_bytes"] > 2**20
+    assert list(folder.iterdir()) == []
+    assert sorted(path.name for path in (timing.ROOT / "runs").glob("*")) == runs

@@ -1,0 +1,94 @@
+"""A safetensors header that lies is refused, though the checksums are right."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.run import checkpoint
+from lockstep.files import tensors
+from lockstep.run.checkpoint import FILES
+from parity_tests.runs.checkpoints import assert_same, state
+from parity_tests.input.hostile_checkpoints import parts, signed, whole
+from parity_tests.input.hostile_runs import make_run, newest, refused
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def sign(path: Path, name: str, content: bytes) -> None:
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    for each, made in signed({**files, name: content}).items():
+        (path / each).write_bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("header", "length", "words"),
+    [
+        ({}, 2**64 - 1, ["a header of 18446744073709551615 bytes"]),
+        ({}, 10**8, ["a header of 100000000 bytes"]),
+        ({"a": {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 2**60]}}, None, ["in place"]),
+        ({"a": {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 4]}}, None, ["its shape"]),
+        ({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, None, ["dtype I64"]),
+        ({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, None, ["F8_E4M3"]),
+        ({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, None, ["positive"]),
+        ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, None, ["positive"]),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, None, ["gap"]),
+        (
+            {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"},
+            None, ["overlap"],
+        ),
+        (
+            {str(i): {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
+             for i in range(100_000)},
+            None, ["a header of"],
+        ),
+        ({"a": {"dtype": "F32", "shape": [1]}}, None, ["data_offsets"]),
+        ({"\x1b[31m": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, None, ["name"]),
+        ([], None, ["no JSON object"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_header_that_lies(header: Any, length: int | None, words: list[str], run: Path) -> None:
+    path = newest(run)
+    _, data = parts((path / "mu.safetensors").read_bytes())
+    sign(path, "mu.safetensors", whole(header, data, length))
+    refused(lambda: checkpoint.load(path), "mu.safetensors", *words)
+
+
+def test_a_header_alone_of_100_megabytes(run: Path) -> None:
+    path = newest(run)
+    content = (10**8).to_bytes(8, "little") + b"[" * 10**8
+    (path / "mu.safetensors").write_bytes(content)
+    refused(lambda: checkpoint.load(path), "mu.safetensors")
+
+
+def test_signing_alone_is_accepted(run: Path) -> None:
+    """So that the refusals above are for the header."""
+    path = newest(run)
+    before = checkpoint.load(path)
+    header, data = parts((path / "mu.safetensors").read_bytes())
+    sign(path, "mu.safetensors", whole(header, data))
+    assert_same(checkpoint.load(path), before)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it mapped into memory, that would end the process."""
+    big = {"a": np.ones((1000, 1000), np.float32)}
+    path = checkpoint.save(tmp_path, replace(state(), params=big, mu=big, nu=big), keep=1)
+    usual = tensors.tensors
+
+    def cut(header: Any, size: int) -> list[tensors.Tensor]:
+        for name in FILES.values():
+            os.truncate(path / name, size // 2)
+        return usual(header, size)
+
+    monkeypatch.setattr(tensors, "tensors", cut)
+    refused(lambda: checkpoint.load(path), "weights.safetensors", "damaged")

@@ -1,0 +1,215 @@
+"""A disk that is full, or read-only: a clear line, the last good checkpoint intact, no row lost."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save as serialized
+
+from lockstep.run import checkpoint, runlog
+from lockstep.cli import commands
+from lockstep.files import durable
+from lockstep.train import trainer
+from lockstep.errors import UserError
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+from parity_tests.runs.checkpoints import assert_same, hidden, silent
+from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
+from parity_tests.runs.fake_runs import place as place
+
+FULL = OSError(28, "No space left on device")
+
+
+def tiny(step: int) -> TrainState:
+    arrays = {"w": np.full(2, step, np.float32)}
+    return TrainState(
+        params=arrays, mu=arrays, nu=arrays, step=step, updates=step, loss_scale=1.0, good_steps=0
+    )
+
+
+class Disk:
+    """Takes so many bytes of a checkpoint's files, then no more."""
+
+    def __init__(self, room: float) -> None:
+        self.room = room
+
+    def write(self, path: Path, content: bytes) -> None:
+        taken = int(min(self.room, len(content)))
+        self.room -= taken
+        path.write_bytes(content[:taken])
+        if taken < len(content):
+            raise FULL
+
+
+def with_room(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+    def save_file(arrays: Arrays, path: Path) -> None:
+        disk.write(path, serialized(arrays))
+
+    def write_text(path: Path, text: str) -> None:
+        disk.write(path, text.encode())
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # not what is tried here, and slow
+
+
+def test_a_disk_that_is_full_after_n_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every n of a small checkpoint."""
+    endless = Disk(10_000)
+    with_room(monkeypatch, endless)
+    checkpoint.save(tmp_path, tiny(1), keep=1)
+    size = 10_000 - endless.room
+    for room in range(int(size)):
+        with_room(monkeypatch, Disk(room))
+        with pytest.raises(UserError, match="step_00000002: cannot be written .*No space left"):
+            checkpoint.save(tmp_path, tiny(2), keep=1)
+        assert hidden(tmp_path) == []  # what it took is given back
+        assert_same(checkpoint.latest(tmp_path, silent), tiny(1))
+    with_room(monkeypatch, Disk(size))
+    checkpoint.save(tmp_path, tiny(2), keep=1)
+    assert_same(checkpoint.latest(tmp_path, silent), tiny(2))
+
+
+# --- the log
+
+
+def short_writes(monkeypatch: pytest.MonkeyPatch, takes: Callable[[], int]) -> None:
+    usual = os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        if not (taken := takes()):
+            raise FULL
+        return usual(descriptor, content[:taken])
+
+    monkeypatch.setattr(runlog.os, "write", write)
+
+
+def test_rows_wait_for_room_and_are_written_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes 0 to 6 bytes at a time."""
+    dice = np.random.Generator(np.random.Philox(key=1))
+    evals = [{"kind": "eval", "step": step, "val_loss": 0.5} for step in range(1, 200)]
+    with runlog.RunLog(place / "log.jsonl", last_step=0) as log:
+        with monkeypatch.context() as patch:
+            short_writes(patch, lambda: int(dice.integers(7)))
+            for row in evals:
+                log.write(row)
+            assert log.problem.endswith("(No space left on device); make room there")
+            with pytest.raises(UserError, match="log.jsonl: cannot be written"):
+                log.sync()
+        log.sync()
+        assert log.problem == ""
+    assert list(runlog.rows(place / "log.jsonl")) == evals
+
+
+def test_no_checkpoint_is_without_its_rows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The log cannot be written from step 3 on, the checkpoints could."""
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda: short_writes(patch, lambda: 0))
+        assert train("--save-every 2") == commands.MISTAKE
+    out, err = capsys.readouterr()
+    problem = "run/log.jsonl: cannot be written (No space left on device); make room there"
+    assert out.count(f"{problem}; until then rows are kept in memory") == 1
+    assert saved() == [2]
+    assert err.startswith(f"error: step 12 is not saved: {problem}; the last good checkpoint is ")
+    assert resume() == trainer.DONE
+    assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
+
+
+# --- a real disk
+
+
+@pytest.fixture
+def small_disk(place: Path) -> Iterator[Path]:
+    """A file system of 256 KiB, where one can be mounted."""
+    disk = place / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no tmpfs can be mounted here; the tests above stand for it")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file:
+        for size in (4096, 1):  # to the last byte
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+
+def test_a_run_outlives_a_full_disk(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Full from step 4 to 8: training goes on, then everything is there."""
+    at_step(monkeypatch, 4, lambda: fill(small_disk))
+    at_step(monkeypatch, 9, (small_disk / "filler").unlink)
+    assert train("--save-every 3 --keep 9", out="disk/run") == trainer.DONE
+    said = capsys.readouterr().out
+    line = "step 6 is not saved: disk/run/"
+    assert line in said
+    assert (
+        "the last good checkpoint is disk/run/checkpoints/step_00000003; training goes on" in said
+    )
+    assert saved("disk/run") == [3, 9, 12]
+    assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
+    assert hidden(small_disk / "run") == []
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_status_2(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, 8, lambda: fill(small_disk))
+        assert train("--save-every 5", out="disk/run") == commands.MISTAKE
+    err = capsys.readouterr().err
+    assert err.startswith("error: step 12 is not saved: disk/run/")
+    assert err.endswith("the last good checkpoint is disk/run/checkpoints/step_00000005\n")
+    (small_disk / "filler").unlink()
+    assert resume(out="disk/run") == trainer.DONE
+    assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
+
+
+def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
+    durable.replace(small_disk / "config.json", "former")
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        durable.replace(small_disk / "config.json", "x" * 10_000)
+    assert sorted(path.name for path in small_disk.iterdir()) == ["config.json", "filler"]
+    assert (small_disk / "config.json").read_text() == "former"
+
+
+def test_a_disk_that_is_full_from_the_start(small_disk: Path, capsys: Any) -> None:
+    fill(small_disk)
+    assert train(out="disk/run") == commands.MISTAKE
+    assert "disk/run" in (line := capsys.readouterr().err)
+    assert "No space left on device" in line
+
+
+def test_a_read_only_disk(small_disk: Path, capsys: Any) -> None:
+    assert train(out="disk/run") == trainer.DONE
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    capsys.readouterr()
+    for command in (
+        lambda: train(out="disk/other"),
+        lambda: train("--overwrite", out="disk/run"),
+        lambda: resume("--steps 20", out="disk/run"),
+    ):
+        assert command() == commands.MISTAKE
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert "cannot be written" in err
+        assert len(err.splitlines()) == 1
+    assert commands.main(["sample", "disk/run", "--length", "3"]) == trainer.DONE  # reading is fine

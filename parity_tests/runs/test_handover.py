@@ -1,0 +1,109 @@
+"""A run that passes between the frameworks is one run: rung 10, by the trainers themselves."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.cli import commands
+from lockstep.train import trainer
+from lockstep.twin import StepResult
+from parity_tests.runs.fake_runs import save_at_once
+
+FRAMEWORKS = ("jax", "torch")
+TEXT = Path(trainer.__file__)
+SMALL = (
+    "--model tiny --n-layer 1 --d-model 32 --n-head 2 --context 16 --batch-size 2 --eval-batches 2 "
+    "--data text.txt --device cpu --numerics strict --accum 2 --eval-every 5 --save-every 0 --out"
+)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_at_once(monkeypatch)
+    (tmp_path / "text.txt").write_bytes(TEXT.read_bytes())
+    return tmp_path
+
+
+def train_until(step: int, framework: str, argv: list[str]) -> int:
+    """Stops, and saves, when this step has been reported: at most two steps later."""
+    report = trainer.Run.report
+
+    def stop(self: trainer.Run, result: StepResult) -> None:
+        report(self, result)
+        if self.done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.Run, "report", stop)
+        return commands.train(framework, argv)
+
+
+def begin(out: str, flags: str) -> list[str]:
+    return f"{SMALL} {out} {flags}".split()
+
+
+RESUME = ["--resume", "--out", "run"]
+
+
+def rows(run: str, kind: str) -> list[dict[str, Any]]:
+    return [row for row in runlog.rows(Path(run, "log.jsonl")) if row["kind"] == kind]
+
+
+def gap(kind: str, field: str) -> float:
+    mine, theirs = rows("run", kind), rows("whole", kind)
+    assert [row["step"] for row in mine] == [row["step"] for row in theirs]
+    return max(abs(a[field] - b[field]) for a, b in zip(mine, theirs))
+
+
+def test_ten_hand_overs_leave_no_trace() -> None:
+    """In float64: the bounds of rung 8."""
+    flags = "--policy fp64 --dropout 0.1 --steps 34"
+    assert commands.train("torch", begin("whole", flags)) == trainer.DONE
+    argv = begin("run", flags)
+    for hand_over in range(10):
+        framework = FRAMEWORKS[hand_over % 2]
+        assert train_until(3 * hand_over + 1, framework, argv) == trainer.STOPPED
+        assert directory.read_record(Path("run")).framework == framework
+        argv = RESUME
+    assert commands.train(FRAMEWORKS[0], argv) == trainer.DONE
+    assert gap("train", "loss") <= 1e-12
+    assert gap("train", "grad_norm") <= 1e-10
+    assert gap("eval", "val_loss") <= 1e-12
+
+
+FP16 = "--policy fp16 --steps 12"
+MOMENTS = {  # flags, and the step to stop after
+    "after a skipped step": (f"{FP16} --loss-scale-init {2.0**28}", 1),
+    "with a scale that has grown": (f"{FP16} --loss-scale-init 1024 --loss-scale-interval 3", 7),
+}
+
+
+def scales(run: str) -> list[tuple[float, bool]]:
+    return [(row["loss_scale"], row["skipped"]) for row in rows(run, "train")]
+
+
+@pytest.mark.parametrize("first", FRAMEWORKS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
+    """To itself bit for bit; to the other the same scales, and losses within float16's noise."""
+    flags, step = MOMENTS[moment]
+    assert commands.train(first, begin("whole", flags)) == trainer.DONE
+    trace = scales("whole")
+    assert train_until(step, first, begin("begun", flags)) == trainer.STOPPED
+    handed = checkpoint.load(checkpoint.listing(Path("begun"))[-1])
+    assert trace[handed.step - 1][1] is (moment == "after a skipped step")
+    assert handed.loss_scale not in (trace[0][0], trace[-1][0])
+    for second in FRAMEWORKS:
+        shutil.rmtree("run", ignore_errors=True)
+        shutil.copytree("begun", "run")
+        assert commands.train(second, RESUME) == trainer.DONE
+        assert scales("run") == trace
+        # Two roundings of float16, each of half an ulp at losses from 4 to 8, part the twins.
+        assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)))

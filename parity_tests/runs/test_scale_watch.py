@@ -1,0 +1,126 @@
+"""What a person is told of the loss scale, and when a run that only skips is given up."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.cli import commands
+from lockstep.train import trainer
+from lockstep.twin import StepResult
+from parity_tests.fake import FakeTwin
+from parity_tests.runs.fake_runs import STEPS, resume, rows, saved, train
+from parity_tests.runs.fake_runs import place as place
+
+pytestmark = pytest.mark.usefixtures("place")
+FP16 = "--policy fp16 --loss-scale-interval 3"
+
+
+def skipping(
+    monkeypatch: pytest.MonkeyPatch,
+    skips: Callable[[int], bool],
+    *,
+    loss: float = 1.0,
+    module: str = "blocks.0.mlp.up",
+) -> None:
+    """A twin whose scale is GradScaler's, and that overflows where it is told."""
+
+    def step(self: FakeTwin, window: np.ndarray) -> Callable[[], StepResult]:
+        now, scale = self.now, self.now.loss_scale
+        skipped = skips(now.step + 1)
+        good = 0 if skipped else now.good_steps + 1
+        grown = good == self.config.precision.loss_scale_interval
+        after = scale / 2 if skipped else scale * 2 if grown else scale
+        counters = {"step": now.step + 1, "loss_scale": after, "good_steps": 0 if grown else good}
+        self.now = type(now)(**{**vars(now), **counters})
+        if skipped:
+            return lambda: StepResult(loss, math.nan, 1e-3, scale, True, module)
+        return lambda: StepResult(1.0, 1.0, 1e-3, scale, False)
+
+    monkeypatch.setattr(FakeTwin, "step", step)
+
+
+def told(capsys: Any) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("scale ")]
+
+
+def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    skipping(monkeypatch, lambda step: step in (2, 3, 9))
+    assert train(FP16) == trainer.DONE
+    assert told(capsys) == [
+        "scale 65536 -> 32768, step 2 skipped: non-finite gradient in blocks.0.mlp.up",
+        "scale 32768 -> 16384, step 3 skipped: non-finite gradient in blocks.0.mlp.up",
+        "scale 16384 -> 32768 after step 6: 3 good steps in a row",
+        "scale 32768 -> 16384, step 9 skipped: non-finite gradient in blocks.0.mlp.up",
+    ]
+    scales = [row["loss_scale"] for row in rows()]
+    assert scales == [65536, 65536, 32768, *[16384] * 3, *[32768] * 3, *[16384] * 3]
+
+
+def test_a_loss_that_is_not_finite_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    skipping(monkeypatch, lambda step: step == 2, loss=math.inf)
+    assert train(FP16) == trainer.DONE
+    assert told(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
+
+
+def test_a_policy_without_a_scale_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert train("--policy bf16") == trainer.DONE
+    assert told(capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "what", "cause"),
+    [
+        (1.0, "gradient in blocks.0.mlp.up", "the weights have grown"),
+        (math.nan, "loss", "the forward pass itself overflows"),
+    ],
+)
+def test_a_run_that_only_skips_is_given_up(
+    loss: float, what: str, cause: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    skipping(monkeypatch, lambda step: step > 6, loss=loss)
+    assert train(f"{FP16} --max-skips 4 --save-every 2 --keep 9") == trainer.DIVERGED
+    line = capsys.readouterr().err
+    assert line.startswith(
+        f"error: steps 7 to 10: all skipped, the scale fell from 262144 to 16384, non-finite {what}"
+        f"; likely cause: {cause}"
+    )
+    assert "; the last good checkpoint is run/checkpoints/step_00000006; use --policy bf16" in line
+    assert "--max-skips" in line
+    assert len(line.splitlines()) == 1
+    assert len(rows()) == 10
+
+
+def test_skips_that_are_not_in_a_row_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipping(monkeypatch, lambda step: step % 4 != 0)
+    assert train(f"{FP16} --max-skips 4") == trainer.DONE
+
+
+def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Else a job that is started anew again and again would loop for ever."""
+    skipping(monkeypatch, lambda step: step > 3)
+    assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == trainer.DONE
+    assert resume(f"--steps {STEPS}") == trainer.DIVERGED
+    assert "error: steps 4 to 9: all skipped" in capsys.readouterr().err
+    assert saved() == [7]
+    assert resume(f"--steps {STEPS} --max-skips 7") == trainer.DIVERGED
+    assert "error: steps 4 to 10: all skipped" in capsys.readouterr().err
+
+
+def test_the_default_is_enough_for_a_scale_that_starts_too_high(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 2^60 down to where float16 needs it."""
+    skipping(monkeypatch, lambda step: step <= 44)
+    assert train(f"{FP16} --loss-scale-init {2.0**60} --steps 50 --warmup 0") == trainer.DONE
+
+
+def test_max_skips_of_none_is_a_mistake(capsys: Any) -> None:
+    assert train("--max-skips 0") == commands.MISTAKE
+    assert "--max-skips 0: must be from 1" in capsys.readouterr().err
+    assert not Path("run").exists()

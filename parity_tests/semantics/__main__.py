@@ -1,8 +1,0 @@
-"""`python -m parity_tests.semantics` prints the table of docs/semantics.md."""
-
-import jax
-
-from parity_tests.semantics import rows, table, versions
-
-jax.config.update("jax_platforms", "cpu")
-print(table(list(rows())), versions(), sep="\n\n")

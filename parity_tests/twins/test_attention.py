@@ -1,0 +1,244 @@
+"""Fused attention is the written-out one, attention is causal, and what runs is what is named."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+import jax_impl.precision
+from lockstep.twin import Twin
+from parity_tests.input.programs import Recorder
+from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
+from torch_ref.bridge import to_numpy
+from torch_ref.model import attend, attend_fused
+from torch_ref.train import TorchTwin
+
+# B, T, H, K: a single token, odd sizes, and more than one tile of a kernel.
+SHAPES = [(2, 1, 1, 8), (2, 7, 3, 5), (1, 33, 2, 16), (2, 64, 2, 32), (1, 128, 2, 64)]
+
+
+# --- fused and written out, in torch
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v and the gradient that comes back, N(0, 1)."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)
+    ]
+
+
+def outputs(function: Any, tensors: list[Tensor], wide: torch.dtype) -> list[np.ndarray]:
+    """y and the gradients of q, k and v."""
+    *inputs, upstream = tensors
+    q, k, v = (x.clone().requires_grad_() for x in inputs)
+    y = function(q, k, v, wide)
+    gradients = torch.autograd.grad(y, (q, k, v), upstream)
+    return [to_numpy(x.double()) for x in (y, *gradients)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fused_is_written_out_in_float64(shape: tuple[int, ...]) -> None:
+    tensors = draw(shape, torch.float64)
+    written, fused = (outputs(f, tensors, torch.float64) for f in (attend, attend_fused))
+    for a, b in zip(fused, written):
+        if shape[1] == 1 and np.abs(b).max() < 1e-15:  # one token: q and k have no gradient
+            assert np.abs(a).max() <= 1e-12
+        else:
+            assert norm_gap(a, b) <= 1e-12  # seen: 1.2e-15
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_fused_errs_no_more_than_written_out_in_bfloat16(shape: tuple[int, ...]) -> None:
+    """Against float64 on the same rounded inputs. The kernel rounds neither scores nor (forward)
+    probabilities, so it may err less: 0.59 to 1.22 of the written-out error was seen."""
+    tensors = draw(shape, torch.bfloat16)
+    exact = outputs(attend, [x.double() for x in tensors], torch.float64)
+    written, fused = (outputs(f, tensors, torch.float32) for f in (attend, attend_fused))
+    for a, b, truth in zip(fused, written, exact):
+        ratio = np.linalg.norm(a - truth) / np.linalg.norm(b - truth)
+        assert 0.4 < ratio < 1.5
+
+
+@pytest.mark.parametrize("fault", ["scale", "mask"])
+def test_a_wrong_kernel_is_seen(fault: str) -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, wide: torch.dtype) -> Tensor:
+        if fault == "scale":  # 1 % too sharp
+            return attend_fused(q * 1.01, k, v, wide)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        causal = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)  # one too many
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, causal).transpose(1, 2)
+
+    tensors = draw(SHAPES[2], torch.bfloat16)
+    exact = outputs(attend, [x.double() for x in tensors], torch.float64)
+    written, faulty = (outputs(f, tensors, torch.float32) for f in (attend, wrong))
+    errors = [np.linalg.norm(x[0] - exact[0]) for x in (faulty, written)]
+    assert errors[0] > 1.5 * errors[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fused_model_is_the_written_out_model(family: str) -> None:
+    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 17), dtype=np.int32)
+    flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 2}
+    config = toy(family, **flags, attention="reference")
+    state = perturbed(config)
+    loss, grads = start("torch", config, state).loss_and_grads(batch)
+    fused_loss, fused_grads = start(
+        "torch", toy(family, **flags, attention="fused"), state
+    ).loss_and_grads(batch)
+    assert abs(fused_loss - loss) <= 1e-12
+    assert fused_grads.keys() == grads.keys()
+    for name, gradient in grads.items():
+        assert norm_gap(fused_grads[name], gradient) <= 1e-12, name
+
+
+# --- causal blocks, in JAX
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_of_queries_are_the_whole(family: str) -> None:
+    """They only leave out what is masked: less work, the same numbers."""
+    t = 3 * 64 + 5  # blocks of unequal length
+    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(1, t + 1), dtype=np.int32)
+    flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 1, "context": t}
+    whole_config = toy(family, **flags, attention="reference")
+    state = perturbed(whole_config)
+    whole = start("jax", whole_config, state)
+    blocks = start("jax", toy(family, **flags), state)
+    assert blocks.describe()["attention"] == "reference in 3 causal blocks"
+    (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
+    assert abs(loss - other) <= 1e-12
+    assert max(norm_gap(others[name], grad) for name, grad in grads.items()) <= 1e-12
+    window = batch[None]
+    assert blocks.step_flops(window) < whole.step_flops(window)
+
+
+def test_strict_numerics_leave_nothing_out() -> None:
+    assert jax_impl.precision.query_blocks(toy(context=1024)) == 1
+    assert jax_impl.precision.query_blocks(toy(context=1024, numerics="fast")) == 4
+
+
+# --- the name of what runs
+
+KERNELS = {
+    "flash_attention": "_scaled_dot_product_flash_attention_for_cpu",
+    "math": "_safe_softmax",
+}
+
+
+@pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["auto", "fused", "reference"])
+def test_torch_names_the_kernel_that_runs(attention: str, policy: str) -> None:
+    config = toy(policy=policy, numerics="fast", attention=attention, n_layer=1)
+    twin = start("torch", config)
+    assert isinstance(twin, TorchTwin)
+    with Recorder(twin.trainer.model) as recorder:
+        twin.loss_and_grads(np.zeros((2, 17), np.int32))
+    ran = {op.name for op in recorder.ops}
+    name = twin.describe()["attention"]
+    if attention == "reference":
+        assert name == "reference"
+        assert "_softmax" in ran and not ran & {*KERNELS.values()}
+    else:
+        framework, _, backend = name.partition(":")
+        assert framework == "sdpa" and backend.upper() in SDPBackend.__members__
+        assert KERNELS[backend] in ran and "_softmax" not in ran
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_strict_numerics_write_attention_out(framework: str) -> None:
+    assert start(framework, toy(n_layer=1)).describe()["attention"] == "reference"
+
+
+def test_jax_falls_back_on_a_cpu_and_says_so() -> None:
+    asked = toy(numerics="fast", attention="fused", policy="bf16", n_layer=1)
+    twin = start("jax", asked)
+    assert twin.describe()["attention"] == (
+        "reference (no cuDNN attention for bfloat16, head dim 16 on cpu)"
+    )
+    assert np.isfinite(twin.logits(np.arange(3, dtype=np.int32))).all()  # it runs, too
+    left_open = toy(numerics="fast", policy="bf16", n_layer=1)
+    assert start("jax", left_open).describe()["attention"] == "reference"
+
+
+NONE = "reference (no cuDNN attention for {}, head dim 16 on gpu)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "platform", "works", "expected"),
+    [
+        ({"policy": "bf16"}, "gpu", True, "cudnn"),
+        ({"policy": "fp16", "attention": "fused"}, "gpu", True, "cudnn"),
+        ({"policy": "bf16", "attention": "reference"}, "gpu", True, "reference"),
+        ({"policy": "bf16", "numerics": "strict"}, "gpu", True, "reference"),
+        ({"policy": "bf16"}, "cpu", True, "reference"),
+        ({"policy": "bf16"}, "gpu", False, NONE.format("bfloat16")),
+        ({"policy": "fp32"}, "gpu", True, NONE.format("float32")),
+    ],
+)
+def test_jax_on_other_devices(
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, str],
+    platform: str,
+    works: bool,
+    expected: str,
+) -> None:
+    asked = []
+
+    def probe(compute: str, d_head: int) -> bool:
+        asked.append((compute, d_head))
+        return works
+
+    monkeypatch.setattr(jax_impl.precision, "cudnn_works", probe)
+    config = toy(**{"numerics": "fast", **flags})
+    device: Any = SimpleNamespace(platform=platform)
+    assert jax_impl.precision.attention_backend(config, device) == expected
+    assert {*asked} <= {(config.precision.roles.compute, 16)}
+
+
+def test_an_evaluation_in_float32_is_not_given_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is for half precision, and each policy asks for itself."""
+    monkeypatch.setattr(jax_impl.precision, "cudnn_works", lambda *_: True)
+    config = toy(numerics="fast", policy="bf16", eval_policy="fp32")
+    device: Any = SimpleNamespace(platform="gpu")
+    fused = [
+        jax_impl.precision.fused_attention(config, roles, device)
+        for roles in (config.precision.roles, config.precision.eval_roles)
+    ]
+    assert fused == [True, False]
+
+
+def test_cudnn_does_not_work_here() -> None:
+    assert not jax_impl.precision.cudnn_works("bfloat16", 64)
+
+
+# --- causality
+
+
+def whole(twin: Twin, tokens: np.ndarray) -> np.ndarray:
+    """(T, V) logits of one sequence; what follows its last token is no input."""
+    return twin.trace(np.append(tokens, 0).astype(np.int32)[None]).activations["logits"][0]
+
+
+@pytest.mark.parametrize("policy", ["fp64", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_no_logit_sees_a_later_token(framework: str, family: str, policy: str) -> None:
+    config = toy(family, policy=policy, n_layer=2, context=9, vocab=23)
+    twin = start(framework, config, perturbed(config))
+    tokens = np.random.Generator(np.random.Philox(3)).integers(23, size=9).astype(np.int32)
+    logits = whole(twin, tokens)
+    for t in range(9):
+        changed = tokens.copy()
+        changed[t] = (tokens[t] + 5) % 23
+        moved = (whole(twin, changed) != logits).any(-1)
+        assert not moved[:t].any()  # bitwise: a masked score is a probability of exactly zero
+        assert moved[t:].all()  # and every later one does see it
+    if policy == "fp64":
+        # A prefix alone: torch multiplies smaller matrices, which may sum in another order.
+        for t in range(1, 10):
+            assert norm_gap(twin.logits(tokens[:t]), logits[t - 1]) <= 1e-12  # seen: 5.7e-16

@@ -1,0 +1,133 @@
+"""Our two families are GPT-2 and Llama: transformers' own models, on the same weights, in fp64.
+
+Beside the twins' agreement with each other, this says what they agree on. transformers' Llama casts
+to float32 in its rotary table, norm and softmax, which under float64 is a cast down: float32 means
+float64 inside that module here, so that the claim is about the model. Nothing is downloaded.
+"""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.llama import modeling_llama
+
+from benchmarks.peers import hf_model
+from lockstep.config import ModelConfig
+from lockstep.model.params import Arrays
+from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
+
+# float64 rounds at 1.1e-16; the worst gap seen, over logits and all gradients, is 1.2e-15.
+BOUND = 1e-10
+# What the least visible planted bug must show in *every* tensor, so that none of the comparisons is
+# idle. Seen: erf 5.9e-7, float32 6.9e-8, eps 1.8e-4, interleaved 5.3e-3.
+VISIBLE = 100 * BOUND
+
+# No two axes of a case are equal, so that none can stand for another.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2-tied": ("gpt2", dict(n_layer=2, n_head=3, d_model=24, context=9, vocab=53)),
+    "gpt2-untied": ("gpt2", dict(n_layer=1, n_head=1, d_model=40, context=7, vocab=31, tied=False)),
+    "llama-untied": ("tiny", dict(n_layer=2, n_head=5, d_model=40, context=11, vocab=37)),
+    "llama-tied": ("tiny", dict(n_layer=1, n_head=3, d_model=36, context=14, vocab=61, tied=True)),
+}  # fmt: skip
+
+
+class Result(NamedTuple):
+    loss: float
+    logits: np.ndarray
+    grads: Arrays  # in transformers' names and layouts
+
+
+class Case(NamedTuple):
+    model: ModelConfig
+    weights: Arrays
+    batch: np.ndarray
+    ours: dict[str, Result]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    family, shape = CASES[request.param]
+    config = toy(family, policy="fp64", **shape)
+    state, (b, t, v) = perturbed(config), (3, config.model.context, config.model.vocab)
+    batch = np.random.Generator(np.random.Philox(7)).integers(v, size=(b, t + 1), dtype=np.int32)
+    ours = {}
+    for framework in FRAMEWORKS:
+        twin = start(framework, config, state)
+        loss, grads = twin.loss_and_grads(batch)
+        logits = twin.trace(batch).activations["logits"]
+        ours[framework] = Result(loss, logits, hf_model.translate(config.model, grads))
+    return Case(config.model, state.params, batch, ours)
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside transformers' Llama, float32 means float64."""
+    doubled: dict[str, Any] = vars(torch) | {"float32": torch.float64, "float": torch.float64}
+    monkeypatch.setattr(modeling_llama, "torch", SimpleNamespace(**doubled))
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+def theirs(case: Case, **changed: Any) -> Result:
+    model = hf_model.build(case.model, **changed).double()
+    hf_model.load(model, case.model, case.weights)
+    named = dict(model.named_parameters())
+    batch = torch.from_numpy(case.batch).long()
+    logits = model(batch[:, :-1], use_cache=False).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    loss.backward()
+    grads = {name: p.grad.numpy() for name, p in named.items() if p.grad is not None}
+    return Result(loss.item(), logits.detach().numpy(), grads)
+
+
+def gaps(ours: Result, theirs: Result) -> dict[str, float]:
+    """The norm rule's figure of the logits and of each parameter's gradient."""
+    assert ours.grads.keys() == theirs.grads.keys()
+    assert ours.logits.shape == theirs.logits.shape
+    grads = {name: norm_gap(ours.grads[name], grad) for name, grad in theirs.grads.items()}
+    return {"logits": norm_gap(ours.logits, theirs.logits), **grads}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_logits_and_gradients_are_those_of_transformers(
+    case: Case, framework: str, wide: None
+) -> None:
+    reference, ours = theirs(case), case.ours[framework]
+    found = gaps(ours, reference)
+    assert abs(ours.loss - reference.loss) <= 1e-12  # of about 4; seen: 1.8e-15
+    assert max(found.values()) <= BOUND, found
+
+
+def interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """RoPE as GPT-J has it: channel 2j turns with channel 2j + 1."""
+    c, s = (table[:, None, :, : table.shape[-1] // 2] for table in (cos, sin))
+
+    def turn(x: Tensor) -> Tensor:
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+
+    return turn(q), turn(k)
+
+
+BUGS: dict[str, dict[str, dict[str, Any]]] = {
+    "gpt2": {"eps": {"layer_norm_epsilon": 1e-6}, "erf": {"activation_function": "gelu"}},
+    "tiny": {"eps": {"rms_norm_eps": 1e-6}, "interleaved": {}, "float32": {}},
+}
+
+
+def test_a_planted_difference_is_seen_in_every_tensor(
+    case: Case, wide: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bug, changed in BUGS[case.model.model].items():
+        with monkeypatch.context() as patched:
+            if bug == "interleaved":
+                patched.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
+            if bug == "float32":  # transformers' Llama as it comes
+                patched.setattr(modeling_llama, "torch", torch)
+            planted = theirs(case, **changed)
+        for framework, ours in case.ours.items():
+            found = gaps(ours, planted)
+            assert min(found.values()) > VISIBLE, (bug, framework, found)

@@ -1,0 +1,67 @@
+"""Remat changes no bit of the gradients, with dropout on. (Rung 6 sees that it keeps less.)
+
+But where XLA recomputes scanned layers under bf16: docs/decisions/0012.
+"""
+
+from typing import Any
+
+import pytest
+
+import torch_ref.remat
+from lockstep.model.state import TrainState
+from lockstep.parity.compare import gaps
+from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
+
+MODES = ("sublayer", "block", "sqrt", "dots")
+
+
+def after_one_step(framework: str, remat: str, **flags: Any) -> TrainState:
+    """The first moments after one step are the clipped gradients times 1 - beta1."""
+    config = toy(policy=flags.pop("policy", "bf16"), steps=1, dropout=0.2, remat=remat, **flags)
+    twin = start(framework, config, perturbed(config))
+    run(twin, config)
+    return twin.state()
+
+
+def assert_bitwise(a: TrainState, b: TrainState) -> None:
+    for field in ("mu", "params"):
+        for name, array in getattr(a, field).items():
+            assert array.tobytes() == getattr(b, field)[name].tobytes(), (field, name)
+
+
+@pytest.mark.parametrize(
+    ("framework", "flags"),
+    [
+        ("jax", {"layers": "unroll"}),
+        ("jax", {"layers": "scan", "policy": "fp32"}),
+        ("torch", {}),
+        ("torch", {"policy": "fp32"}),
+        ("torch", {"numerics": "fast"}),
+    ],
+    ids=str,
+)
+def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> None:
+    # Four layers: sqrt is two segments of two.
+    plain = after_one_step(framework, "none", n_layer=4, **flags)
+    for remat in MODES:
+        assert_bitwise(after_one_step(framework, remat, n_layer=4, **flags), plain)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sqrt_with_a_longer_last_segment(framework: str) -> None:
+    layers = {"n_layer": 5, "layers": "scan"}
+    plain = after_one_step(framework, "none", **layers)
+    recomputed = after_one_step(framework, "sqrt", **layers)
+    if framework == "torch":
+        assert_bitwise(recomputed, plain)
+    else:  # a norm's gain is a sum over rows, in float32: 1.5e-7 seen
+        assert gaps(recomputed.mu, plain.mu)[1] <= 1e-6
+
+
+def test_a_redrawn_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: torch's generator not restored for the recomputed forward."""
+    plain = after_one_step("torch", "none", numerics="fast")
+    forgetful = torch_ref.remat.partial(torch_ref.remat.recompute, preserve_rng_state=False)
+    monkeypatch.setattr(torch_ref.remat, "recompute", forgetful)
+    with pytest.raises(AssertionError):
+        assert_bitwise(after_one_step("torch", "block", numerics="fast"), plain)

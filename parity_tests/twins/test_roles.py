@@ -1,0 +1,316 @@
+"""The dtype of every role is the one in the table of `lockstep.config.policy`, in both programs.
+
+One set of rules judges both twins. The planted bugs show that each rule can be broken.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jmp
+import optax
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+import jax_impl.model
+import jax_impl.step
+import torch_ref.model
+import torch_ref.step
+from lockstep.config import Config
+from lockstep.model.params import intermediates, shapes
+from parity_tests.input.programs import Op, Program, Value, read
+from parity_tests.pair import FAMILIES, FRAMEWORKS, toy
+
+POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
+B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
+
+RESIDUAL = {(B, T, D), (B * T, D)}  # in JAX it is rows, as are the matmuls' inputs in both
+MATMULS = {"dot_general", "affine", "mm", "bmm", "addmm"}
+# Norms, softmax, the activations' inside, the loss. (jnp.sum of bfloat16 sums in float32.)
+WIDE = {
+    *("exp", "log", "rsqrt", "tanh", "logistic", "erf", "reduce_sum", "reduce_max", "mean"),
+    *("native_layer_norm", "native_layer_norm_backward"),
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    *("nll_loss_forward", "nll_loss_backward"),
+}
+ARITHMETIC = {"add", "add_", "add_any", "sub", "mul"}
+LOOK_UPS = {"gather", "embedding"}
+LOOK_UP_GRADIENTS = {"scatter-add", "embedding_dense_backward"}
+CASTS = {"convert_element_type", "_to_copy"}
+# torch counts Adam's steps in float32, and inverts the loss scale in float64.
+TORCH_SCALARS = {"_fused_adamw_", "_foreach_add_", "reciprocal", "_to_copy"}
+NORM = re.compile(r"norm\d?\.(weight|scale|bias)$")
+
+
+def small(family: str, policy: str, accum: int) -> Config:
+    """In JAX one family's layers are unrolled, the other's scanned."""
+    layers = (
+        {"n_layer": 1, "layers": "unroll"} if family == "gpt2" else {"n_layer": 2, "layers": "scan"}
+    )
+    shape = dict(d_model=D, n_head=H, context=T, vocab=V, batch_size=B, accum=accum)
+    return toy(family, policy=policy, **shape, **layers)
+
+
+# --- the rules
+
+
+def wrong(op: Op, config: Config) -> bool:
+    roles = config.precision.roles
+    param, compute, output = {roles.param}, {roles.compute}, {roles.output}
+    into, out = ({value.dtype for value in values} for values in (op.inputs, op.outputs))
+    if op.name in MATMULS:
+        return into | out != compute
+    if op.name in WIDE:
+        return into | out != output
+    if op.name in ARITHMETIC and op.outputs and op.outputs[0].shape in RESIDUAL:
+        return out != output  # the residual stream, the norms' inside, and their gradients
+    if op.name in LOOK_UPS and op.inputs[0].shape == (V, D):
+        return into != param or not op.inputs[0].parameter
+    if op.name in LOOK_UP_GRADIENTS and op.outputs[0].shape == (V, D):
+        return out != param
+    if op.name in CASTS and op.inputs and NORM.search(op.inputs[0].parameter):
+        return not out <= param | output
+    values = [*op.inputs, *op.outputs]
+    if op.name in TORCH_SCALARS:
+        values = [value for value in values if value.shape]
+    return not {value.dtype for value in values} <= param | compute | output
+
+
+def saved_roles(framework: str, config: Config) -> dict[tuple[int, ...], set[str]]:
+    """Shape -> dtypes of what may be kept for the backward pass."""
+    roles, k, f = config.precision.roles, D // H, config.model.d_mlp
+    compute, output = {roles.compute}, {roles.output}
+    table = dict.fromkeys([(B, T, D), (B, T, 1), (T, k // 2), (T, 1, k // 2)], output)
+    table |= dict.fromkeys([(B, H, T, 1), (B, T, V), (B * T, V), (B, T), ()], output)
+    table |= dict.fromkeys([(B * T, D), (B * T, f), (B, T, f), (B, T, H, k)], compute)
+    table |= dict.fromkeys([(B * H, T, k), (B * H, k, T), (B * H, T, T)], compute)
+    table[B, H, T, T] = output | compute  # probabilities: softmax's own, and the next matmul's
+    if framework == "jax":
+        table[B * T, D] = output | compute  # how many of each is counted
+    for name, shape in shapes(config.model).items():
+        if len(shape) == 2 and name != "position.weight":
+            table |= {shape: compute, shape[::-1]: compute}
+        if NORM.search(name):
+            table[shape] = output | {roles.param}
+    return table
+
+
+def intermediate_roles(config: Config) -> dict[str, str]:
+    roles = config.precision.roles
+    matmuls = dict.fromkeys(["attn", "mlp", "logits"], roles.compute)
+    table = {"embed": roles.param, **matmuls}  # the rest is residual stream and norms
+    return {
+        name: table.get(name.split(".")[-1], roles.output) for name in intermediates(config.model)
+    }
+
+
+def violations(framework: str, program: Program, config: Config) -> set[str]:
+    """Every dtype that is not its role's."""
+    param, table = config.precision.roles.param, saved_roles(framework, config)
+
+    def misplaced(value: Value) -> bool:  # scanned layers' have a leading axis L
+        stacked = value.shape[1:] if value.shape[:1] == (config.model.n_layer,) else None
+        allowed = table.get(value.shape, table.get(stacked, set()) if stacked else set())
+        return value.dtype not in allowed
+
+    wanted = intermediate_roles(config)
+    return {
+        *(str(op) for op in program.ops if wrong(op, config)),
+        *(f"saved {value}" for value in program.saved if misplaced(value)),
+        *(f"{role} {found}" for role, found in program.state.items() if found != {param}),
+        *(
+            f"intermediate {name} {found}"
+            for name, found in program.intermediates.items()
+            if found != wanted[name]
+        ),
+    }
+
+
+# --- the twins
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_dtype_is_its_role_s(framework: str, family: str, policy: str, accum: int) -> None:
+    config = small(family, policy, accum)
+    program = read(framework, config)
+    assert violations(framework, program, config) == set()
+    # And nothing was overlooked: three matmuls for each one forward, looked-up weights, norms.
+    names = [op.name for op in program.ops]
+    n, layers = (accum, config.model.n_layer) if framework == "torch" else (1, 1)  # JAX's loops
+    linears = 5 if family == "tiny" else 4
+    assert sum(name in MATMULS for name in names) == n * (layers * (3 * linears + 6) + 3)
+    if family == "gpt2" and config.precision.roles.mixed:  # biases go in before the rounding
+        assert sum(name in ("affine", "addmm") for name in names) == n * layers * linears
+    assert {*LOOK_UPS} & {*names} and {*LOOK_UP_GRADIENTS} & {*names} and {*WIDE} & {*names}
+    assert program.intermediates.keys() == intermediate_roles(config).keys()
+    assert all(program.state.values())
+    lead = (B * T,) if framework == "jax" else (B, T)
+    kept = [(*value.shape, value.dtype)[-len(lead) - 2 :] for value in program.saved]
+    roles = config.precision.roles
+    assert {(*lead, D, roles.output), (*lead, config.model.d_mlp, roles.compute)} <= {*kept}
+    if framework == "jax" and roles.mixed:  # the norms' inputs: those of blocks, and the last one's
+        assert kept.count((*lead, D, roles.output)) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: torch.dtype) -> None:
+    """Activations, bit for bit over every value of the type; and sums of products."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    same = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+    for activation in (partial(F.gelu, approximate="tanh"), F.silu):
+        leaf, wide = x.clone().requires_grad_(), x.float().requires_grad_()
+        narrow, exact = activation(leaf), activation(wide)
+        narrow.backward(torch.ones_like(narrow))
+        exact.backward(torch.ones_like(exact))
+        same(narrow, exact.to(dtype))
+        assert leaf.grad is not None and wide.grad is not None
+        same(leaf.grad, wide.grad.to(dtype))
+    ones = torch.ones(1, 4099, dtype=dtype)  # in either type, 2048 + 1 and 256 + 1 are no numbers
+    assert (ones @ ones.T).item() == ones.sum().item() == torch.tensor(4099.0).to(dtype).item()
+
+
+# --- planted bugs
+
+
+def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
+    loss = jax_impl.step.Model.loss
+
+    def jax_loss(self: Any, params: Any, *args: Any, **rest: Any) -> jax.Array:
+        cast = jax.tree.map(lambda p: p.astype(self.roles.compute), params)
+        return loss(self, cast, *args, **rest)
+
+    def torch_loss(model: Any, batch: Any, roles: Any, dropout: Any = None) -> torch.Tensor:
+        half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
+        with torch_ref.step.autocast(roles, batch.device):
+            logits = functional_call(model, half, (batch[:, :-1], dropout))
+            return torch_ref.step.mean_loss(logits, batch[:, 1:], roles)
+
+    patch.setattr(jax_impl.step.Model, "loss", jax_loss)
+    patch.setattr(torch_ref.step, "batch_loss", torch_loss)
+
+
+def norms_cast(patch: pytest.MonkeyPatch) -> None:
+    """The gains and biases of norms alone, to bfloat16 and back."""
+    jax_norm, torch_norm = jax_impl.model._layer_norm, F.layer_norm
+
+    def jax_cast(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        scale, bias = (a.astype("bfloat16").astype(x.dtype) for a in (scale, bias))
+        return jax_norm(x, scale, bias)
+
+    def torch_cast(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+        weight, bias = (a.bfloat16().to(x.dtype) for a in (weight, bias))
+        return torch_norm(x, shape, weight, bias, eps)
+
+    patch.setattr(jax_impl.model, "_layer_norm", jax_cast)
+    patch.setattr(torch_ref.model.F, "layer_norm", torch_cast)
+
+
+def layer_norm_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    jax_norm, torch_norm = jax_impl.model.LayerNorm.__call__, torch_ref.model.LayerNorm.forward
+    patch.setattr(
+        jax_impl.model.LayerNorm,
+        "__call__",
+        lambda self, x: jax_norm(self, x.astype("bfloat16")).astype(x.dtype),
+    )
+    patch.setattr(
+        torch_ref.model.LayerNorm,
+        "forward",
+        lambda self, x: torch_norm(self, x.bfloat16()).to(x.dtype),
+    )
+
+
+def softmax_in_compute(patch: pytest.MonkeyPatch) -> None:
+    jax_attend, torch_attend = jax_impl.model.attend, torch_ref.model.attend
+    patch.setattr(
+        jax_impl.model,
+        "attend",
+        lambda q, k, v, policy: jax_attend(q, k, v, policy.with_output_dtype(v.dtype)),
+    )
+    patch.setattr(torch_ref.model, "attend", lambda q, k, v, wide: torch_attend(q, k, v, v.dtype))
+
+
+def nothing_cast(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(jmp.Policy, "cast_to_compute", lambda self, tree: tree)
+    patch.setattr(torch_ref.step, "autocast", lambda roles, device: nullcontext())
+
+
+def rotation_in_float32(patch: pytest.MonkeyPatch) -> None:
+    jax_rotate, torch_rotate = jax_impl.model.rotate, torch_ref.model.rotate
+    patch.setattr(
+        jax_impl.model,
+        "rotate",
+        lambda x, *tables: jax_rotate(x, *(t.astype("float32") for t in tables)),
+    )
+    patch.setattr(
+        torch_ref.model, "rotate", lambda x, *tables: torch_rotate(x, *(t.float() for t in tables))
+    )
+
+
+def residual_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    jax_block, torch_block = jax_impl.model.Block.__call__, torch_ref.model.Block.forward
+    patch.setattr(
+        jax_impl.model.Block,
+        "__call__",
+        lambda self, x, *rest: jax_block(self, x.astype("bfloat16"), *rest).astype(x.dtype),
+    )
+    patch.setattr(
+        torch_ref.model.Block,
+        "forward",
+        lambda self, x, *rest: torch_block(self, x.bfloat16(), *rest).to(x.dtype),
+    )
+
+
+def default_accumulator(patch: pytest.MonkeyPatch) -> None:
+    """float32, under float64 too. In torch the gradient itself is the accumulator."""
+    steps = optax.MultiSteps
+    patch.setattr(
+        optax, "MultiSteps", lambda *args, accumulator_dtype, **rest: steps(*args, **rest)
+    )
+
+
+class Bug(NamedTuple):
+    plant: Callable[[pytest.MonkeyPatch], None]
+    family: str
+    policy: str
+    shows: str  # in the violations, as a regular expression
+    frameworks: tuple[str, ...] = FRAMEWORKS
+
+
+BUGS = [
+    Bug(whole_tree_cast, "tiny", "bf16", r"name='(gather|embedding)'"),
+    Bug(norms_cast, "gpt2", "bf16", r"name='(convert_element_type|_to_copy)'.*norm2"),
+    Bug(layer_norm_in_bfloat16, "gpt2", "bf16", r"name='(rsqrt|native_layer_norm)'"),
+    Bug(softmax_in_compute, "gpt2", "bf16", r"name='(exp|_softmax)'"),
+    Bug(nothing_cast, "gpt2", "bf16", r"name='(dot_general|mm)'"),
+    Bug(rotation_in_float32, "tiny", "fp64", r"name='mul'.*float32"),
+    Bug(
+        residual_in_bfloat16,
+        "gpt2",
+        "bf16",
+        r"name='add'.*outputs=.*bfloat16', shape=\((3, 5|15), 24\)",
+    ),
+    Bug(default_accumulator, "gpt2", "fp64", r"^accumulators {'float32'}", ("jax",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("bug", "framework"),
+    [
+        pytest.param(bug, framework, id=f"{bug.plant.__name__}-{framework}")
+        for bug in BUGS
+        for framework in bug.frameworks
+    ],
+)
+def test_a_planted_bug_is_seen(bug: Bug, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(bug.family, bug.policy, 2)
+    bug.plant(monkeypatch)
+    found = violations(framework, read(framework, config), config)
+    assert any(re.search(bug.shows, violation) for violation in found), found

@@ -1,0 +1,155 @@
+"""docs/semantics.md is no folklore: each default parts from torch, and the twins do not.
+
+Every row's two figures have an interval each, and the default's figure must miss ours, so that no
+row can pass where there is nothing to see.
+"""
+
+import re
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from evidence import semantics
+from evidence.semantics import Row
+from lockstep.process import ROOT
+
+DOC = ROOT / "docs" / "semantics.md"
+
+
+class Bounds(NamedTuple):
+    """Closed intervals, each with its reason beside it."""
+
+    default: tuple[float, float]
+    ours: tuple[float, float]
+
+
+def exactly(default: float, ours: float) -> Bounds:
+    return Bounds((default, default), (ours, ours))
+
+
+HALF_ULP = 2**-9  # the most that one rounding to bfloat16 changes, relatively
+BOUNDS = {
+    # 1 + tanh cancels below -3, an ulp of tanh shows there; seen 0.988, and no miss above -3.
+    "tanh GELU in bfloat16": Bounds((0.4, 0.7), (0.98, 1)),
+    # The two forms are 4.7e-4 apart at most; one ulp of float32 at 8 is 1e-6.
+    "GELU's form": Bounds((4e-4, 6e-4), (0, 2e-6)),
+    # Nothing cancels in x / (1 + exp(-x)).
+    "SiLU in bfloat16": Bounds((0.4, 0.75), (0.999, 1)),
+    # Sums in another order round apart only where they lie at a tie.
+    "Linear with a bias in bfloat16": Bounds((0.5, 0.85), (0.999, 1)),
+    # One rounding of the sum, against one for every row; 0.16 % and 0.94 % seen.
+    "Gradient of that bias, 1024 rows": Bounds((2 * HALF_ULP, 0.1), (0, HALF_ULP)),
+    # ulp(100) is 7.6e-6, and so is the mean's error; mean(x^2) has an ulp of 1e-3 at variance 1.
+    "LayerNorm's variance, mean 100": Bounds((1e-4, 1e-2), (0, 7.6e-6)),
+    # One rounding of the result; the default rounds x, with an ulp of 2^-4 from 8 up, too.
+    "LayerNorm of a float32 residual, then bfloat16; mean 8": Bounds(
+        (4 * HALF_ULP, 0.03), (0, HALF_ULP)
+    ),
+    # Half of the epsilons' difference over the variance: 9e-6 / 8e-4, and 8.8e-7 / 8e-4.
+    "LayerNorm's epsilon, x of size 0.02": Bounds((0.01, 0.013), (0, 5e-7)),
+    "RMSNorm's epsilon, x of size 0.02": Bounds((1e-3, 1.3e-3), (0, 5e-7)),
+    # Up to a fifth of the 1024 rows of the gradient are one token's; 8.5 % and 0.35 % seen, the
+    # latter being what bfloat16 matmuls do to the gradient that arrives.
+    "Gradient of the embedding under bf16, 1024 tokens": Bounds((0.03, 0.3), (0, 0.01)),
+    # Eight sums in bfloat16; two in float32 of parts that XLA compiled twice.
+    "A weight used more than once (a tied embedding)": Bounds((HALF_ULP / 2, 0.02), (0, 1e-5)),
+    # The sums' order aside, the two programs round at the same places.
+    "Attention written out, bfloat16 scores": Bounds((0.1, 0.7), (0.995, 1)),
+    # The mean of 512 losses in bfloat16, against float32.
+    "Cross-entropy of bfloat16 logits": Bounds((HALF_ULP / 8, 4 * HALF_ULP), (0, 1e-6)),
+    # What is not rounded is a bfloat16 by chance: after the sum or after the product.
+    "(a + b) c in bfloat16, then a cast to float32, compiled": Bounds((0, 0.5), (1, 1)),
+    # 1e-4 against 1e-2; ours is a difference of float32 numbers near 1 at a decay of 0.05.
+    "AdamW's weight decay, unless set": Bounds((0.985, 0.995), (0, 1e-5)),
+    # ulp(1) / 2 over 1 - b2: 6e-8 / 1e-3 and 6e-8 / 5e-2.
+    "Adam's bias correction, `1 - b2**t`, worst of 1000 steps": Bounds((5e-6, 1.2e-4), (0, 2e-6)),
+    # 1e-6 / norm; ours is torch's up to the norm's last bits.
+    "Clipping a gradient of norm 1 to 0.5": Bounds((5e-7, 2e-6), (0, 2e-7)),
+    # One ulp of float32, one of float64.
+    "Mean of 4 float64 gradients": Bounds((1e-9, 1e-6), (0, 4e-16)),
+    "One infinity in a window of 2, then 3 clean windows": exactly(0, 3),
+    "The same, with `apply_if_finite` inside `MultiSteps`": exactly(0, 3),
+    "The same, with `skip_not_finite`": exactly(3, 4),
+    "The schedule after one skipped step": exactly(1, 0),
+    "The loss scale after 20 overflows from 16": exactly(1, 2**-16),
+    "The scale after an overflow at 0.25, across jit": exactly(1, 0.125),
+    "The good step on which the scale first grows": exactly(2001, 2000),
+    # Two unrelated masks of rate p differ in 2 p (1 - p) = 0.18 of 65,536 elements, +- 0.0015.
+    "Dropout's mask under x64, rate 0.1": Bounds((0.17, 0.19), (0, 0)),
+    # sqrt(3): a uniform on +-1/sqrt(in) against a normal of 1/sqrt(in).
+    "Initial weights of a Linear": Bounds((1.7, 1.76), (1, 1)),
+}
+
+
+def inside(figure: float, interval: tuple[float, float]) -> bool:
+    low, high = interval
+    return low <= figure <= high
+
+
+def complaints(row: Row) -> list[str]:
+    bounds = BOUNDS[row.what]
+    found = {
+        "the twins miss their bounds": not inside(row.ours_figure, bounds.ours),
+        "the default misses its bounds": not inside(row.default_figure, bounds.default),
+        "there is nothing to see": inside(row.default_figure, bounds.ours),
+    }
+    return [f"{row.what}: {text}: {row}" for text, failed in found.items() if failed]
+
+
+def names_in(document: str) -> list[str]:
+    """The first cells of the table between the markers."""
+    found = re.search(r"<!-- semantics:begin -->(.*)<!-- semantics:end -->", document, re.S)
+    assert found, "the markers are gone"
+    lines = [line for line in found[1].splitlines() if line.startswith("|")]
+    return [line.split("|")[1].strip() for line in lines[2:]]
+
+
+def test_the_table() -> None:
+    """One test, not one for each row: under xdist every worker would measure the table anew."""
+    rows = list(semantics.rows())
+    assert [row.what for row in rows] == list(BOUNDS) == names_in(DOC.read_text())
+    failures = [complaint for row in rows for complaint in complaints(row)]
+    assert not failures, "\n".join(failures)
+
+
+def fake(what: str, default: float, ours: float) -> Row:
+    return Row(what=what, torch="", default="", default_figure=default, ours="", ours_figure=ours,
+               unit="{}")  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BOUNDS)
+def test_a_row_can_fail(what: str) -> None:
+    """Where a twin does as the default does, and where the default has become torch's."""
+    default, ours = (interval[0] for interval in BOUNDS[what])
+    assert not complaints(fake(what, default, ours))
+    assert len(complaints(fake(what, default, default))) == 1
+    assert len(complaints(fake(what, ours, ours))) == 2
+    assert len(complaints(fake(what, float("nan"), float("nan")))) == 2
+
+
+def test_a_row_that_the_document_lacks_is_seen() -> None:
+    """Names alone are compared: the digits are those of the machine that printed them."""
+    text = semantics.table([fake(what, 1.0, 2.0) for what in BOUNDS][1:])
+    assert names_in(f"<!-- semantics:begin -->\n{text}\n<!-- semantics:end -->") == list(BOUNDS)[1:]
+
+
+def places() -> list[str]:
+    return sorted(
+        set(re.findall(r"`((?:jax_impl|torch_ref|lockstep)/\w+\.py:\w+)`", DOC.read_text()))
+    )
+
+
+@pytest.mark.parametrize("place", places())
+def test_every_place_that_the_document_names_exists(place: str) -> None:
+    file, name = place.split(":")
+    source = (DOC.parents[1] / file).read_text()
+    assert re.search(rf"^\s*((def|class) {name}\b|{name}\b.* = )", source, re.M), place
+
+
+def test_multisteps_hands_the_mean_on_in_the_gradients_dtype() -> None:
+    steps = optax.MultiSteps(optax.sgd(1.0), 2)
+    state = steps.init(jnp.zeros(3, jnp.bfloat16))
+    updates, state = steps.update(jnp.ones(3, jnp.bfloat16), state, jnp.zeros(3, jnp.bfloat16))
+    assert (updates.dtype, state.acc_grads.dtype) == (jnp.bfloat16, jnp.float32)
