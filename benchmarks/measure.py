@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import made, one_line, read, words
-from lockstep import provenance
+from benchmarks.process import made, read, words
+from lockstep import devices, provenance
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.exits import exit_status
 from lockstep.model import flops
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -94,7 +95,7 @@ def throughput(config: Config, seconds: list[float], device: str) -> Result:
     # "inclusive": no quartile beyond what was seen
     several = len(rates) > 1
     low, middle, high = statistics.quantiles(rates, method="inclusive") if several else rates * 3
-    peak = flops.peak(device, config.precision.roles)
+    peak = devices.peak(device, config.precision.roles)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
 
@@ -167,7 +168,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.measure", "CELL", "RESULT")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.measure", "CELL", "RESULT")))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from benchmarks import memory as cells_of_memory
 from benchmarks.measure import tokens_per_step, write
-from benchmarks.process import one_line
 from benchmarks.report import load, merged
-from lockstep import twin
+from lockstep import devices, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
-from lockstep.plan import devices, memory, roofline, shape
+from lockstep.exits import exit_status
+from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 
 RESULTS = Path(__file__).parent / "results"
@@ -177,4 +177,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

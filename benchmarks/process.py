@@ -1,6 +1,5 @@
 """What the drivers share that start a process for each measurement."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,20 +7,10 @@ from typing import Any, TypeVar
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parsed, read_json
+from lockstep.process import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-MISTAKE, INTERRUPTED = 2, 130
 Made = TypeVar("Made")
 LARGEST = 50_000_000  # bytes of a result
-
-
-def one_line(command: Callable[[], int]) -> int:
-    """The exit status of a command; a user's mistake is one line."""
-    try:
-        return command()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
 
 
 def words(argv: list[str] | None, module: str, *names: str) -> list[str]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.process import one_line, read, words
+from benchmarks.process import read, words
 from benchmarks.tolerances import final_loss
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.exits import exit_status
 
 Result = dict[str, Any]
 
@@ -210,7 +211,7 @@ def main(folder: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.report", "DIR")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.report", "DIR")))
 
 
 if __name__ == "__main__":

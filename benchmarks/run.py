@@ -16,11 +16,13 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import write
-from benchmarks.process import INTERRUPTED, ROOT, died, say, shown
+from benchmarks.process import ROOT, died, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep import provenance
 from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require
+from lockstep.exits import STOPPED
+from lockstep.process import run_module
 from lockstep.run.directory import require_writable
 
 
@@ -65,7 +67,7 @@ def run(suite: Suite, out: Path, minutes: float) -> int:
             say(f"    {perform(job)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
-        status = INTERRUPTED
+        status = STOPPED
     say(f"report: {report.write(out)}")
     return status
 
@@ -74,14 +76,14 @@ def perform(job: Job) -> str:
     """Runs one job to its end; what came of it, in a line."""
     before, out = time.perf_counter(), shown(job.out)
     if isinstance(job.task, Command):
-        code = subprocess.run(argv(job.task, out), cwd=ROOT, check=False).returncode
+        code = run_module(*argv(job.task, out), cwd=ROOT).returncode
         made = "written" if job.out.exists() else "no result"
         return f"status {code}, {made}, {time.perf_counter() - before:.0f} s"
     request = job.out.with_suffix(".cell")
     request.write_text(json.dumps(vars(job.task)))
-    words = [sys.executable, "-m", "benchmarks.measure", shown(request), out]
     try:
-        done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+        done = run_module("benchmarks.measure", shown(request), out, cwd=ROOT,
+                          stderr=subprocess.PIPE, text=True)  # fmt: skip
     finally:
         request.unlink()
     if not job.out.exists():  # not even a report of failure: the process was killed, or crashed

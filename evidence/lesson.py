@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import one_line
 from evidence import notebook
 from lockstep import provenance
 from lockstep.cli.flags import Parser
 from lockstep.errors import require
+from lockstep.exits import exit_status
 from lockstep.process import ROOT
 
 PAGE, NOTEBOOK = ROOT / "docs" / "learn.md", ROOT / "docs" / "learn.ipynb"
@@ -138,4 +138,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

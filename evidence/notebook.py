@@ -23,9 +23,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.process import one_line
 from lockstep.cli.flags import Parser
 from lockstep.errors import require
+from lockstep.exits import exit_status
 from lockstep.process import ROOT
 
 
@@ -152,4 +152,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

@@ -23,17 +23,17 @@ from benchmarks.claims.listed import CLAIMS
 from benchmarks.claims.results import Results
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS
-from benchmarks.process import one_line
 from evidence import lesson
 from lockstep.cli import commands
 from lockstep.cli.flags import Parser
+from lockstep.devices import CPU
+from lockstep.exits import exit_status
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST
 from lockstep.parity.power import mark as power_marks
 from lockstep.parity.sensitivity import ranked, removed, sentence
-from lockstep.plan.devices import CPU
 from lockstep.plan.memory import CONSTANTS
 from lockstep.process import ROOT
 
@@ -328,4 +328,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

@@ -3,7 +3,6 @@
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -12,9 +11,8 @@ from typing import Any, cast
 
 from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.process import ROOT
+from lockstep.process import ROOT, git_commit
 
-RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
 LARGEST = 10_000_000  # bytes of a result; ours have up to 30,000
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 
@@ -22,7 +20,8 @@ PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 def about(device: str) -> dict[str, Any]:
     """Of this process, to be put at the head of a result's JSON."""
     return {
-        "device": device, "cores": os.cpu_count(), "date": str(date.today()), "commit": commit(),
+        "device": device, "cores": os.cpu_count(), "date": str(date.today()),
+        "commit": git_commit(),
         "command": " ".join([_program(), shlex.join(sys.argv[1:])]).strip(),
         "python": platform.python_version(), "versions": versions(),
     }  # fmt: skip
@@ -63,15 +62,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """Of the working tree this runs from, "+" where it has changes; "" outside of git."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
-        return done.stdout.strip()
-
-    others = (f":!{folder}" for folder in RESULTS)
-    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
-    return git("rev-parse", "--short", "HEAD") + ("+" if dirty else "")

@@ -6,10 +6,8 @@ where it stopped, unless the code or a library has changed since.
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,9 +26,10 @@ from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.picture import Panel
 from benchmarks.measure import Result, write
-from benchmarks.process import INTERRUPTED, ROOT, died, say, shown
+from benchmarks.process import ROOT, died, say, shown
 from lockstep import provenance
-from lockstep.process import ONE_THREAD
+from lockstep.exits import STOPPED
+from lockstep.process import ONE_THREAD, run_module
 from lockstep.run.runlog import clock
 
 
@@ -75,7 +74,7 @@ def run(name: str, scale: str, device: str, out: Path) -> int:
             say(f"[{number}/{len(missing)}] {arm.name}: {perform(arm, files[arm.name], scale)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
-        return INTERRUPTED
+        return STOPPED
     results = [json.loads(files[arm.name].read_text()) for arm in arms]
     finish(name, out, {**about, "experiment": name, "scale": scale, "arms": results})
     shutil.rmtree(parts)
@@ -97,11 +96,10 @@ def said(seconds: float | None) -> str:
 def perform(arm: Arm, out: Path, scale: str) -> str:
     """Runs one arm to its end; what came of it, in a line."""
     began = time.perf_counter()
-    words = [sys.executable, "-m", "benchmarks.experiments.work", json.dumps(asdict(arm))]
-    environment = os.environ | SCALES[scale]
-    done = subprocess.run(
-        [*words, str(out)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-    )
+    done = run_module(
+        "benchmarks.experiments.work", json.dumps(asdict(arm)), str(out),
+        changes=SCALES[scale], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     if not out.exists():  # not even a report of failure: the process was killed, or crashed
         write(out, {**asdict(arm), **died(done.returncode, done.stderr)})
     result = json.loads(out.read_text())

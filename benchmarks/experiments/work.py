@@ -10,8 +10,9 @@ from benchmarks.experiments import flushing, injection, sums, updates
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.held_out import held_out
 from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step, write
-from benchmarks.process import made, one_line, words
+from benchmarks.process import made, words
 from lockstep.config import Config
+from lockstep.exits import exit_status
 from lockstep.twin import Twin
 
 
@@ -42,7 +43,7 @@ def main(given: str, out: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "RESULT")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "RESULT")))
 
 
 if __name__ == "__main__":

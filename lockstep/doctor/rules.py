@@ -5,9 +5,10 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.doctor.ask import command
+from lockstep.doctor.ask import probe
 from lockstep.doctor.facts import Facts, Framework
 from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, dotted, lacks_kernels
+from lockstep.process import module_command
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and below
@@ -226,7 +227,7 @@ def _has_gpu(facts: Facts) -> bool:
 
 
 def _see(f: Framework) -> str:
-    return f"{shlex.join(command(f.name))} says more"
+    return f"{shlex.join(module_command(probe(f.name)))} says more"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

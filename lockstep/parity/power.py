@@ -18,6 +18,7 @@ from lockstep.parity.ladder import RUNGS, Rung, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
+from lockstep.process import git_commit
 
 STEPS = 30  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught
@@ -111,7 +112,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
                 say(f"{bug.name:28}  not run: needs {bug.device}")
                 continue
             verdicts = examine(bug, others, device, RUNGS)
-            table[bug.name] = {"verdicts": verdicts, "commit": provenance.commit()}
+            table[bug.name] = {"verdicts": verdicts, "commit": git_commit()}
             missed = verdicts.get(str(bug.rung)) != Verdict.DIFFERENT
             complete &= not missed
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)

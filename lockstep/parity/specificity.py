@@ -20,6 +20,7 @@ from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
+from lockstep.process import git_commit
 
 PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites")  # fresh seeds under a policy, and the rest
 CURVES = 8  # the rung that is tried with most seeds
@@ -79,7 +80,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
             climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
             say(f"{name}: {len(record.alarms)} false alarms in {climbs} climbs")
             quiet &= not record.alarms
-            parts[name] = {"commit": provenance.commit(), **vars(record)}
+            parts[name] = {"commit": git_commit(), **vars(record)}
             if out:
                 _write(out, parts, seeds, curve_seeds, device)
                 say(f"written: {out}")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.plan import devices, shape
+from lockstep import devices
+from lockstep.plan import shape
 from lockstep.plan.recommend import Choice, choices, ranked
 
 TOKENS = 2**15  # a step, where the checklist does not say

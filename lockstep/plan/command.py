@@ -5,12 +5,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from lockstep import twin
+from lockstep import devices, twin
 from lockstep.cli.flags import reader
 from lockstep.config import PRESETS
+from lockstep.devices import Device
 from lockstep.errors import require, require_range
-from lockstep.plan import checklist, devices, memory, recommend, report, shape, timing
-from lockstep.plan.devices import Device
+from lockstep.plan import checklist, memory, recommend, report, shape, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from lockstep.config.policy import POLICIES
+from lockstep.devices import CPU, Device
 from lockstep.plan import memory, roofline
-from lockstep.plan.devices import CPU, Device
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 

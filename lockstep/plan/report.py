@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from lockstep.plan.devices import CPU, Device
+from lockstep.devices import CPU, Device
 from lockstep.plan.recommend import CANDIDATES, REMAT
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape

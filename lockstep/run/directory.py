@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lockstep.config import Config
 from lockstep.errors import UserError, require
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
+from lockstep.process import git_commit
 from lockstep.run import lock
 
 FORMAT = 1
@@ -180,16 +180,3 @@ def _is_run(out: Path) -> bool:
 
 def _unwritable(out: Path, error: OSError) -> UserError:
     return UserError(f"--out {out}: cannot be written ({error.strerror}); name another directory")
-
-
-def git_commit() -> str | None:
-    """The commit of the code that runs; None if it runs from no repository of its own."""
-    here = Path(__file__).parents[1]
-    if not (here / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -167,7 +167,7 @@ def test_an_interrupted_grid_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     first = counting(monkeypatch, stop_after=2)
-    assert run.run(small_suite(), tmp_path, float("inf")) == run.INTERRUPTED
+    assert run.run(small_suite(), tmp_path, float("inf")) == run.STOPPED
     assert "report: " in capsys.readouterr().out
     second = counting(monkeypatch)
     assert run.run(small_suite(), tmp_path, float("inf")) == 0
@@ -193,7 +193,7 @@ def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-    assert process.returncode == run.INTERRUPTED
+    assert process.returncode == run.STOPPED
     assert "goes on where it stopped" in rest and "report: " in rest
     assert list((tmp_path / "cells").iterdir()) == []
     assert (tmp_path / "report.md").exists()

@@ -159,7 +159,7 @@ def test_an_interrupted_experiment_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     first = in_this_process(monkeypatch, stop_after=1)
-    assert command.main(["policies", "--out", str(tmp_path)]) == command.INTERRUPTED
+    assert command.main(["policies", "--out", str(tmp_path)]) == command.STOPPED
     assert "goes on where it stopped" in capsys.readouterr().out
     second = in_this_process(monkeypatch)
     assert command.main(["policies", "--out", str(tmp_path)]) == 0

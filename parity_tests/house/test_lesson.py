@@ -14,7 +14,7 @@ import pytest
 from benchmarks.experiments.run import EXPERIMENTS
 from evidence import lesson, notebook
 from lockstep import twin
-from lockstep.cli import commands
+from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
 from lockstep.parity import catalogue, operands
@@ -62,7 +62,7 @@ def refused(command: str) -> str:
                 if given["bug"]:
                     catalogue.find(given["bug"])
         elif module in twin.MODULES.values():
-            given = vars(commands.trainer_parser(module).parse_args(words))
+            given = vars(trainers.trainer_parser(module).parse_args(words))
             from_flags({k: v for k, v in given.items() if k != "out"}, accelerator=False)
         else:
             require(module == "benchmarks.run", "module", module, "is not known here")

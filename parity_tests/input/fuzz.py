@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import write
-from benchmarks.process import one_line
 from lockstep import provenance
 from lockstep.cli.flags import Parser
 from lockstep.cli.flags import reader as number
 from lockstep.errors import LONGEST, UserError, require_range
+from lockstep.exits import exit_status
 from lockstep.run.directory import require_writable_file
 from parity_tests.input.bounds import bounded
 
@@ -126,4 +126,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

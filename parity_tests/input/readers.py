@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks import report
-from lockstep import provenance
+from lockstep import exits, provenance
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus
@@ -184,7 +184,7 @@ def read_plan(folder: Path) -> str:
     words = ["plan", "--model", str(folder / "config.json"), "--device", "t4"]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = commands.main(words)
-    if status == commands.MISTAKE:
+    if status == exits.MISTAKE:
         raise UserError(err.getvalue().strip())
     return out.getvalue()
 

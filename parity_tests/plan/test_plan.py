@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from lockstep import devices
 from lockstep.cli import commands
 from lockstep.config import PRESETS, ModelConfig
+from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
-from lockstep.plan import checklist, devices, recommend, roofline, shape
+from lockstep.plan import checklist, recommend, roofline, shape
 from lockstep.plan.recommend import choices, ranked
 from parity_tests.plan.plans import setting
 
@@ -100,6 +102,24 @@ def test_a_framework_that_widens_has_float32_s_rate() -> None:
     assert not cpu.native("bfloat16", tf32=False, framework="jax")
     assert cpu.rate("bfloat16", tf32=False, framework="jax") == cpu.single < cpu.half
     assert cpu.rate("bfloat16", tf32=False, framework="torch") == cpu.half
+
+
+@pytest.mark.parametrize(
+    ("reported", "policy", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989), ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H200", "tf32", 494.5), ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
+        ("Tesla T4", "fp16", 65), ("NVIDIA L4", "bf16", 121),
+        # Names of others inside a name, and devices that are not in the table
+        ("NVIDIA L40S", "bf16", None), ("NVIDIA A10G", "bf16", None), ("cpu", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None), ("NVIDIA H200", "fp64", None),
+    ],
+)  # fmt: skip
+def test_peak_by_the_name_that_a_driver_reports(
+    reported: str, policy: str, tera: float | None
+) -> None:
+    found = devices.peak(reported, POLICIES[policy])
+    assert found == (None if tera is None else pytest.approx(tera * devices.TERA))
 
 
 # --- the recommendation

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import memory as fitting
+from lockstep import devices
 from lockstep.config.policy import POLICIES
-from lockstep.plan import devices, memory, recommend, shape
+from lockstep.plan import memory, recommend, shape
 from parity_tests.plan.plans import setting
 
 BOUND = 0.10  # of memory that the frameworks count

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.run import checkpoint
 from lockstep.files import tensors
+from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES
-from parity_tests.runs.checkpoints import assert_same, state
 from parity_tests.input.hostile_checkpoints import parts, signed, whole
 from parity_tests.input.hostile_runs import make_run, newest, refused
+from parity_tests.runs.checkpoints import assert_same, state
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lockstep.run.checkpoint import FILES, RECORD, listing, load, save
 from lockstep.model.params import Arrays
+from lockstep.run.checkpoint import FILES, RECORD, listing, load, save
 from parity_tests.runs.checkpoints import DTYPES, arrays, assert_same, state
 
 

@@ -11,12 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from lockstep.process import ROOT
 import pytest
 
+from lockstep import exits, twin
+from lockstep.process import ROOT
 from lockstep.run import checkpoint, runlog
-from lockstep.train import trainer
-from lockstep import twin
 from parity_tests import fake
 from parity_tests.runs.checkpoints import assert_same, hidden
 from parity_tests.runs.fake_runs import SHAPE
@@ -62,7 +61,7 @@ def killed(framework: str, flags: str, dice: random.Random) -> bool:
 def finished(framework: str, flags: str) -> None:
     child = started(framework, flags)
     _, err = child.communicate()
-    assert (child.returncode, err) == (trainer.DONE, "")
+    assert (child.returncode, err) == (exits.DONE, "")
 
 
 def numbers(run: str) -> list[dict]:

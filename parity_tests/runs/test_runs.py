@@ -11,19 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT
 import numpy as np
 import pytest
 import torch
 
-from lockstep.run import checkpoint, directory, runlog
-from lockstep.cli import commands
-from lockstep.data import corpus
-from lockstep.train import sampling
 from lockstep import twin
+from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
+from lockstep.data import corpus
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.process import ROOT, git_commit
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.train import sampling
 from parity_tests.runs.fake_runs import save_at_once
 
 STEPS = 20
@@ -97,7 +97,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 
 def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.train("torch", flags("run", "--policy fp64")) == 0
+    assert trainers.train("torch", flags("run", "--policy fp64")) == 0
     printed = capsys.readouterr().out
     run = place / "run"
     assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
@@ -108,7 +108,9 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(float(np.float32(row["loss"])) != row["loss"] for row in rows(run))  # whole
     assert [row["step"] for row in rows(run, "eval")] == [0, 5, 10, 15, STEPS]
     assert [path.name for path in checkpoint.listing(run)] == ["step_00000018", "step_00000020"]
-    given = vars(commands.trainer_parser("torch_ref.train").parse_args(flags("run", "--policy fp64")))
+    given = vars(
+        trainers.trainer_parser("torch_ref.train").parse_args(flags("run", "--policy fp64"))
+    )
     assert given.pop("out") == "run"
     record = json.loads((run / "config.json").read_text())
     assert record["config"] == from_flags(given, accelerator=False).to_json()
@@ -120,7 +122,8 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
     assert record["versions"]["torch"] == torch.__version__
     assert record["python"] == platform.python_version()
-    assert record["git_commit"] == directory.git_commit()
+    assert record["git_commit"] == git_commit()
+    assert bool(record["git_commit"]) == (ROOT / ".git").exists()
     for said in ("ETA", "validation loss", "unigram entropy", "bigram", "a sample", "next:", "run"):
         assert said in printed
 
@@ -131,7 +134,7 @@ def test_a_loss_that_is_not_finite_ends_with_status_3(
     """The rate explodes at step 7, so the loss does at 8; the checkpoint of step 6 is the last."""
     rates = np.array([1e-3] * 6 + [1e30] * 6)
     monkeypatch.setattr("torch_ref.step.learning_rates", lambda optim: rates)
-    assert commands.train("torch", flags("run", "--policy fp32 --save-every 1 --keep 9")) == 3
+    assert trainers.train("torch", flags("run", "--policy fp32 --save-every 1 --keep 9")) == 3
     line = capsys.readouterr().err
     assert "step 8" in line
     assert "step_00000006" in line
@@ -182,8 +185,8 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
 
 
 def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
-    assert commands.train("torch", flags("run", "--steps 4")) == 0
-    assert commands.train("torch", ["--resume", "--out", "run", "--steps", "6", "--keep", "9"]) == 0
+    assert trainers.train("torch", flags("run", "--steps 4")) == 0
+    assert trainers.train("torch", ["--resume", "--out", "run", "--steps", "6", "--keep", "9"]) == 0
     assert [row["step"] for row in rows(place / "run")] == list(range(1, 7))
     assert [row["step"] for row in rows(place / "run", "eval")] == [0, 4, 5, 6]
     assert [path.name[-2:] for path in checkpoint.listing(place / "run")] == ["02", "04", "06"]
@@ -191,16 +194,16 @@ def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
 
 
 def test_overwrite_replaces_the_run_and_nothing_else(place: Path) -> None:
-    assert commands.train("torch", flags("run", "--steps 3 --warmup 0")) == 0
+    assert trainers.train("torch", flags("run", "--steps 3 --warmup 0")) == 0
     (place / "run" / "notes.txt").write_text("mine")
-    assert commands.train("torch", flags("run", "--steps 2 --warmup 0 --overwrite")) == 0
+    assert trainers.train("torch", flags("run", "--steps 2 --warmup 0 --overwrite")) == 0
     assert len(rows(place / "run")) == 2
     assert (place / "run" / "notes.txt").read_text() == "mine"
     assert [path.name for path in checkpoint.listing(place / "run")] == ["step_00000002"]
 
 
 def test_sample_writes_the_same_text_in_both(place: Path, capsys: Any) -> None:
-    assert commands.train("torch", flags("run", "--policy fp64")) == 0
+    assert trainers.train("torch", flags("run", "--policy fp64")) == 0
     capsys.readouterr()
     texts = []
     for options in ("--framework jax", "--framework torch", "--seed 1", "--temperature 0"):

@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 
-from lockstep.train import sampling
 from lockstep.errors import UserError
+from lockstep.train import sampling
 
 
 class Scores:
