@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
-from lockstep.files.untrusted import Refused, parsed, read_json
+from lockstep.files.untrusted import Refused, parse_json, read_json
 from lockstep.process import ROOT
 
 Made = TypeVar("Made")
@@ -28,7 +28,7 @@ def given(text: str) -> Any:
         UserError: it is none.
     """
     try:
-        return parsed(text.encode())
+        return parse_json(text.encode())
     except Refused as why:
         raise UserError(f"{text[:40]!r}: {why}; give JSON") from None
 

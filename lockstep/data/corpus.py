@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.config import BPE
 from lockstep.errors import UserError, require
-from lockstep.files.untrusted import Refused, opened
+from lockstep.files.untrusted import Refused, open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
 BYTES = 256
@@ -75,7 +75,7 @@ def check(corpus: Corpus, vocab: int, context: int) -> None:
 def cached(sha256: str) -> Corpus | None:
     """The standard library's tokens of an earlier Python; None where absent or damaged."""
     try:
-        with opened(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
             corpus = _corpus(arrays["train"], arrays["val"], str(arrays["source"]))
     except Exception:
         return None
@@ -125,7 +125,7 @@ def _from_path(data: str, path: Path) -> Corpus:
 def _mapped(data: str, path: Path, dtype: str) -> np.ndarray:
     """(tokens,), read-only."""
     try:
-        with opened(path, links=True) as file:
+        with open_regular(path, links=True) as file:
             size = os.fstat(file.fileno()).st_size
             require(size > 0, "--data", data, f"{path.name} is empty; use other data")
             remedy = f"{path.name} has {size} bytes, not whole uint16 tokens; write it again"

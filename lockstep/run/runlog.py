@@ -108,8 +108,8 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
         UserError: it is no file of at most `LOG_LIMIT` bytes, or cannot be read.
     """
     try:
-        with untrusted.opened(path, limit=LOG_LIMIT) as stream:
-            yield from filter(None, map(_parsed, _lines(stream)))
+        with untrusted.open_regular(path, limit=LOG_LIMIT) as stream:
+            yield from filter(None, map(_parse_row, _lines(stream)))
     except FileNotFoundError:
         return
     except (OSError, untrusted.Refused) as error:
@@ -122,9 +122,9 @@ def _lines(stream: BufferedReader) -> Iterator[bytes]:
     return iter(partial(stream.readline, LINE_LIMIT), b"")
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = untrusted.parsed(line)
+        row = untrusted.parse_json(line)
     except untrusted.Refused:
         return None
     return row if type(row) is dict and _is_row(row) else None

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
-from parity_tests.input.fuzz import Files
-from parity_tests.input.mutations import Raw, damaged, trees, written
+from parity_tests.input.mutations import Files, Raw, damaged, trees, written
 from parity_tests.runs.checkpoints import DTYPES, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known

@@ -7,9 +7,10 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -28,8 +29,7 @@ from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from parity_tests.input import hostile_checkpoints
-from parity_tests.input.fuzz import Files, Reader
-from parity_tests.input.mutations import damaged, files
+from parity_tests.input.mutations import Files, damaged, files
 from parity_tests.runs.checkpoints import assert_same
 
 CONFIG = from_flags(
@@ -50,6 +50,14 @@ LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_inner": None, "vocab_size": 256,
         "n_positions": 128}  # fmt: skip
 POWER = {"device": "cpu", "bugs": {"no-clip": {"verdicts": {"4": "different"}, "commit": "x"}}}
+
+
+class Reader(NamedTuple):
+    name: str
+    tried: str  # what its cases are, for the table
+    cases: st.SearchStrategy[Files]
+    read: Callable[[Path], Any]  # from the folder with the files
+    again: Callable[[Any, Path], bool]  # whether what was read, written anew, reads the same
 
 
 def alone(name: str, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Files]:

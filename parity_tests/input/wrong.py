@@ -210,7 +210,7 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["plan", "--model", "gpt2", "--device", "t4", "--framework", "tf"], ["--framework", "tf"]),
     (["plan", "--model", "no.json", "--device", "t4"], ["--model", "no.json", "No such file"]),
     (["plan", "--model", "list/config.json", "--device", "t4"], ["config.json", "not an object"]),
-    (["plan", "--model", "deep/config.json", "--device", "t4"], ["config.json", "no JSON"]),
+    (["plan", "--model", "deep/config.json", "--device", "t4"], ["config.json", "invalid JSON"]),
     (["plan", "--model", "hollow/config.json", "--device", "t4"], ["config.json", "too large"]),
     (["plan", "--model", "pipe.json", "--device", "t4"], ["pipe.json", "not a regular file"]),
     (["plan", "--model", "stranger/config.json", "--device", "t4"], ["num_hidden_layers", "null"]),

@@ -55,13 +55,13 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     "benchmarks.claims": [
         ("--suite nowhere", ["--suite", "nowhere", "no such folder"]),
         ("--experiments notes.md", ["--experiments", "notes.md", "no such folder"]),
-        ("--suite spoilt", ["spoilt/matmul-jax.json", "no JSON", "measure it again"]),
+        ("--suite spoilt", ["spoilt/matmul-jax.json", "invalid JSON", "measure it again"]),
         ("stray", ["stray", "--help"]),
     ],
     "benchmarks.report": [
         ("", ["DIR", "--help"]),
         ("nowhere", ["nowhere", "holds no cells", "benchmarks.run"]),
-        ("spoilt", ["spoilt", "a.json", "no JSON", "measure it again"]),
+        ("spoilt", ["spoilt", "a.json", "invalid JSON", "measure it again"]),
         ("strange", ["strange", "no result", "measure it again"]),
         ("half stray", ["stray", "--help"]),
     ],
@@ -72,7 +72,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "benchmarks.experiments.work": [
         ("", ["ARM, RESULT", "--help"]),
-        ("{ x", ["'{'", "no JSON", "give JSON"]),
+        ("{ x", ["'{'", "invalid JSON", "give JSON"]),
         ("[] x", ["[]", "give its fields"]),
     ],
     "benchmarks.experiments.expected": [

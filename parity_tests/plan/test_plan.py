@@ -72,7 +72,7 @@ def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "no JSON"), ("[1]", "not an object"), ("[" * 10_000, "no JSON"),
+        ("{", "invalid JSON"), ("[1]", "not an object"), ("[" * 10_000, "invalid JSON"),
         (GPT2_JSON | {"n_layer": -1}, "n_layer"), (GPT2_JSON | {"n_layer": "12"}, "n_layer"),
         (GPT2_JSON | {"n_layer": 1e3}, "n_layer"), ({"d_model": 512}, "num_hidden_layers"),
         (" " * 2**21, "too large"),

@@ -1,5 +1,6 @@
 """Two trainers on one run: the second is refused, and no crash leaves a lock behind."""
 
+import os
 import signal
 import subprocess
 import time
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def started(process: Callable[..., Any]) -> subprocess.Popen:
-    child = process("--steps 1000 --save-every 1 --warmup 0")
+    child = process("--steps 100000 --save-every 1 --warmup 0")
     while not saved():
         assert child.poll() is None, child.communicate()
         time.sleep(0.02)
@@ -48,6 +49,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
 def test_a_refusal_writes_nothing(process: Callable[..., Any]) -> None:
     child = started(process)
     child.send_signal(signal.SIGSTOP)  # so that nobody else writes either
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
     try:
         before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
         assert resume() == train("--overwrite") == exits.MISTAKE

@@ -64,13 +64,13 @@ def test_a_signal_in_the_last_step_ends_a_whole_run(monkeypatch: pytest.MonkeyPa
 
 def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -> None:
     """Within a long step, and without a traceback."""
-    child = process("--steps 1000 --save-every 0", env={"FAKE_STEP": "5"})
+    child = process("--steps 1000 --save-every 0", env={"FAKE_STEP": "600"})
     while "step 0" not in child.stdout.readline():
         pass
-    for _ in range(2):
-        time.sleep(0.3)  # within the first step
-        child.send_signal(signal.SIGINT)
-    child.wait(timeout=60)
+    for _ in range(100):  # two, as soon as it has seen them one by one
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.1)
     assert child.returncode == -signal.SIGINT
     assert child.communicate()[1] == ""
     assert saved() == []
@@ -78,19 +78,19 @@ def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -
 
 def test_ctrl_c_before_the_loop_ends_the_process_at_once(process: Callable[..., Any]) -> None:
     """A shell calls that status 130; nothing is written."""
-    child = process(env={"FAKE_PREPARE": "60"})
+    child = process(env={"FAKE_PREPARE": "600"})
     assert child.stderr.readline() == "preparing\n"
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=20)
+    _, err = child.communicate(timeout=300)
     assert (child.returncode, err) == (-signal.SIGINT, "")
     assert not Path("run").exists()
 
 
 def test_a_reader_that_goes_away_stops_the_run_and_saves(process: Callable[..., Any]) -> None:
     """As in `python -m jax_impl.train | head`."""
-    child = process("--steps 1000")
+    child = process("--steps 100000")
     child.stdout.readline()
     child.stdout.close()
-    assert child.wait(timeout=60) == exits.STOPPED
+    assert child.wait(timeout=300) == exits.STOPPED
     assert child.stderr.read() == ""
     assert saved() == [rows()[-1]["step"]]

@@ -46,7 +46,7 @@ STOPS = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     save_at_once(monkeypatch)
-    (tmp_path / "text.txt").write_bytes((ROOT / "lockstep" / "config.py").read_bytes())
+    (tmp_path / "text.txt").write_bytes((ROOT / "lockstep" / "config" / "sections.py").read_bytes())
     return tmp_path
 
 
@@ -54,11 +54,20 @@ def flags(out: str, extra: str = "") -> list[str]:
     return f"{SMALL} {out} {extra}".split()
 
 
-def process(framework: str, argv: list[str], pause: float = 0) -> subprocess.Popen:
-    """`python -m ...` with a pause after each row of the log, so that a signal can arrive."""
+def process(
+    framework: str, argv: list[str], pause: float = 0, barrier: int = STEPS
+) -> subprocess.Popen:
+    """`python -m ...` with a pause after each row of the log, so that a signal can arrive.
+
+    Before step `barrier` is over it waits for a file "go": no load lets it end before the signal.
+    """
     code = (
-        "import runpy, sys, time; from lockstep.run.runlog import RunLog; write = RunLog.write\n"
-        f"RunLog.write = lambda self, row: (write(self, row), time.sleep({pause}))\n"
+        "import os, runpy, time; from lockstep.run.runlog import RunLog; write = RunLog.write\n"
+        "def slow(self, row):\n"
+        f"    write(self, row); time.sleep({pause})\n"
+        f"    while {barrier} <= row['step'] < {STEPS} and not os.path.exists('go'):\n"
+        "        time.sleep(0.01)\n"
+        "RunLog.write = slow\n"
         f"runpy.run_module({twin.MODULES[framework]!r}, run_name='__main__', alter_sys=True)"
     )
     cache = {
@@ -145,6 +154,10 @@ def test_a_loss_that_is_not_finite_ends_with_status_3(
     assert all(np.isfinite(weight).all() for weight in good.params.values())
 
 
+def last_step(log: Path) -> int:
+    return max((row["step"] for row in runlog.rows(log)), default=0)
+
+
 @pytest.mark.parametrize("framework", STOPS)
 def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     framework: str, place: Path
@@ -157,17 +170,17 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     assert "\r" not in out
     dice, argv = random.Random(framework), flags("run")
     for number in STOPS[framework]:
-        run = process(framework, argv, pause=0.1)
+        (place / "go").unlink(missing_ok=True)
         log = place / "run" / "log.jsonl"
-        before = len(list(runlog.rows(log)))
-        reached = before + dice.randint(2, 3) if before else 4  # step 2 is saved by then
-        deadline = time.monotonic() + 120
-        while len(list(runlog.rows(log))) < reached:
+        before = last_step(log)
+        target = before + dice.randint(2, 3) if before else 4  # step 2 is saved by then
+        run = process(framework, argv, pause=0.1, barrier=min(target + 2, STEPS - 1))
+        while last_step(log) < target:
             assert run.poll() is None, run.communicate()
-            assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(dice.random() / 10)
         run.send_signal(number)
+        (place / "go").touch()
         out, err = run.communicate()
         assert err == ""
         if number == signal.SIGKILL:
