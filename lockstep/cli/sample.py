@@ -9,6 +9,7 @@ from typing import Any
 from lockstep import twin
 from lockstep.cli.flags import reader
 from lockstep.errors import require, require_range
+from lockstep.exits import DONE
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
 
@@ -94,5 +95,5 @@ def _sample(given: argparse.Namespace) -> int:
         top_k=given.top_k,
         seed=given.seed,
     )
-    print(sampling.shown(prompt + text))
-    return 0
+    print(sampling.to_terminal(prompt + text))
+    return DONE

@@ -18,7 +18,7 @@ from lockstep.errors import UserError, require, require_range
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
-# What takes memory and no weights say how much of it: a config.json may be anybody's.
+# Limits of what takes memory before any file's size shows it: config.json may be untrusted.
 DEEPEST = 2000  # layers; a checkpoint's record still holds their names
 LONGEST = 2**20  # tokens of context; RoPE has a table of them
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once

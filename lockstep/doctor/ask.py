@@ -1,4 +1,4 @@
-"""Runs a twin's probe in a process of its own, which may be missing, crash, hang or babble."""
+"""Runs a twin's probe in a process of its own, which may crash, hang or print anything."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ ENVIRONMENT = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def ask(name: str, seconds: float = SECONDS) -> Framework:
-    """What the framework says of itself, or its fault."""
+    """The facts that a framework reports, or its fault."""
     try:
         done = run_module(
             probe(name), changes=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
@@ -26,13 +26,13 @@ def ask(name: str, seconds: float = SECONDS) -> Framework:
     last = _last_line(done.stderr)
     if found := _last_object(done.stdout):
         devices = tuple(map(_device, found.pop("devices", [])))
-        return Framework(name=name, devices=devices, said=last, **found)
+        return Framework(name=name, devices=devices, stderr=last, **found)
     if done.returncode < 0:
         number = -done.returncode
         error = f"killed by signal {number} ({signal.strsignal(number)})"
         return Framework(name=name, fault="crash", error=error)
     if done.returncode == 0:
-        return Framework(name=name, fault="garbage", error="it ended without telling its facts")
+        return Framework(name=name, fault="no facts", error="it ended without reporting its facts")
     error = last or f"it ended with status {done.returncode}"
     return Framework(name=name, fault=_kind(last), error=error)
 

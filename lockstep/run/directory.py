@@ -29,7 +29,7 @@ SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What config.json says of a run."""
+    """The content of config.json."""
 
     config: Config
     framework: str
@@ -130,12 +130,12 @@ def read_record(out: Path) -> Record:
     """Reads config.json.
 
     Raises:
-        UserError: there is no run at `out`, its config.json is not ours, or it holds a link: a run
-            from elsewhere may point at anything, and a resumed one is written to.
+        UserError: there is no run at `out`, its config.json is not ours, or it holds a symbolic
+            link: an untrusted run may point at anything, and a resumed one is written to.
     """
     for owned in (out / name for name in OWNED):
         if os.path.islink(owned):
-            raise UserError(f"{owned}: a link, where a run has the thing itself; put that there")
+            raise UserError(f"{owned}: a symbolic link; replace it by what it points at")
     path = out / "config.json"
     content = _content(path)
     problem = f"{path}: not a Lockstep run of format {FORMAT}"

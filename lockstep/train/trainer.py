@@ -71,7 +71,7 @@ def _train(
         data_sha256=data.sha256,
         details={**about, "compile_seconds": compile_seconds},
     )
-    with lock.held(out):
+    with lock.hold_lock(out):
         if resume and found != checkpoint.listing(out):
             raise UserError(f"{out}: another trainer went on with it just now; try again")
         if not resume:
@@ -157,14 +157,14 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
         return data, initial_state(config), []
     expected = directory.read_record(resumed).data_sha256
     if data.sha256 != expected:
-        data = corpus.cached(expected) or data
+        data = corpus.load_cached(expected) or data
     if data.sha256 != expected:
         raise UserError(
             f"--data {config.data.data}: its tokens have changed since {resumed} began "
             f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
             "start a new run"
         )
-    # Of a run from elsewhere, config.json may say less than its tokens need.
+    # An untrusted config.json may state a smaller vocabulary than its tokens need.
     corpus.check(data, config.model.vocab, config.model.context)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)

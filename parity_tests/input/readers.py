@@ -180,7 +180,7 @@ def caches(draw: st.DrawFn) -> Files:
 def read_cache(folder: Path) -> Corpus:
     sha256, _ = cached()
     with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
-        data = corpus.cached(sha256)
+        data = corpus.load_cached(sha256)
     if data is None:  # which is how this reader refuses
         raise UserError("none")
     return data

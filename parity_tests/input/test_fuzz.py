@@ -37,7 +37,7 @@ def test_reader(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def trusting(sha256: str) -> Any:
-    """`corpus.cached` without its `except`."""
+    """`corpus.load_cached` without its `except`."""
     with np.load(corpus._cache_file(sha256), allow_pickle=False) as arrays:
         return corpus._corpus(arrays["train"], arrays["val"], str(arrays["source"]))
 
@@ -66,7 +66,7 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("log", runlog, "_is_row", lambda row: "step" in row),
     ("log", untrusted, "_finite", float),
     ("data", corpus, "require", anything),
-    ("cache", corpus, "cached", trusting),
+    ("cache", corpus, "load_cached", trusting),
     ("plan", shape, "_number", lambda path, content, name, default=None: content.get(name)),
     ("islands", islands, "translate", str),
     ("result", provenance, "read_json", lambda file, **_: python_s_own(file, limit=0)),

@@ -85,7 +85,9 @@ def test_a_gigabyte_of_json(name: str, run: Path) -> None:
 
 def test_a_gigabyte_of_log(run: Path) -> None:
     hollow(run / "log.jsonl", size=10**9)
-    refused(lambda: list(runlog.rows(run / "log.jsonl")), "log.jsonl", "too large", "move it away")
+    refused(
+        lambda: list(runlog.rows(run / "log.jsonl")), "log.jsonl", "too large", "move it elsewhere"
+    )
 
 
 def test_a_log_of_one_long_line_takes_no_memory(run: Path) -> None:

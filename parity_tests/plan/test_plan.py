@@ -15,7 +15,7 @@ from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
 from lockstep.plan import checklist, recommend, roofline, shape
-from lockstep.plan.recommend import choices, ranked
+from lockstep.plan.recommend import choices, rank
 from parity_tests.plan.plans import setting
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
@@ -132,7 +132,7 @@ def test_no_name_decides() -> None:
         for framework in device.frameworks:
             other = dataclasses.replace(device, name="a device of tomorrow")
             mine, theirs = (
-                ranked(choices(dataclasses.replace(model, name=name), d, framework, 2**17))
+                rank(choices(dataclasses.replace(model, name=name), d, framework, 2**17))
                 for name, d in (("125m", device), ("x", other))
             )
             assert mine == theirs
@@ -142,18 +142,18 @@ def test_no_name_decides() -> None:
     ("device", "policy"), [("t4", "fp16"), ("v100", "fp16"), ("a100-40", "bf16"), ("h200", "bf16")]
 )
 def test_the_policy_is_the_one_that_the_device_has_units_for(device: str, policy: str) -> None:
-    best = ranked(choices(shape.of("gpt2", None), devices.find(device), "torch", 2**17))[0]
+    best = rank(choices(shape.of("gpt2", None), devices.find(device), "torch", 2**17))[0]
     assert best.policy == policy
 
 
 def test_remat_is_for_what_does_not_fit() -> None:
     model, device = shape.of("1b", None), devices.find("h200")
-    roomy = ranked(choices(model, device, "torch", 2**17))[0]
+    roomy = rank(choices(model, device, "torch", 2**17))[0]
     small = dataclasses.replace(device, memory=SMALL)
-    cramped = ranked(choices(model, small, "torch", 2**17))[0]
+    cramped = rank(choices(model, small, "torch", 2**17))[0]
     assert roomy.setting.remat == "none" and cramped.setting.remat != "none"
     assert cramped.seconds > roomy.seconds and cramped.bytes < 0.9 * SMALL
-    assert ranked(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
+    assert rank(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
 
 
 def test_all_rows_of_a_step_are_taken() -> None:

@@ -78,7 +78,7 @@ def test_without_a_counted_term_a_group_is_further_off(
     term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them is ornament: the fit cannot make up for one that is left out."""
-    known = memory.known
+    known = memory.exact_bytes
 
     def without(*given: Any) -> dict[str, float]:
         return {name: n for name, n in known(*given).items() if name != term}
@@ -90,7 +90,7 @@ def test_without_a_counted_term_a_group_is_further_off(
 
     monkeypatch.setattr(fitting, "STARTS", 2)
     whole = worst()
-    monkeypatch.setattr(memory, "known", without)
+    monkeypatch.setattr(memory, "exact_bytes", without)
     assert max(off - whole[group] for group, off in worst().items()) > 0.03
 
 

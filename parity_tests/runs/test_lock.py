@@ -63,14 +63,14 @@ def test_a_run_that_went_on_meanwhile_is_not_resumed(
 ) -> None:
     """While ours compiled, another trainer came and went."""
     assert train("--steps 6 --warmup 0") == exits.DONE
-    held = lock.held
+    hold_lock = lock.hold_lock
 
     def late(run: Path) -> Any:
         state = checkpoint.latest(run, print)
         checkpoint.save(run, type(state)(**{**vars(state), "step": 7}), keep=2)
-        return held(run)
+        return hold_lock(run)
 
-    monkeypatch.setattr(lock, "held", late)
+    monkeypatch.setattr(lock, "hold_lock", late)
     assert resume("--steps 9") == exits.MISTAKE
     assert "run: another trainer went on with it just now; try again" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_a_lock_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
     at_step(monkeypatch, 5, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         train("--save-every 2")
-    with lock.held(Path("run")), pytest.raises(UserError, match="is being trained"):
+    with lock.hold_lock(Path("run")), pytest.raises(UserError, match="is being trained"):
         lock.require_free(Path("run"))
     lock.require_free(Path("run"))
 
@@ -89,7 +89,7 @@ def test_a_lock_is_not_written_through_a_link() -> None:
     Path("precious").write_text("mine")
     Path("run", "lock").unlink()
     Path("run", "lock").symlink_to("../precious")
-    with pytest.raises(UserError, match="run/lock: cannot be written"), lock.held(Path("run")):
+    with pytest.raises(UserError, match="run/lock: cannot be written"), lock.hold_lock(Path("run")):
         pass
     assert Path("precious").read_text() == "mine"
 
