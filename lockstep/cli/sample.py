@@ -1,7 +1,6 @@
 """`lockstep sample`: text from a run's checkpoint."""
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,50 +15,25 @@ from lockstep.train import sampling, trainer
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "sample",
-        help="write text with a run's checkpoint",
-        description="Writes text with a run's checkpoint.",
-    )
+    sub = commands.add_parser("sample", help="write text with a run's checkpoint",
+                              description="Writes text with a run's checkpoint.")  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
-    sub.add_argument(
-        "--prompt", default="def ", metavar="TEXT", help="text to continue (default: 'def ')"
-    )
-    sub.add_argument(
-        "--length",
-        type=reader(int),
-        default=300,
-        metavar="N",
-        help="bytes to write (default: 300)",
-    )
-    sub.add_argument(
-        "--temperature",
-        type=reader(float),
-        default=0.8,
-        metavar="X",
-        help="0 takes the likeliest byte each time (default: 0.8)",
-    )
-    sub.add_argument(
-        "--top-k",
-        type=reader(int),
-        default=40,
-        metavar="N",
-        help="choose among the N likeliest; 0 among all (default: 40)",
-    )
-    sub.add_argument(
-        "--seed", type=reader(int), default=0, metavar="N", help="seed of the choices (default: 0)"
-    )
-    sub.add_argument(
-        "--step", type=reader(int), metavar="N", help="that of this step (default: the newest)"
-    )
-    sub.add_argument(
-        "--framework",
-        metavar="|".join(twin.MODULES),
-        help="which twin computes (default: the one that trained the run)",
-    )
-    sub.add_argument(
-        "--device", default="auto", metavar="auto|cpu|cuda", help="where to run (default: auto)"
-    )
+    sub.add_argument("--prompt", default="def ", metavar="TEXT",
+                     help="text to continue (default: 'def ')")  # fmt: skip
+    sub.add_argument("--length", type=reader(int), default=300, metavar="N",
+                     help="bytes to write (default: 300)")  # fmt: skip
+    sub.add_argument("--temperature", type=reader(float), default=0.8, metavar="X",
+                     help="0 takes the likeliest byte each time (default: 0.8)")  # fmt: skip
+    sub.add_argument("--top-k", type=reader(int), default=40, metavar="N",
+                     help="choose among the N likeliest; 0 among all (default: 40)")  # fmt: skip
+    sub.add_argument("--seed", type=reader(int), default=0, metavar="N",
+                     help="seed of the choices (default: 0)")  # fmt: skip
+    sub.add_argument("--step", type=reader(int), metavar="N",
+                     help="that of this step (default: the newest)")  # fmt: skip
+    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
+                     help="which twin computes (default: the run's own)")  # fmt: skip
+    sub.add_argument("--device", default="auto", metavar="auto|cpu|cuda",
+                     help="where to run (default: auto)")  # fmt: skip
     sub.set_defaults(command=_sample)
 
 
@@ -79,7 +53,7 @@ def _sample(given: argparse.Namespace) -> int:
     fits = max(prompt) < config.model.vocab
     remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
     require(fits, "--prompt", repr(given.prompt), remedy)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=given.device))
+    config = config.changed(device=given.device)
     notices: list[str] = []
     state = trainer.restore(config, run, notices.append, step=given.step)
     for notice in notices:
@@ -87,13 +61,8 @@ def _sample(given: argparse.Namespace) -> int:
     chosen = twin.load(framework, config)
     chosen.load(state)
     text = sampling.sample(
-        chosen,
-        prompt,
-        length=given.length,
-        context=config.model.context,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        seed=given.seed,
-    )
+        chosen, prompt, length=given.length, context=config.model.context,
+        temperature=given.temperature, top_k=given.top_k, seed=given.seed,
+    )  # fmt: skip
     print(sampling.to_terminal(prompt + text))
     return DONE

@@ -88,18 +88,10 @@ def trainer_parser(module: str) -> Parser:
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             if "help" in field.metadata:
                 add_flag(group, field)
-    group.add_argument(
-        "--out",
-        metavar="DIR",
-        help="the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)",
-    )
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run in --out, with its own config; only "
-        f"{MAY_CHANGE_FLAGS} may change (default: off)",
-    )
-    group.add_argument(
-        "--overwrite", action="store_true", help="replace the run in --out (default: off)"
-    )
+    about = "the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)"
+    group.add_argument("--out", metavar="DIR", help=about)
+    about = f"go on with the run in --out, with its own config; only {MAY_CHANGE_FLAGS} may change"
+    group.add_argument("--resume", action="store_true", help=f"{about} (default: off)")
+    about = "replace the run in --out (default: off)"
+    group.add_argument("--overwrite", action="store_true", help=about)
     return parser

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep import devices
 from lockstep.config import Config
 from lockstep.data import batches
@@ -160,7 +158,7 @@ class Loop:
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        loss = self.twin.evaluate(self.validation_batches())
+        loss = self.twin.evaluate(batches.validation(self.config, self.data.val))
         self.losses[self.done] = loss
         self.write({"kind": "eval", "step": self.done, "val_loss": loss})
         self.display.say(f"step {self.done}: validation loss {loss:.4f}")
@@ -176,22 +174,11 @@ class Loop:
         """Where it begins, in words: the steps from a state on, and a look into the bad one."""
         nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
         if bad.evaluation:
-            return nonfinite.first_bad_tensor(self.twin, self.validation_batches())
+            return nonfinite.first_bad_tensor(
+                self.twin, batches.validation(self.config, self.data.val)
+            )
         window = batches.of_step(self.config, self.data.train, bad.step - 1)
         return nonfinite.first_bad_tensor(self.twin, window)
-
-    def validation_batches(self) -> np.ndarray:
-        """The same windows of the held-out split every time: int32 (M, B, T+1)."""
-        optim = self.config.optim
-        return batches.window(
-            self.data.val,
-            accum=self.config.run.eval_batches,
-            seed=optim.seed,
-            split="val",
-            step=0,
-            batch_size=optim.batch_size,
-            context=self.config.model.context,
-        )
 
 
 def _due(step: int, every: int) -> bool:
