@@ -174,10 +174,9 @@ class Loop:
         """Where it begins, in words: the steps from a state on, and a look into the bad one."""
         nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
         if bad.evaluation:
-            return nonfinite.first_bad_tensor(
-                self.twin, batches.validation(self.config, self.data.val)
-            )
-        window = batches.of_step(self.config, self.data.train, bad.step - 1)
+            window = batches.validation(self.config, self.data.val)
+        else:
+            window = batches.of_step(self.config, self.data.train, bad.step - 1)
         return nonfinite.first_bad_tensor(self.twin, window)
 
 
