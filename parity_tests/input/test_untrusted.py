@@ -226,7 +226,7 @@ def test_refused_can_fail(tmp_path: Path) -> None:
         assert not isinstance(caught.value, UserError)
 
 
-def test_no_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_untrusted_text_does_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """A name in config.json comes into the lines that a resumed run prints."""
     runlog.Display(3, 0).say("a\x1b[2Jb\r\u202ec\nd")
     assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\u202ec\nd\n"
