@@ -84,7 +84,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
                 _write(out, parts, seeds, curve_seeds, device)
                 say(f"written: {out}")
             for side in others.values():
-                side.answers.clear()
+                side.forget()
     finally:
         for side in others.values():
             side.close()
