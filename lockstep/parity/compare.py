@@ -4,7 +4,7 @@ import numpy as np
 
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.noise import Measure, floor, relative_gap, tensor_noise
+from lockstep.parity.noise import Measure, noise_ratio, relative_gaps, tensor_noise
 from lockstep.parity.tolerances import NOISE, NORM, SENSITIVITY
 from lockstep.parity.verdict import Finding, Verdict, bounded
 
@@ -29,26 +29,26 @@ def norm_rule(ours: Arrays, theirs: Arrays, *, rule: str = "relative gap") -> li
 
 
 def noise_rule(
-    ours: Arrays,
-    theirs: Arrays,
-    noises: tuple[dict[str, float], dict[str, float]],
-    *,
-    compute: str,
-    rule: str = "gap over noise",
+    ours: Arrays, theirs: Arrays, noises: tuple[Arrays, Arrays], *, rule: str = "gap over noise"
 ) -> list[Finding]:
     """In lower precision: each tensor's gap against the larger noise of the two programs.
 
     And their noises against each other: at the median tensor one is no wider than the other.
+
+    Args:
+        ours, theirs: (..., K), of K batches.
+        noises: of the two programs, by tensor, (K,).
     """
     _require_same_names(ours, theirs)
     found, ratios = [], []
     for name, x in ours.items():
-        least = floor(compute, x.size)
-        a, b = (noise[name] + least for noise in noises)
-        gap = relative_gap(x, theirs[name])
-        detail = f"gap {gap:.2g}, noise {a:.2g} and {b:.2g}; {_norms(x, theirs[name])}"
-        found.append(bounded(rule, name, gap / max(a, b), NOISE.bound, detail))
-        ratios.append(a / b)
+        a, b = (noise[name] for noise in noises)
+        gaps = relative_gaps(x, theirs[name])
+        figure = noise_ratio(gaps, np.maximum(a, b))
+        medians = [f"{np.median(each):.2g}" for each in (gaps, a, b)]
+        detail = "gap {}, noise {} and {}; ".format(*medians) + _norms(x, theirs[name])
+        found.append(bounded(rule, name, figure, NOISE.bound, detail))
+        ratios.append(noise_ratio(a, b))
     middle = float(np.median(ratios))
     where = f"all {len(ratios)} tensors"
     folded = max(middle, 1 / middle)
@@ -74,7 +74,7 @@ def compare_measures(
     if compute == "float64":
         return norm_rule(a, b, **named)
     noises = tensor_noise(ours, state, rounding), tensor_noise(theirs, state, rounding)
-    return noise_rule(a, b, noises, compute=compute, **named)
+    return noise_rule(a, b, noises, **named)
 
 
 def stack(sets: list[Arrays]) -> Arrays:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.tolerances import FLIPS, FLOOR_ULPS, epsilon
+from lockstep.parity.tolerances import FLOOR_ULPS, epsilon
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
 TENSOR_RUNS = 4
@@ -65,23 +65,31 @@ def permute_rows(window: np.ndarray, seed: int) -> np.ndarray:
     return np.stack([batch[generator.permutation(len(batch))] for batch in window])
 
 
-def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> dict[str, float]:
-    """By tensor, the largest relative gap of a program to itself among nudged runs."""
+def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> Arrays:
+    """By tensor and batch, (K,): the largest relative gap of a program to itself, nudged."""
     plain = measure(state)
     runs = [
         measure(Perturbation(weights=seed, dtype=dtype).state(state)) for seed in range(TENSOR_RUNS)
     ]
-    return {name: max(relative_gap(run[name], x) for run in runs) for name, x in plain.items()}
+    return {
+        name: np.max([relative_gaps(run[name], x) for run in runs], axis=0)
+        for name, x in plain.items()
+    }
 
 
-def relative_gap(a: np.ndarray, b: np.ndarray) -> float:
-    """|a - b| over the larger norm of the two, in 2-norms; 0 for two zeros."""
-    a, b = (np.asarray(x, np.float64).ravel() for x in (a, b))
-    gap, size = np.linalg.norm(a - b), max(np.linalg.norm(a), np.linalg.norm(b))
-    return float(gap / size) if gap else 0.0
+def relative_gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))
+    gap = np.linalg.norm(a - b, axis=0)
+    size = np.maximum(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=0))
+    return np.divide(gap, size, out=gap, where=gap != 0)
 
 
-def floor(compute: str, size: int) -> float:
-    """The relative gap that a tensor of so many elements may have where no noise is seen."""
-    flips = 0.0 if compute == "float32" else epsilon(compute) * (FLIPS / size) ** 0.5
-    return FLOOR_ULPS * epsilon("float32") + flips
+def noise_ratio(gaps: np.ndarray, noise: np.ndarray) -> float:
+    """(K,), (K,) -> how far beyond the noise: the geometric mean over the batches.
+
+    In half precision a rounding falls the other way in few batches, and moves these by far: no
+    batch speaks for all, as in a mean it would.
+    """
+    least = FLOOR_ULPS * epsilon("float32")
+    return float(np.exp(np.log((gaps + least) / (noise + least)).mean()))

@@ -145,16 +145,18 @@ def remat(case: Case) -> list[Finding]:
     """What is recomputed is what was computed, dropout and all; and less is kept."""
     found = []
     config = case.config.changed(dropout=DROPOUT, accum=1)
-    window = case.windows(1, config)
+    windows = case.windows(_windows(case), config)
 
-    def gradient(side: Side, config: Config, state: TrainState) -> Arrays:
+    def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
         """What a step goes by: Adam's first update is nearly its sign, which rounding flips."""
-        steps = side.steps(config, state, window)
-        scalars = {"loss": steps.loss, "grad norm": steps.grad_norm}
-        return {**steps.end.mu, **(scalars if case.exact else {})}
+        if not case.exact:
+            return side.first_moments(config, state, windows)
+        steps = side.steps(config, state, windows)
+        return {**steps.end.mu, "loss": steps.loss, "grad norm": steps.grad_norm}
 
+    configs = config, config.changed(remat="none")
     for side in case.sides:
-        ours, theirs = (partial(gradient, side, c) for c in (config, config.changed(remat="none")))
+        ours, theirs = (partial(gradient, each, side) for each in configs)
         rule = "gap to what keeps everything"
         findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
         found += [*located(side.name, findings), kept_bytes(case, side)]

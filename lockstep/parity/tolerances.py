@@ -61,10 +61,6 @@ SENSITIVITY = Tolerance(
 # sum is one and the same in all runs of a program, and another in another program.
 FLOOR_ULPS = 2
 
-# Of a tensor in half precision so many elements may round the other way where no perturbed run has
-# one that does: flips are rare, and Poisson's law allows 4 where 0 are seen.
-FLIPS = 4
-
 # Bytes of one step over those of the next wider remat mode, 16 layers: by the residuals kept, two a
 # layer for some forty, one for two, 8 in all for 16 beside one block's; the matmuls' outputs alone.
 MEMORY = {
