@@ -85,11 +85,10 @@ def relative_gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(gap, size, out=gap, where=gap != 0)
 
 
-def noise_ratio(gaps: np.ndarray, noise: np.ndarray) -> float:
-    """(K,), (K,) -> how far beyond the noise: the geometric mean over the batches.
+def floor(compute: str, x: np.ndarray) -> float:
+    """The relative gap of (..., K) in one batch that no perturbation need show.
 
-    In half precision a rounding falls the other way in few batches, and moves these by far: no
-    batch speaks for all, as in a mean it would.
+    Two ulps of float32; in half precision one element that rounds the other way.
     """
-    least = FLOOR_ULPS * epsilon("float32")
-    return float(np.exp(np.log((gaps + least) / (noise + least)).mean()))
+    flip = 0.0 if compute == "float32" else epsilon(compute) / (x.size / x.shape[-1]) ** 0.5
+    return FLOOR_ULPS * epsilon("float32") + flip
