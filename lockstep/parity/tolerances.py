@@ -55,8 +55,8 @@ SENSITIVITY = Tolerance(
     "the noise. A wrong program must not hide its gap in noise of its own.",
 )
 
-# The gap that no perturbation need show, in ulps of float32: the rounding of a logarithm of a sum is
-# the same in all runs of a program, and another in another program.
+# The gap that no perturbation need show, in ulps of float32: a logarithm of a sum is rounded alike
+# in all runs of one program, and otherwise in another.
 FLOOR_ULPS = 2
 
 # Bytes of one step over those of the next wider remat mode, 16 layers: by the residuals kept, two a
