@@ -4,8 +4,8 @@ import numpy as np
 
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.noise import Measure, floor, relative_gaps, tensor_noise
-from lockstep.parity.tolerances import NOISE, NORM, SENSITIVITY
+from lockstep.parity.noise import Measure, relative_gaps, tensor_noise
+from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY
 from lockstep.parity.verdict import Finding, Verdict, bounded
 
 
@@ -33,7 +33,6 @@ def noise_rule(
     theirs: Arrays,
     noises: tuple[Arrays, Arrays],
     *,
-    compute: str,
     rule: str = "gap over noise",
 ) -> list[Finding]:
     """Below float64: each tensor's gap against the larger noise of the two programs.
@@ -49,7 +48,7 @@ def noise_rule(
     _require_same_names(ours, theirs)
     found, ratios = [], []
     for name, x in ours.items():
-        a, b = (noise[name] + floor(compute, x) for noise in noises)
+        a, b = (noise[name] + FLOOR for noise in noises)
         gaps = relative_gaps(x, theirs[name])
         figure = float(np.median(gaps / np.maximum(a, b)))
         medians = [f"{np.median(each):.2g}" for each in (gaps, a, b)]
@@ -81,7 +80,7 @@ def compare_measures(
     if compute == "float64":
         return norm_rule(a, b, **named)
     noises = tensor_noise(ours, state, rounding), tensor_noise(theirs, state, rounding)
-    return noise_rule(a, b, noises, compute=compute, **named)
+    return noise_rule(a, b, noises, **named)
 
 
 def stack(sets: list[Arrays]) -> Arrays:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.tolerances import FLOOR_ULPS, epsilon
+from lockstep.parity.tolerances import epsilon
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
 TENSOR_RUNS = 4
@@ -83,12 +83,3 @@ def relative_gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     gap = np.linalg.norm(a - b, axis=0)
     size = np.maximum(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=0))
     return np.divide(gap, size, out=gap, where=gap != 0)
-
-
-def floor(compute: str, x: np.ndarray) -> float:
-    """The relative gap of (..., K) in one batch that no perturbation need show.
-
-    Two ulps of float32; in half precision one element that rounds the other way.
-    """
-    flip = 0.0 if compute == "float32" else epsilon(compute) / (x.size / x.shape[-1]) ** 0.5
-    return FLOOR_ULPS * epsilon("float32") + flip

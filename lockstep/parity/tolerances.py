@@ -12,6 +12,11 @@ import ml_dtypes
 import numpy as np
 
 
+def epsilon(dtype: str) -> float:
+    """The distance from 1 to the next larger number of a format."""
+    return float(ml_dtypes.finfo(np.dtype(dtype)).eps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
     bound: float
@@ -58,6 +63,7 @@ SENSITIVITY = Tolerance(
 # The gap that no perturbation need show, in ulps of float32: a logarithm of a sum is rounded alike
 # in all runs of one program, and otherwise in another.
 FLOOR_ULPS = 2
+FLOOR = FLOOR_ULPS * epsilon("float32")  # of a tensor, relative
 
 # Bytes of one step over those of the next wider remat mode, 16 layers: by the residuals kept, two a
 # layer for some forty, one for two, 8 in all for 16 beside one block's; the matmuls' outputs alone.
@@ -75,8 +81,3 @@ ENVELOPE_CAP = {"float32": 5e-6, "bfloat16": 5e-3, "float16": 5e-3}
 # Steps that the envelope is taken ahead: in half precision a flip that every run meets sooner or
 # later, one of them meets first (docs/decisions/0013).
 LAG = 5
-
-
-def epsilon(dtype: str) -> float:
-    """The distance from 1 to the next larger number of a format."""
-    return float(ml_dtypes.finfo(np.dtype(dtype)).eps)

@@ -12,8 +12,8 @@ from lockstep.parity.compare import (
     norm_gap,
     norm_rule,
 )
-from lockstep.parity.noise import Measure, floor, nudge_weights, permute_rows, relative_gaps
-from lockstep.parity.tolerances import NOISE, NORM, SENSITIVITY, epsilon
+from lockstep.parity.noise import Measure, nudge_weights, permute_rows, relative_gaps
+from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY, epsilon
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import perturbed, toy
 
@@ -61,23 +61,21 @@ def test_relative_gaps_are_by_batch_and_symmetric() -> None:
     assert (relative_gaps(0 * a, 0 * a) == 0).all()
 
 
-def findings(gap: float, noise: tuple[float, float], compute: str = "float32") -> list[Verdict]:
+def findings(gap: float, noise: tuple[float, float]) -> list[Verdict]:
     """Of tensors of 64 elements and 3 batches; gap and noise in units of the floor."""
     a = {name: np.ones((64, 3)) for name in "xy"}
-    unit = floor(compute, a["x"])
-    b = {**a, "x": a["x"] * (1 - gap * unit)}
-    noises = tuple({name: np.full(3, n * unit) for name in a} for n in noise)
-    return [f.verdict for f in noise_rule(a, b, noises, compute=compute)]  # type: ignore[arg-type]
+    b = {**a, "x": a["x"] * (1 - gap * FLOOR)}
+    ours, theirs = ({name: np.full(3, n * FLOOR) for name in a} for n in noise)
+    return [f.verdict for f in noise_rule(a, b, (ours, theirs))]
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16", "float16"])
-def test_a_gap_is_held_against_the_larger_noise(compute: str) -> None:
+def test_a_gap_is_held_against_the_larger_noise() -> None:
     inside, outside = NOISE.bound * 4 * 0.99, NOISE.bound * 4 * 1.01
     for noise in ((3.0, 2.5), (2.5, 3.0)):  # and the floor itself: 4
-        assert findings(inside, noise, compute) == [Verdict.EQUAL] * 3
-        assert findings(outside, noise, compute)[0] is Verdict.DIFFERENT
-    assert findings(np.nan, (3.0, 3.0), compute)[0] is Verdict.DIFFERENT
-    assert findings(0.0, (np.inf, 3.0), compute)[-1] is Verdict.DIFFERENT
+        assert findings(inside, noise) == [Verdict.EQUAL] * 3
+        assert findings(outside, noise)[0] is Verdict.DIFFERENT
+    assert findings(np.nan, (3.0, 3.0))[0] is Verdict.DIFFERENT
+    assert findings(0.0, (np.inf, 3.0))[-1] is Verdict.DIFFERENT
 
 
 def test_a_program_cannot_hide_its_gap_in_its_own_noise() -> None:
@@ -91,9 +89,9 @@ def test_no_batch_speaks_for_all() -> None:
     a = {"x": np.ones((64, 3))}
     b = {"x": a["x"] * [1, 1, 1.01]}
     still = {"x": np.zeros(3)}
-    assert decisive(noise_rule(a, b, (still, still), compute="bfloat16")).verdict is Verdict.EQUAL
+    assert decisive(noise_rule(a, b, (still, still))).verdict is Verdict.EQUAL
     b["x"][:, 1] *= 1.1
-    found = decisive(noise_rule(a, b, (still, still), compute="bfloat16"))
+    found = decisive(noise_rule(a, b, (still, still)))
     assert found.verdict is Verdict.DIFFERENT
 
 
