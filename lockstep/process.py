@@ -23,14 +23,19 @@ def run_module(
 
 
 def start_module(
-    module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
+    module: str,
+    *words: str,
+    changes: Mapping[str, str] = NO_CHANGE,
+    python: str = sys.executable,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
-    """The same, without waiting for it."""
-    return subprocess.Popen(module_command(module, *words), env=_environment(changes), **options)
+    """The same, without waiting for it; `python`: another interpreter's."""
+    command = module_command(module, *words, python=python)
+    return subprocess.Popen(command, env=_environment(changes), **options)
 
 
-def module_command(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", module, *words]
+def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", module, *words]
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:

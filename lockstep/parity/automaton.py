@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed
-from lockstep.parity.verdict import Finding, nothing
+from lockstep.parity.compare import changed_tensors
+from lockstep.parity.verdict import Finding, empty
 from lockstep.train.schedule import learning_rates
 
 STEPS = 24
@@ -62,11 +62,11 @@ def loss_scale(case: Case) -> list[Finding]:
         }
         for what, steps in wrong.items():
             off = [f"step {t + 1}" for t in np.flatnonzero(steps)]
-            found.append(nothing(f"{what} not the automaton's", side.name, off))
+            found.append(empty(f"{what} not the automaton's", side.name, off))
         counts = [f"{end} for {ends}"] if end != ends else []
-        found.append(nothing("step, updates, scale and good steps at the end", side.name, counts))
+        found.append(empty("step, updates, scale and good steps at the end", side.name, counts))
         lone = side.steps(config, state, windows[overflows][:1])
-        found.append(nothing("moved by a skipped step", side.name, changed(state, lone.end)))
+        found.append(empty("moved by a skipped step", side.name, changed_tensors(state, lone.end)))
     return found
 
 

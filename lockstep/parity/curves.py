@@ -1,14 +1,13 @@
 """`lockstep curves A B`: do two programs train the same curve, up to rounding?
 
-Each side trains in a process of its own. A also trains its perturbed runs; their spread is the
-noise envelope that the gap between A and B is held against.
+Each program trains in a process of its own: once as it is, and its perturbed runs, whose spread is
+the noise envelope that the gap between A and B is held against.
 """
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,101 +17,149 @@ from lockstep.data import batches, corpus
 from lockstep.errors import require
 from lockstep.model.state import initial_state
 from lockstep.parity import catalogue, ladder
-from lockstep.parity.envelope import (
-    ORDER_SEEDS,
-    RESTARTS,
-    WEIGHT_SEEDS,
-    Comparison,
-    compare,
-    confirmed,
-    nudged,
-    reordered,
-)
-from lockstep.parity.operands import Operand, comparable, parse
+from lockstep.parity.envelope import Comparison, compare_programs, perturbations, spread
+from lockstep.parity.noise import PLAIN, Perturbation
+from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
-from lockstep.parity.verdict import Finding, Verdict, within
+from lockstep.parity.trajectories import train_side
+from lockstep.parity.verdict import Verdict, bounded
 
 # Small enough for a CPU, learning slowly enough for an envelope that stays below its cap.
 DEFAULTS: dict[str, Any] = {
     "model": "tiny", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 256,
     "batch_size": 4, "accum": 3, "steps": 150, "lr": 1e-3, "numerics": "strict",
 }  # fmt: skip
-CHUNK = 100  # steps that travel to the side at once
 CURVES = ("loss", "loss_scale", "skipped")
 
-Change = Callable[[Any], Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one whole run reported, each (steps,); of a logged run the losses alone."""
+
+    loss: np.ndarray
+    loss_scale: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    skipped: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-def _same(x: Any) -> Any:
-    return x
+class Program:
+    """An operand that trains: each perturbation once."""
 
+    def __init__(self, operand: Operand, tokens: np.ndarray, variant: str = "") -> None:
+        self.operand, config = operand, operand.config
+        module = GPT.modules[operand.framework]
+        self.side = Side(operand.framework, module, variant=variant, remember=False)
+        steps = range(config.optim.steps)
+        windows = np.stack([batches.of_step(config, tokens, step) for step in steps])
+        self.train = train_side(self.side, config, initial_state(config), windows)
+        self.runs: dict[Perturbation, Run] = {}
+        self.about: dict[str, Any] = {}
+        if operand.losses is not None:
+            self.runs[PLAIN] = Run(loss=operand.losses)
 
-# What is done to the weights and to the batches of each perturbed run.
-NOISE: list[tuple[Change, Change]] = [
-    *((partial(nudged, seed=seed), _same) for seed in range(WEIGHT_SEEDS)),
-    *((_same, partial(reordered, seed=seed)) for seed in range(ORDER_SEEDS)),
-]
-STARTS = NOISE[:RESTARTS]
+    def __call__(self, perturbation: Perturbation) -> Run:
+        if perturbation not in self.runs:
+            steps = self.train(perturbation)
+            self.about = steps.about
+            self.runs[perturbation] = Run(**{name: getattr(steps, name) for name in CURVES})
+            print(f"{self.operand.name}: run {len(self.runs)}", file=sys.stderr)
+        return self.runs[perturbation]
+
+    def record(self) -> dict[str, Any]:
+        """The operand and its runs, the plain one first, for curves.json."""
+        config, runs = self.operand.config.to_json(), self.runs.values()
+        curves = {name: [getattr(run, name).tolist() for run in runs] for name in CURVES}
+        operand = {"name": self.operand.name, "framework": self.operand.framework}
+        return {**operand, "config": config, **curves, "about": self.about}
 
 
 def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "") -> Verdict:
-    """Trains what must be trained, prints the verdict, writes curves.json and curves.png."""
+    """Trains, judges, writes curves.json and curves.png, and prints the verdict."""
     bug = catalogue.find(bug_text) if bug_text else None
     shows = {k: v for k, v in bug.flags.items() if k not in ("policy", "dropout")} if bug else {}
-    a, b = (parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text))
-    comparable(a, b)
-    for side in (a, b):
-        require(
-            side.config.model.dropout == 0 or side.config.precision.strict,
-            "--dropout",
-            side.config.model.dropout,
-            "only strict numerics draw the same masks; add :strict",
-        )
-    data = corpus.load(a.config.data.data)
-    corpus.check(data, a.config.model.vocab, a.config.model.context)
-    planted = planted_side(bug, a, b) if bug else None
-    made = {"a": train(a, data.train, noise=NOISE), "b": train(b, data.train, noise=STARTS)}
-    sides = {"a": a, "b": b}
-    if planted:
-        made["sick"] = train(planted, data.train, noise=STARTS, variant=bug_text)
-        sides["sick"] = planted
-    left, right = "a", "b"
-    if bug:  # it takes the place of its healthy self
-        left, right = ("a", "sick") if bug.framework == b.framework else ("sick", "b")
-    runs = [made[side]["loss"] for side in (left, right, "a")]
-    steps = min(len(run) for each in runs for run in each)
-    result = judge(
-        sides[left], sides[right], *(np.array([run[:steps] for run in each]) for each in runs)
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {
-        name: {"name": side.name, "framework": side.framework, "config": side.config.to_json(),
-               **made[name]}
-        for name, side in sides.items()
-    } | {
-        "compared": [left, right], "gap": result.gap.tolist(),
-        "envelope": result.envelope.tolist(), "allowed": result.allowed.tolist(),
-        "horizon": result.horizon, "finding": asdict(result.finding),
-    }  # fmt: skip
-    (out / "curves.json").write_text(json.dumps(content) + "\n")
-    print(f"{sides[left].name} against {sides[right].name}, {steps} steps")
-    print(result.finding)
-    for line in seen(result, {side.name: made[key]["loss"][0] for key, side in sides.items()}):
-        print(line)
-    last = max(result.horizon - 1, 0)
-    print(
-        f"the smallest gap that would have been called different: {result.allowed[last]:.2g} nats"
-    )
-    if bug:
-        rung = ladder.RUNGS[bug.rung - 1]
-        print(f"planted: {bug.what}; the rung that catches it is {rung}: {rung.proves}")
-    print(f"written: {', '.join(str(path) for path in written(content, out))}")
+    operands = [parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text)]
+    require_comparable(*operands)
+    for operand in operands:
+        require_same_masks(operand)
+    config = operands[0].config
+    data = corpus.load(config.data.data)
+    corpus.check(data, config.model.vocab, config.model.context)
+    planted = find_operand(bug, *operands) if bug else None
+    programs = {name: Program(operand, data.train) for name, operand in zip("ab", operands)}
+    compared = ["a", "b"]
+    if bug and planted is not None:  # it takes the place of its healthy self
+        sick = replace(planted, name=f"{planted.name} with {bug.name}")
+        programs["sick"] = Program(sick, data.train, bug_text)
+        compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
+    try:
+        result = judge(*(programs[name] for name in compared))
+        for program in programs.values():
+            program(PLAIN)
+    finally:
+        for program in programs.values():
+            program.side.close()
+    files = write(result, programs, compared, out)
+    print_result(result, programs, compared, bug, files)
     return result.finding.verdict
 
 
-def seen(result: Comparison, losses: dict[str, list[float]]) -> list[str]:
+def judge(ours: Program, theirs: Program) -> Comparison:
+    """Rung 8's rule by the policies: float64 has an absolute tolerance, the others the envelope."""
+    computes = [p.operand.config.precision.roles.compute for p in (ours, theirs)]
+    if computes != ["float64", "float64"]:
+        cap = max(ENVELOPE_CAP.get(compute, 0.0) for compute in computes)
+        return compare_programs(ours, theirs, (ours, theirs), cap)
+    a, b = ours(PLAIN).loss, theirs(PLAIN).loss
+    gap = np.maximum.accumulate(np.abs(a - b))
+    return Comparison(
+        gap=gap,
+        envelope=spread(ours, perturbations()),
+        allowed=np.full(len(gap), CURVE.bound),
+        horizon=len(gap),
+        finding=bounded("largest gap in nats", f"step {int(np.abs(a - b).argmax()) + 1}",
+                        float(gap[-1]), CURVE.bound, f"float64, all {len(gap)} steps"),
+    )  # fmt: skip
+
+
+def write(
+    result: Comparison, programs: dict[str, Program], compared: list[str], out: Path
+) -> list[Path]:
+    """curves.json, and the plot where matplotlib is installed."""
+    content: dict[str, Any] = {name: program.record() for name, program in programs.items()} | {
+        "compared": compared, "gap": result.gap.tolist(),
+        "envelope": result.envelope.tolist(), "allowed": result.allowed.tolist(),
+        "horizon": result.horizon, "finding": asdict(result.finding),
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "curves.json").write_text(json.dumps(content) + "\n")
+    try:
+        from lockstep.parity.plot import draw
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return [out / "curves.json"]
+    draw(content, out / "curves.png")
+    return [out / "curves.json", out / "curves.png"]
+
+
+def print_result(
+    result: Comparison, programs: dict[str, Program], compared: list[str],
+    bug: catalogue.Bug | None, files: list[Path],
+) -> None:  # fmt: skip
+    names = [programs[name].operand.name for name in compared]
+    print(f"{names[0]} against {names[1]}, {len(result.gap)} steps")
+    print(result.finding)
+    for line in summarize(result, {p.operand.name: p(PLAIN).loss for p in programs.values()}):
+        print(line)
+    last = max(result.horizon - 1, 0)
+    print(f"the smallest gap that would be called different: {result.allowed[last]:.2g} nats")
+    if bug:
+        rung = ladder.RUNGS[bug.rung - 1]
+        print(f"planted: {bug.what}; the rung that catches it is {rung}: {rung.proves}")
+    print(f"written: {', '.join(map(str, files))}")
+
+
+def summarize(result: Comparison, losses: Mapping[str, Sequence[float] | np.ndarray]) -> list[str]:
     """What a reader would look for in the picture: where they part, and where they end."""
     lines = []
     beyond = np.flatnonzero(~(result.gap <= result.allowed)[: result.horizon])
@@ -122,100 +169,17 @@ def seen(result: Comparison, losses: dict[str, list[float]]) -> list[str]:
     return [*lines, f"last loss: {', '.join(ends)}"]
 
 
-def planted_side(bug: catalogue.Bug, a: Operand, b: Operand) -> Operand:
-    """The operand that gets the bug: the one of its framework, B where both are."""
-    operand = next((x for x in (b, a) if x.framework == bug.framework), None)
-    remedy = f"is a bug of {bug.framework}; make one operand {bug.framework}:POLICY"
-    require(operand is not None and operand.losses is None, "--bug", bug.name, remedy)
-    assert operand is not None
-    return replace(operand, name=f"{operand.name} with {bug.name}")
-
-
-def judge(
-    a: Operand, b: Operand, ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray
-) -> Comparison:
-    """Rung 8's rule by the policies: float64 has an absolute bound, the others the envelope.
-
-    All are losses (runs, steps): the plain run, then those from nudged weights as far as there are
-    any; of `noisy`, whose spread is the envelope, all that are perturbed.
-    """
-    plain, perturbed = noisy[0], noisy[1:]
-    computes = [side.config.precision.roles.compute for side in (a, b)]
-    if computes != ["float64", "float64"]:
-        cap = max(ENVELOPE_CAP.get(compute, 0.0) for compute in computes)
-        once = compare(ours[0], theirs[0], perturbed, cap, plain=plain)
-        if min(len(ours), len(theirs)) <= RESTARTS:  # a run of which there is no more than its log
-            return once
-
-        def restarted(k: int) -> Finding:
-            others = np.stack([plain, *np.delete(perturbed, k, axis=0)])
-            again = compare(ours[1 + k], theirs[1 + k], others, cap, plain=perturbed[k])
-            return again.finding
-
-        return replace(once, finding=confirmed(once.finding, restarted))
-    ours, theirs = ours[0], theirs[0]
-    result = compare(ours, theirs, perturbed, np.inf, plain=plain)
-    finding = within(
-        "largest gap in nats",
-        f"step {int(np.abs(ours - theirs).argmax()) + 1}",
-        float(result.gap[-1]),
-        CURVE.bound,
-        f"float64, all {len(ours)} steps",
-    )
-    allowed = np.full(len(ours), CURVE.bound)
-    return replace(result, allowed=allowed, horizon=len(ours), finding=finding)
-
-
-def train(
-    operand: Operand, tokens: np.ndarray, *, noise: list[tuple[Change, Change]], variant: str = ""
-) -> dict[str, Any]:
-    """Its curves, the plain run first; a lone run that is there already is not trained again."""
-    if operand.losses is not None and noise is STARTS:
-        return {"loss": [operand.losses.tolist()]}
-    side = Side(operand.framework, GPT.modules[operand.framework], variant=variant, remember=False)
-    runs = [(_same, _same), *noise]
-    made: dict[str, Any] = {name: [] for name in CURVES}
-    try:
-        for number, (weight, order) in enumerate(runs, 1):
-            for name, values in curve(side, operand, tokens, weight, order, made).items():
-                made[name].append(values)
-            print(f"{operand.name}: run {number} of {len(runs)}", file=sys.stderr)
-    finally:
-        side.close()
-    if operand.losses is not None:
-        made["loss"][0] = operand.losses.tolist()
-    return made
-
-
-def curve(
-    side: Side,
-    operand: Operand,
-    tokens: np.ndarray,
-    weight: Change,
-    order: Change,
-    made: dict[str, Any],
-) -> dict[str, list[float]]:
-    """One whole run: what each of its steps reported."""
+def require_same_masks(operand: Operand) -> None:
     config = operand.config
-    state = initial_state(config)
-    state = replace(state, params=weight(state.params))
-    curves: dict[str, list[float]] = {name: [] for name in CURVES}
-    for first in range(0, config.optim.steps, CHUNK):
-        steps = range(first, min(first + CHUNK, config.optim.steps))
-        windows = np.stack([order(batches.of_step(config, tokens, step)) for step in steps])
-        done = side.steps(config, state, windows)
-        state, made["about"] = done.end, done.about
-        for name, values in curves.items():
-            values += getattr(done, name).tolist()
-    return curves
+    same = config.model.dropout == 0 or config.precision.strict
+    remedy = "only strict numerics draw the same masks; add :strict"
+    require(same, "--dropout", config.model.dropout, remedy)
 
 
-def written(content: dict[str, Any], out: Path) -> list[Path]:
-    """The JSON, and the plot where matplotlib is installed."""
-    try:
-        from lockstep.parity.plot import draw
-    except ImportError:
-        print("no plot: matplotlib is not installed")
-        return [out / "curves.json"]
-    draw(content, out / "curves.png")
-    return [out / "curves.json", out / "curves.png"]
+def find_operand(bug: catalogue.Bug, a: Operand, b: Operand) -> Operand:
+    """The operand that gets the bug: the one of its framework, B where both are."""
+    found = next((x for x in (b, a) if x.framework == bug.framework), None)
+    remedy = f"is a bug of {bug.framework}; make one operand {bug.framework}:POLICY"
+    require(found is not None and found.losses is None, "--bug", bug.name, remedy)
+    assert found is not None
+    return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lockstep.parity import automaton, rungs, trajectories
 from lockstep.parity.case import Case
-from lockstep.parity.compare import worst
+from lockstep.parity.compare import decisive
 from lockstep.parity.verdict import Finding, Verdict
 
 
@@ -84,11 +84,11 @@ class Outcome:
 
 def climb(rung: Rung, case: Case) -> Outcome:
     findings = rung.climb(case)
-    decisive = worst(findings)
+    worst = decisive(findings)
     return Outcome(
         rung=rung.number,
         policy=case.config.precision.policy,
-        verdict=decisive.verdict,
-        worst=decisive,
+        verdict=worst.verdict,
+        worst=worst,
         findings=findings,
     )

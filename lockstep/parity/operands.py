@@ -57,11 +57,11 @@ def parse(text: str, flags: dict[str, Any]) -> Operand:
     record = directory.read_record(path)
     twin.require_known(record.framework)
     return Operand(
-        name=text, framework=record.framework, config=record.config, losses=logged_losses(path)
+        name=text, framework=record.framework, config=record.config, losses=read_losses(path)
     )
 
 
-def logged_losses(run: Path) -> np.ndarray:
+def read_losses(run: Path) -> np.ndarray:
     """float64 (steps,): the losses of a run's log, from step 1; NaN where the log has null."""
     rows = [row for row in runlog.rows(run / "log.jsonl") if row["kind"] == "train"]
     steps = [row["step"] for row in rows]
@@ -71,7 +71,7 @@ def logged_losses(run: Path) -> np.ndarray:
     return np.array(losses)
 
 
-def comparable(a: Operand, b: Operand) -> None:
+def require_comparable(a: Operand, b: Operand) -> None:
     """Raises UserError unless both train the same model on the same batches."""
     for section in ("model", "data", "optim"):
         ours, theirs = (getattr(x.config, section) for x in (a, b))

@@ -3,8 +3,8 @@
 Each takes a `Case` and returns what it found; none names a framework or a model.
 """
 
-import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from lockstep.config import Config
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed, gaps, norm_rule, ratio_rule
-from lockstep.parity.side import Side, Steps
-from lockstep.parity.tolerances import MEMORY, SAME
-from lockstep.parity.verdict import Finding, at, nothing, within
+from lockstep.parity.compare import changed_tensors, compare_measures
+from lockstep.parity.side import Side
+from lockstep.parity.tolerances import MEMORY
+from lockstep.parity.verdict import Finding, bounded, empty, located
 from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu")
@@ -39,17 +39,17 @@ def contract(case: Case) -> list[Finding]:
     for side in case.sides:
         back = side.state(case.config, numbered)
         lost = [name for name in counters if getattr(back, name) != counters[name]]
-        found.append(nothing("counters changed by loading", side.name, lost))
-        found.append(nothing("changed by loading", side.name, changed(numbered, back)))
+        found.append(empty("counters changed by loading", side.name, lost))
+        found.append(empty("changed by loading", side.name, changed_tensors(numbered, back)))
         moved = [name for name, other in zip(numbered.params, back.params) if name != other]
-        found.append(nothing("out of order", side.name, moved))
+        found.append(empty("out of order", side.name, moved))
         steps = side.steps(case.config, case.perturbed, case.windows(3))
         made = np.cumsum(~steps.skipped) - ~steps.skipped  # updates before each step
         wrong = [f"step {t + 1}" for t in np.flatnonzero(steps.lr != table[made])]
-        found.append(nothing("learning rates not the table's", side.name, wrong))
+        found.append(empty("learning rates not the table's", side.name, wrong))
         counted = {"step": 3, "updates": int((~steps.skipped).sum())}
         off = [name for name, count in counted.items() if getattr(steps.end, name) != count]
-        found.append(nothing("counters", side.name, off))
+        found.append(empty("counters", side.name, off))
     return found
 
 
@@ -59,20 +59,20 @@ def activations(case: Case) -> list[Finding]:
     plain, batches, starts = _plain(case), case.batches(BATCHES), case.starts
     if case.exact and case.pair.offset:
         starts["offset"] = case.pair.offset(case.perturbed)
-    for start, state in starts.items():
-        traces = [side.traces(plain, state, batches) for side in case.sides]
-        seen = [traced.activations for traced in traces]
+
+    def measure(side: Side, state: TrainState) -> Arrays:
+        traced = side.traces(plain, state, batches)
         if not case.exact:
-            truth = case.a.traces(case.oracle, state, batches).activations
-            found += at(start, ratio_rule(truth, *seen, compute=case.compute))
-            continue
-        for side, traced, arrays in zip(case.sides, traces, seen):
-            arrays["loss"] = traced.loss
-            arrays["evaluation"] = np.array(side.evaluate(case.config, state, batches))
-            if case.pair.causal:
-                prefix = batches[0, 0, : batches.shape[2] // 2]
-                arrays["next logits"] = side.logits(plain, state, prefix)
-        found += at(start, norm_rule(*seen))
+            return traced.activations
+        extra = {"loss": traced.loss}
+        extra["evaluation"] = np.array(side.evaluate(case.config, state, batches))
+        if case.pair.causal:
+            prefix = batches[0, 0, : batches.shape[2] // 2]
+            extra["next logits"] = side.logits(plain, state, prefix)
+        return {**traced.activations, **extra}
+
+    for start, state in starts.items():
+        found += located(start, _compare(case, measure, state))
     return found
 
 
@@ -80,21 +80,26 @@ def gradients(case: Case) -> list[Finding]:
     """Those of the program that trains; and, traced, those of the intermediates."""
     found = []
     plain, one, batches = _plain(case), case.config.changed(accum=1), case.batches(BATCHES)
+
+    def trained(side: Side, state: TrainState) -> Arrays:
+        return case.comparable(side.gradients(one, state, batches))
+
+    def tapped(side: Side, state: TrainState) -> Arrays:
+        return case.comparable(side.traces(plain, state, batches).grads)
+
+    def inner(side: Side, state: TrainState) -> Arrays:
+        traced = side.traces(plain, state, batches)
+        return {f"d {name}": grad for name, grad in traced.activation_grads.items()}
+
     for start, state in case.starts.items():
-        trained = [side.gradients(one, state, batches) for side in case.sides]
-        traces = [side.traces(plain, state, batches) for side in case.sides]
-        inner = [_d(traced.activation_grads) for traced in traces]
-        if case.exact:
-            found += at(start, norm_rule(*trained)) + at(start, norm_rule(*inner))
-        else:
-            truth = case.a.traces(case.oracle, state, batches)
-            kept = [case.pair.with_truth(case.config, g) for g in (truth.grads, *trained)]
-            found += at(start, ratio_rule(*kept, compute=case.compute))
-            found += at(start, ratio_rule(_d(truth.activation_grads), *inner, compute=case.compute))
-        for side, traced, grads in zip(case.sides, traces, trained):
-            name, gap = gaps(traced.grads, grads)
-            where, bound = f"{side.name}: {name}", SAME[case.compute].bound
-            found += at(start, [within("tapped against trained", where, gap, bound)])
+        for measure in (trained, inner):
+            found += located(start, _compare(case, measure, state))
+        for side in case.sides:
+            found += located(
+                f"{start}: {side.name}",
+                compare_measures(partial(tapped, side), partial(trained, side), state,
+                                 compute=case.compute, rule="tapped against trained"),
+            )  # fmt: skip
     return found
 
 
@@ -110,58 +115,51 @@ def one_step(case: Case) -> list[Finding]:
     for start, state in case.starts.items():
         for clip in clips:
             config, where = case.config.changed(clip=clip), f"{start}, clip {clip:g}"
-            if case.exact:
-                both = (side.steps(config, state, case.windows(1)) for side in case.sides)
-                found += at(where, norm_rule(*(_everything(steps) for steps in both)))
-            else:
-                runs = ((case.a, case.exactly(config)), *((side, config) for side in case.sides))
-                sums = [_sums(case, side, c, state, case.windows(WINDOWS)) for side, c in runs]
-                found += at(where, ratio_rule(*sums, compute=case.compute))
+            found += located(where, _compare(case, _updates(case, config), state))
     return found
 
 
 def accumulation(case: Case) -> list[Finding]:
-    """N micro-batches are one batch of N times the rows: in each program, and across."""
-    found = []
+    """N micro-batches are one batch of N times the rows: in each program, and across.
+
+    A sum of N parts, each rounded, rounds elsewhere than one sum: the noise of split against whole
+    is that of the compute dtype's own rounding.
+    """
     n, rows = case.config.optim.accum, case.config.optim.batch_size
     split = case.config.changed(dropout=0.0, clip=case.config.optim.clip if case.exact else NO_CLIP)
-    whole = split.changed(accum=1, batch_size=n * rows)
-    state, windows = case.trained, case.windows(1 if case.exact else WINDOWS)
+    in_one = split.changed(accum=1, batch_size=n * rows)
+    state, windows = case.trained, case.windows(_windows(case))
     joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
-
-    def made(side: Side, config: Config, given: np.ndarray) -> Arrays:
-        if case.exact:
-            return _everything(side.steps(config, state, given))
-        return _sums(case, side, config, state, given)
-
-    splits = [made(side, split, windows) for side in case.sides]
-    wholes = [made(side, whole, joined) for side in case.sides]
-    pairs = {side.name: pair for side, *pair in zip(case.sides, splits, wholes)}
-    for where, both in {**pairs, "across": splits}.items():
-        if case.exact:
-            found += at(where, norm_rule(*both))
-        else:
-            # A sum of N parts, each rounded, is closer to the truth than one rounded sum, by up to
-            # the root of N.
-            slack = 1.0 if where == "across" else math.sqrt(n)
-            truth = made(case.a, case.exactly(split), windows)
-            found += at(where, ratio_rule(truth, *both, compute=case.compute, slack=slack))
+    in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
+    found = located("across", _compare(case, in_parts, state))
+    for side in case.sides:
+        parts, whole = partial(in_parts, side), partial(at_once, side)
+        findings = compare_measures(
+            parts, whole, state, compute=case.compute, rounding=case.compute
+        )
+        found += located(side.name, findings)
     return found
 
 
 def remat(case: Case) -> list[Finding]:
     """What is recomputed is what was computed, dropout and all; and less is kept."""
     found = []
-    with_masks = case.config.changed(dropout=DROPOUT, accum=1)
+    config = case.config.changed(dropout=DROPOUT, accum=1)
+    windows = case.windows(_windows(case), config)
+
+    def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
+        """What a step goes by: Adam's first update is nearly its sign, which rounding flips."""
+        if not case.exact:
+            return side.first_moments(config, state, windows)
+        steps = side.steps(config, state, windows)
+        return {**steps.end.mu, "loss": steps.loss, "grad norm": steps.grad_norm}
+
+    configs = config, config.changed(remat="none")
     for side in case.sides:
-        ours, theirs = (
-            side.steps(config, case.perturbed, case.windows(1, with_masks))
-            for config in (with_masks, with_masks.changed(remat="none"))
-        )
-        name, gap = gaps(_gradient(ours), _gradient(theirs))
-        where, bound = f"{side.name}: {name}", SAME[case.compute].bound
-        found.append(within("gap to what keeps everything", where, gap, bound))
-        found.append(kept_bytes(case, side))
+        ours, theirs = (partial(gradient, each, side) for each in configs)
+        rule = "gap to what keeps everything"
+        findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
+        found += [*located(side.name, findings), kept_bytes(case, side)]
     return [*found, same_flops(case)]
 
 
@@ -172,7 +170,7 @@ def same_flops(case: Case) -> Finding:
     window = case.windows(1, config)[0]
     ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
     gap, detail = abs(ours - theirs), f"{ours:,} and {theirs:,}"
-    return within("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
+    return bounded("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
 
 
 def kept_bytes(case: Case, side: Side) -> Finding:
@@ -185,16 +183,12 @@ def kept_bytes(case: Case, side: Side) -> Finding:
     )
     detail = f"{ours:,} and {theirs:,} bytes"
     bound = MEMORY[mode].bound
-    return within(f"bytes of {mode} over {WIDER[mode]}", side.name, ours / theirs, bound, detail)
+    return bounded(f"bytes of {mode} over {WIDER[mode]}", side.name, ours / theirs, bound, detail)
 
 
 def _plain(case: Case) -> Config:
     """What a trace does not depend on, so that cases share their answers."""
     return case.config.changed(accum=1, remat="none", layers="unroll", dropout=0.0)
-
-
-def _d(grads: Arrays) -> Arrays:
-    return {f"d {name}": grad for name, grad in grads.items()}
 
 
 def _numbered(state: TrainState) -> TrainState:
@@ -211,23 +205,31 @@ def _numbered(state: TrainState) -> TrainState:
     return replace(state, **fields)
 
 
-def _everything(steps: Steps) -> Arrays:
-    """All that one step makes."""
-    state = {f"{f} {name}": x for f in TENSORS for name, x in getattr(steps.end, f).items()}
-    return {**state, "loss": steps.loss, "grad norm": steps.grad_norm}
+def _compare(case: Case, measure: Any, state: TrainState) -> list[Finding]:
+    """What both sides compute from one state; `measure` takes a side and a state."""
+    ours, theirs = (partial(measure, side) for side in case.sides)
+    return compare_measures(ours, theirs, state, compute=case.compute)
 
 
-def _gradient(steps: Steps) -> Arrays:
-    """What a step goes by: Adam's first update is nearly its sign, and tells noise from nothing."""
-    return {**steps.end.mu, "loss": steps.loss, "grad norm": steps.grad_norm}
+def _windows(case: Case) -> int:
+    return 1 if case.exact else WINDOWS
 
 
-def _sums(case: Case, side: Side, config: Config, state: TrainState, windows: np.ndarray) -> Arrays:
-    """What one step on each of the windows leaves in first moments that were zero.
+def _updates(case: Case, config: Config, windows: np.ndarray | None = None) -> Any:
+    """(side, state) -> all that one step makes; below float64 the first moments it leaves.
 
-    That is (1 - beta1) times the window's gradient, which SGD would go by. Added to an old moment,
-    its error would drown in their rounding.
+    From moments that were zero they are (1 - beta1) times each window's gradient, which SGD would
+    go by. Added to an old moment, its error would drown in their rounding.
     """
-    moments = {f: {n: np.zeros_like(x) for n, x in state.mu.items()} for f in ("mu", "nu")}
-    still = replace(state, **moments)  # type: ignore[arg-type]
-    return case.pair.with_truth(case.config, side.first_moments(config, still, windows))
+    given = case.windows(_windows(case)) if windows is None else windows
+
+    def measure(side: Side, state: TrainState) -> Arrays:
+        if case.exact:
+            steps = side.steps(config, state, given)
+            made = {f"{f} {name}": x for f in TENSORS for name, x in getattr(steps.end, f).items()}
+            return {**made, "loss": steps.loss, "grad norm": steps.grad_norm}
+        zeros = {name: np.zeros_like(x) for name, x in state.mu.items()}
+        still = replace(state, mu=zeros, nu=zeros)
+        return case.comparable(side.first_moments(config, still, given))
+
+    return measure

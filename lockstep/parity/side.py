@@ -3,7 +3,9 @@
 import hashlib
 import json
 import subprocess
+import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from lockstep.model.state import TrainState
 from lockstep.parity import wire
 from lockstep.process import ONE_THREAD, start_module
 
-KEPT = 500  # answers, of a few MB at most; those of one row and what rows share are some hundred
+KEPT = 300_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
 
 
 class Traces(NamedTuple):
@@ -53,19 +55,25 @@ class Side:
         variant: str = "",
         remember: bool = True,
         small: bool = False,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """Starts nothing; the process starts with the first question.
 
         Args:
             module: has `build(config) -> Twin`.
             variant: a planted bug or a rewrite that the process has from its start to its end.
-            remember: keep the answers, the latest `KEPT` of them.
+            remember: keep the answers, the latest `KEPT` bytes of them.
             small: compute on one thread.
+            environment: variables of the process, such as a simulated machine's.
+            python: its interpreter.
         """
         self.framework, self.module, self.variant = framework, module, variant
-        self.remember, self.environment = remember, ONE_THREAD if small else {}
+        self.remember, self.python = remember, python
+        self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
         self.answers: OrderedDict[bytes, tuple[dict[str, Any], Arrays]] = OrderedDict()
+        self.kept = 0  # bytes of them
 
     @property
     def name(self) -> str:
@@ -134,10 +142,15 @@ class Side:
         key = _digest(header, arrays)
         if key not in self.answers:
             self.answers[key] = self._exchange(header, arrays)
-            if len(self.answers) > KEPT:
-                self.answers.popitem(last=False)
+            self.kept += _size(self.answers[key])
+            while self.kept > KEPT and len(self.answers) > 1:
+                self.kept -= _size(self.answers.popitem(last=False)[1])
         self.answers.move_to_end(key)
         return self.answers[key]
+
+    def forget(self) -> None:
+        self.answers.clear()
+        self.kept = 0
 
     def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         process = self.process = self.process or self._start()
@@ -161,6 +174,7 @@ class Side:
             "lockstep.parity.worker",
             *words,
             changes=self.environment,
+            python=self.python,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -173,6 +187,10 @@ class Side:
             self.process.stdout.close()
             self.process.wait()
             self.process = None
+
+
+def _size(answer: tuple[dict[str, Any], Arrays]) -> int:
+    return sum(array.nbytes for array in answer[1].values())
 
 
 def _digest(header: dict[str, Any], arrays: Arrays) -> bytes:

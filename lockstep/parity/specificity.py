@@ -1,7 +1,7 @@
-"""`lockstep specificity`: how often the ladder takes a correct program for a wrong one.
+"""`lockstep specificity`: the false-positive rate of the ladder on correct programs.
 
-Harmless rewrites of one twin, rows and micro-batches in another order, and fresh seeds: all must
-stay green. What each rung's figure came to at worst is kept beside its bound.
+Fresh seeds, semantics-preserving variants of one twin, and simulated machines: all must be equal.
+The largest figure of each rule is kept beside its tolerance.
 """
 
 import itertools
@@ -17,14 +17,16 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
+from lockstep.parity.machines import MACHINES
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
 from lockstep.process import git_commit
 
-PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites")  # fresh seeds under a policy, and the rest
+# Fresh seeds under a policy, and the rest.
+PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites", "machines")
 CURVES = 8  # the rung that is tried with most seeds
-REWRITE_POLICIES, REWRITE_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}
+POLICIES, NUMERIC_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}  # of rewrites and machines
 # One of each family; scanned and unrolled layers, two modes of remat. Short: many are run.
 ROWS: tuple[matrix.Row, ...] = (
     {"model": "tiny", "layers": "unroll", "remat": "block", "accum": 2, "steps": 40},
@@ -85,7 +87,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
                 _write(out, parts, seeds, curve_seeds, device)
                 say(f"written: {out}")
             for side in others.values():
-                side.answers.clear()
+                side.forget()
     finally:
         for side in others.values():
             side.close()
@@ -127,6 +129,9 @@ def cases(
     if part == "rewrites":
         yield from _rewritten(others, device)
         return
+    if part == "machines":
+        yield from _on_machines(seeds, device)
+        return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
     last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
     for family, row in enumerate(ROWS):
@@ -142,8 +147,27 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
     for framework, name in named_rewrites():
         sick = Side(framework, GPT.modules[framework], variant=name, small=True)
         try:
-            for policy, row in zip(REWRITE_POLICIES, turns):
+            for policy, row in zip(POLICIES, turns):
                 case = power.against(sick, others, {**row, "policy": policy}, device)
-                yield f"{row['model']}, {framework} with {name}", case, REWRITE_RUNGS
+                yield f"{row['model']}, {framework} with {name}", case, NUMERIC_RUNGS
         finally:
             sick.close()
+
+
+def _on_machines(seeds: int, device: str) -> Cases:
+    """Both twins on each; the families take turns over the seeds."""
+    for machine in MACHINES:
+        a, b = (
+            Side(framework, module, environment=machine.environment)
+            for framework, module in GPT.modules.items()
+        )
+        try:
+            for seed in range(seeds):
+                row = ROWS[seed % len(ROWS)]
+                for policy in POLICIES:
+                    config = matrix.config({**row, "policy": policy}, device)
+                    case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
+                    yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
+        finally:
+            a.close()
+            b.close()

@@ -1,30 +1,23 @@
-"""The rungs that look at whole runs: loss curves, fast against strict, handed over half-way."""
+"""The rungs that look at whole runs: loss curves, fast against strict, cross-framework resume."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.config import Config
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed
-from lockstep.parity.envelope import (
-    ORDER_SEEDS,
-    WEIGHT_SEEDS,
-    compare,
-    confirmed,
-    nudged,
-    reordered,
-)
+from lockstep.parity.compare import changed_tensors
+from lockstep.parity.envelope import compare_programs, perturbations
+from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
-from lockstep.parity.verdict import Finding, Verdict, nothing, within
+from lockstep.parity.verdict import Finding, Verdict, bounded, empty
 from lockstep.run import checkpoint
-
-Pair = tuple[Steps, Steps]
 
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
@@ -33,14 +26,10 @@ LONG = 128
 def curves(case: Case) -> list[Finding]:
     """Two whole runs from the same weights on the same batches.
 
-    Only float64 has dropout here: reordered, a row would get another mask.
+    Only float64 has dropout here: permuted, a row would get another mask.
     """
-
-    def pair(start: TrainState) -> Pair:
-        a, b = (whole_run(side, case, start) for side in case.sides)
-        return a, b
-
-    return held(case, case.a, pair, "across")
+    a, b = (train_program(side, case) for side in case.sides)
+    return compare_runs(case, a, b, (a, b), "across")
 
 
 def fast(case: Case) -> list[Finding]:
@@ -52,132 +41,114 @@ def fast(case: Case) -> list[Finding]:
     strict = case.changed(numerics="strict", **same)
     found = []
     for side in case.sides:
-
-        def pair(start: TrainState, side: Side = side) -> Pair:
-            loose = strict.changed(numerics="fast")
-            return whole_run(side, strict, start), whole_run(side, loose, start)
-
-        found += held(strict, side, pair, side.name, dtype=case.compute)
+        slow, quick = (
+            train_program(side, each) for each in (strict, strict.changed(numerics="fast"))
+        )
+        found += compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
     return found
 
 
 def checkpoints(case: Case) -> list[Finding]:
     """Stopped half-way, saved, and resumed: in itself bit for bit, in the other as one run."""
     found = []
+    whole = {side.name: train_program(side, case) for side in case.sides}
     for first in case.sides:
         for second in case.sides:
             where = f"{first.name} to {second.name}"
-
-            def pair(start: TrainState, first: Side = first, second: Side = second) -> Pair:
-                return whole_run(first, case, start), handed_over(first, second, case, start)
-
-            if first is second:
-                unbroken, joined = pair(case.perturbed)
-                steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
-                parted = changed(unbroken.end, joined.end) + [f"step {t}" for t in steps]
-                found.append(nothing("changed by resuming", where, parted))
-            else:
-                found += held(case, case.a, pair, where)
+            resumed = resume_program(first, second, case)
+            if first is not second:
+                found += compare_runs(case, whole[first.name], resumed, list(whole.values()), where)
+                continue
+            unbroken, joined = whole[first.name](PLAIN), resumed(PLAIN)
+            steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
+            parted = changed_tensors(unbroken.end, joined.end) + [f"step {t}" for t in steps]
+            found.append(empty("changed by resuming", where, parted))
     return found
 
 
-def whole_run(side: Side, case: Case, start: TrainState) -> Steps:
-    return side.steps(case.config, start, case.windows(case.config.optim.steps))
+def train_program(side: Side, case: Case) -> Any:
+    windows = case.windows(case.config.optim.steps)
+    return train_side(side, case.config, case.perturbed, windows)
 
 
-def handed_over(first: Side, second: Side, case: Case, start: TrainState) -> Steps:
+def train_side(side: Side, config: Config, start: TrainState, windows: np.ndarray) -> Any:
+    """Perturbation -> the `Steps` of a whole run on windows (S, N, B, T+1)."""
+
+    def train(perturbation: Perturbation) -> Steps:
+        return side.steps(config, perturbation.state(start), perturbation.windows(windows))
+
+    return train
+
+
+def resume_program(first: Side, second: Side, case: Case) -> Any:
     """A whole run whose second half is another's."""
     windows = case.windows(case.config.optim.steps)
     half = len(windows) // 2
-    begun = first.steps(case.config, start, windows[:half])
-    rest = second.steps(case.config, _through_disk(begun.end), windows[half:])
-    joined: dict[str, Any] = {
-        f: np.concatenate([getattr(begun, f), getattr(rest, f)])
-        for f in ("loss", "grad_norm", "loss_scale", "skipped")
-    }
-    return replace(rest, **joined)
+
+    def train(perturbation: Perturbation) -> Steps:
+        given = perturbation.windows(windows)
+        begun = first.steps(case.config, perturbation.state(case.perturbed), given[:half])
+        rest = second.steps(case.config, through_disk(begun.end), given[half:])
+        joined: dict[str, Any] = {
+            f: np.concatenate([getattr(begun, f), getattr(rest, f)])
+            for f in ("loss", "grad_norm", "loss_scale", "skipped")
+        }
+        return replace(rest, **joined)
+
+    return train
 
 
-def held(
-    case: Case,
-    noisy: Side,
-    pair: Callable[[TrainState], Pair],
-    where: str,
-    dtype: str = "float32",
+def through_disk(state: TrainState) -> TrainState:
+    with tempfile.TemporaryDirectory() as folder:
+        return checkpoint.load(checkpoint.save(Path(folder), state, keep=1))
+
+
+def compare_runs(
+    case: Case, ours: Any, theirs: Any, noisy: Sequence[Any], where: str, dtype: str = "float32"
 ) -> list[Finding]:
-    """Two curves against float64's bound, or against the noise of one side.
-
-    Args:
-        pair: trains both from a state.
-    """
-    ours, theirs = pair(case.perturbed)
+    """Two programs' runs against float64's tolerance, or against the noise of some."""
     if case.exact:
-        gap, norm = (np.abs(getattr(ours, f) - getattr(theirs, f)) for f in ("loss", "grad_norm"))
-        return [
-            within("gap of the losses, in nats", f"{where}, step {gap.argmax() + 1}",
-                   float(gap.max()), CURVE.bound),
-            within("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
-                   float(norm.max()), CURVE_NORM.bound),
-        ]  # fmt: skip
-    starts, runs = perturbed_runs(case, noisy, dtype)
-    losses, cap = np.stack([run.loss for run in runs]), ENVELOPE_CAP[case.compute]
-    plain = whole_run(noisy, case, case.perturbed).loss
-
-    def restarted(k: int) -> Finding:
-        a, b = pair(starts[k])
-        others = np.stack([plain, *np.delete(losses, k, axis=0)])
-        return compare(a.loss, b.loss, others, cap, plain=losses[k]).finding
-
-    finding = compare(ours.loss, theirs.loss, losses, cap, plain=plain).finding
-    finding = confirmed(finding, restarted)
+        a, b = ours(PLAIN), theirs(PLAIN)
+        return exact_findings(where, a, b)
+    cap = ENVELOPE_CAP[case.compute]
+    finding = compare_programs(ours, theirs, noisy, cap, dtype).finding
     found = [replace(finding, where=f"{where}, {finding.where}")]
     if case.config.precision.roles.loss_scaling:
-        found.append(scale_traces(where, ours, theirs, runs))
+        noise = [
+            (train(PLAIN), train(perturbation))
+            for train in noisy
+            for perturbation in perturbations(dtype)
+        ]
+        found.append(compare_scales(where, (ours(PLAIN), theirs(PLAIN)), noise))
     return found
 
 
-def perturbed_runs(
-    case: Case, side: Side, dtype: str = "float32"
-) -> tuple[list[TrainState], list[Steps]]:
-    """The runs whose spread is the envelope: nudged weights, then reordered batches.
-
-    And the states that the former start from.
-    """
-    windows = case.windows(case.config.optim.steps)
-    state = case.perturbed
-    starts = [
-        replace(state, params=nudged(state.params, seed, dtype)) for seed in range(WEIGHT_SEEDS)
-    ]
-    orders = (
-        np.stack([reordered(window, seed) for window in windows]) for seed in range(ORDER_SEEDS)
-    )
-    runs = [
-        *(side.steps(case.config, start, windows) for start in starts),
-        *(side.steps(case.config, state, order) for order in orders),
-    ]
-    return starts, runs
+def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
+    loss, norm = (np.abs(getattr(a, f) - getattr(b, f)) for f in ("loss", "grad_norm"))
+    return [
+        bounded("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
+                float(loss.max()), CURVE.bound),
+        bounded("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
+                float(norm.max()), CURVE_NORM.bound),
+    ]  # fmt: skip
 
 
-def scale_traces(where: str, ours: Steps, theirs: Steps, noise: list[Steps]) -> Finding:
+def compare_scales(
+    where: str, across: tuple[Steps, Steps], noise: list[tuple[Steps, Steps]]
+) -> Finding:
     """Scales and skips may part no earlier than those of two runs of one program do."""
-    own = min(_parting(ours, run) for run in noise)
-    across = _parting(ours, theirs)
-    verdict = Verdict.EQUAL if across >= own else Verdict.DIFFERENT
+    own, gap = min(parting_step(*runs) for runs in noise), parting_step(*across)
+    verdict = Verdict.EQUAL if gap >= own else Verdict.DIFFERENT
     return Finding(
         rule="loss scales part before the program parts from itself",
-        where=f"{where}, step {across}",
-        figure=float(own - across) if verdict is Verdict.DIFFERENT else 0.0,
+        where=f"{where}, step {gap}",
+        figure=float(max(own - gap, 0)),
         bound=0.0,
         verdict=verdict,
     )
 
 
-def _parting(a: Steps, b: Steps) -> int:
+def parting_step(a: Steps, b: Steps) -> int:
     """The first step, from 1, whose scale or skip differs; one past the last where none does."""
     parted = np.flatnonzero((a.loss_scale != b.loss_scale) | (a.skipped != b.skipped))
     return int(parted[0]) + 1 if len(parted) else len(a.loss) + 1
-
-
-def _through_disk(state: TrainState) -> TrainState:
-    with tempfile.TemporaryDirectory() as folder:
-        return checkpoint.load(checkpoint.save(Path(folder), state, keep=1))

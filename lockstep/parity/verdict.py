@@ -13,7 +13,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One statistic held against its bound."""
+    """One statistic held against its tolerance."""
 
     rule: str
     where: str  # the tensor or the step that the figure belongs to
@@ -24,7 +24,7 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """How much of its bound the figure takes; a bound of zero allows nothing."""
+        """How much of its tolerance the figure takes; a tolerance of zero allows nothing."""
         if self.bound > 0 and not math.isnan(self.figure):
             return self.figure / self.bound
         return 0.0 if self.figure == 0 else math.inf
@@ -32,27 +32,23 @@ class Finding:
     def __str__(self) -> str:
         return (
             f"{self.verdict}: {self.rule} at {self.where} is {self.figure:.3g}, "
-            f"bound {self.bound:.3g}{'; ' + self.detail if self.detail else ''}"
+            f"tolerance {self.bound:.3g}{'; ' + self.detail if self.detail else ''}"
         )
 
 
-def at(where: str, findings: list[Finding]) -> list[Finding]:
+def located(where: str, findings: list[Finding]) -> list[Finding]:
     return [replace(finding, where=f"{where}: {finding.where}") for finding in findings]
 
 
-def nothing(rule: str, where: str, wrong: list[str]) -> Finding:
+def empty(rule: str, where: str, wrong: list[str]) -> Finding:
     """Equal if the list is empty."""
-    return within(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
+    return bounded(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
 
 
-def within(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
+def bounded(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
     """Equal if the figure is at most the bound; a NaN is not."""
     verdict = Verdict.EQUAL if figure <= bound else Verdict.DIFFERENT
     return Finding(
-        rule=rule,
-        where=where,
-        figure=float(figure),
-        bound=float(bound),
-        verdict=verdict,
+        rule=rule, where=where, figure=float(figure), bound=float(bound), verdict=verdict,
         detail=detail,
-    )
+    )  # fmt: skip

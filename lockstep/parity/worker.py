@@ -21,7 +21,7 @@ from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.parity import wire
-from lockstep.parity.compare import stacked
+from lockstep.parity.compare import stack
 from lockstep.twin import VARIANTS, StepResult, Twin
 
 KEPT = 24  # built twins: compiling one takes seconds, and a case has a dozen configs
@@ -60,13 +60,13 @@ class Server:
         arrays = {
             f"{field}/{name}": x
             for field in ("activations", "activation_grads", "grads")
-            for name, x in stacked([getattr(trace, field) for trace in traced]).items()
+            for name, x in stack([getattr(trace, field) for trace in traced]).items()
         }
         return {"loss": [trace.loss for trace in traced]}, arrays
 
     def gradients(self, twin: Twin, given: np.ndarray) -> Answer:
         losses, grads = zip(*(twin.loss_and_grads(batch) for batch in given))
-        return {"loss": losses}, stacked(list(grads))
+        return {"loss": losses}, stack(list(grads))
 
     def first_moments(self, twin: Twin, given: np.ndarray) -> Answer:
         """After one step on each window, every time from the state loaded."""
@@ -75,7 +75,7 @@ class Server:
             twin.load(start)
             twin.step(twin.place(window))()
             moments.append(twin.state().mu)
-        return {}, stacked(moments)
+        return {}, stack(moments)
 
     def evaluate(self, twin: Twin, given: np.ndarray) -> Answer:
         return {"loss": twin.evaluate(given)}, {}

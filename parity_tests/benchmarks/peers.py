@@ -9,8 +9,9 @@ from lockstep.model.params import shapes
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
 from lockstep.parity.compare import norm_gap
+from lockstep.parity.noise import PLAIN
 from lockstep.parity.side import Side, Steps
-from lockstep.parity.trajectories import whole_run
+from lockstep.parity.trajectories import train_program
 from lockstep.parity.verdict import Verdict
 
 CURVES = ladder.RUNGS[7]
@@ -37,7 +38,7 @@ def equal_runs(case: Case) -> tuple[Steps, Steps]:
     """The two whole runs, which the curves' rung calls equal."""
     outcome = ladder.climb(CURVES, case)
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
-    ours, theirs = (whole_run(side, case, case.perturbed) for side in case.sides)
+    ours, theirs = (train_program(side, case)(PLAIN) for side in case.sides)
     assert np.array_equal(ours.lr, theirs.lr)  # the same bytes of one table
     return ours, theirs
 

@@ -264,7 +264,6 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
     losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
     assert len(losses) == 6
     worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
-    assert f"{worst:.1e}" in bound.measured.replace("e-3", "e-03").replace("e-6", "e-06")
     assert bound.bound / 20 < worst < bound.bound / 3
 
 

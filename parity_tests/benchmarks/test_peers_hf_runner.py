@@ -10,7 +10,7 @@ import torch
 from benchmarks.peers import hf_model
 from lockstep.errors import UserError
 from lockstep.model.params import initial
-from lockstep.parity.compare import changed
+from lockstep.parity.compare import changed_tensors
 from parity_tests.benchmarks.hf_runners import PEERS, loaded
 from parity_tests.pair import perturbed, run, start, toy, window
 
@@ -35,7 +35,7 @@ def test_a_state_comes_back_as_it_went_in(peer: str) -> None:
     mu, nu = (initial(config.model, seed) for seed in (1, 2))
     state = replace(perturbed(config), mu=mu, nu=nu)
     back = loaded(peer, config, state).state()
-    assert changed(state, back) == []
+    assert changed_tensors(state, back) == []
     assert (back.step, back.updates, back.loss_scale, back.good_steps) == (0, 0, 1.0, 0)
 
 
@@ -74,7 +74,7 @@ def test_bf16_full_eval(policy: str) -> None:
     state, tokens = perturbed(config), window(config, 9)
     runner = loaded("hf-trainer", config, state)
     found = runner.evaluate(tokens)
-    assert changed(state, runner.state()) == []
+    assert changed_tensors(state, runner.state()) == []
     wide, ours = (
         start("torch", config.changed(eval_policy=policy), state).evaluate(tokens)
         for policy in ("fp32", whole)
@@ -89,7 +89,7 @@ def test_bf16_full_eval(policy: str) -> None:
     run(runner, config)
     end = runner.state()
     assert np.isfinite(runner.evaluate(tokens))
-    assert changed(end, runner.state()) == []
+    assert changed_tensors(end, runner.state()) == []
 
 
 @pytest.mark.parametrize("peer", PEERS)

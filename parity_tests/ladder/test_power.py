@@ -1,5 +1,6 @@
 """Every planted bug is caught in the rung that should catch it, and nothing else is a bug."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ from lockstep.errors import UserError
 from lockstep.parity import catalogue, power
 from lockstep.parity.catalogue import BUGS, REWRITES, Bug
 from lockstep.parity.ladder import RUNGS
+from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
-from lockstep.parity.verdict import within
+from lockstep.parity.verdict import bounded
 from lockstep.process import ROOT
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 
@@ -34,10 +36,10 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
 def test_a_false_alarm_is_counted() -> None:
     record = Record()
     record.add(
-        3, "bf16", "seed 0", [within("ratio", "x", 1.0, 1.5), within("ratio", "y", 1.2, 1.5)]
+        3, "bf16", "seed 0", [bounded("ratio", "x", 1.0, 1.5), bounded("ratio", "y", 1.2, 1.5)]
     )
     record.add(
-        3, "bf16", "seed 1", [within("ratio", "x", 1.7, 1.5), within("ratio", "y", 1.1, 1.5)]
+        3, "bf16", "seed 1", [bounded("ratio", "x", 1.7, 1.5), bounded("ratio", "y", 1.1, 1.5)]
     )
     cell = record.rungs["3"]["bf16"]
     assert (cell["climbs"], cell["false_alarms"]) == (2, 1)
@@ -49,6 +51,10 @@ def test_a_false_alarm_is_counted() -> None:
 def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
     others = power.healthy()  # of which none is asked, so no process starts
     tried = {part: list(cases(part, 4, 6, others, "cpu")) for part in PARTS}
+    machines = Counter(
+        what.split(", tiny")[0].split(", gpt2")[0] for what, *_ in tried.pop("machines")
+    )
+    assert machines == {machine.name: 4 * 3 for machine in MACHINES}  # seeds times policies
     rewritten = [(case.config.model.model, case.config.precision.policy, what.split(", ")[1])
                  for what, case, _ in tried.pop("rewrites")]  # fmt: skip
     assert len(rewritten) == len(set(rewritten)) == sum(map(len, REWRITES.values())) * 3
@@ -67,6 +73,14 @@ def test_the_twins_have_the_variants_that_are_listed(framework: str) -> None:
     assert tuple(REWRITTEN[framework]) == REWRITES[framework]
     assert not set(REWRITTEN[framework]) & listed
     assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+def test_a_machine_is_a_process_with_its_limits() -> None:
+    """Each library is told in its own words, and no two machines are told the same."""
+    told = [tuple(sorted(machine.environment.items())) for machine in MACHINES]
+    assert len(set(told)) == len(MACHINES) == 12
+    side = Side("torch", "parity_tests.ladder.conv.torch_twin", environment={"NPROC": "3"})
+    assert side.environment == {"NPROC": "3"}
 
 
 def test_enough_are_harmless() -> None:

@@ -1,84 +1,15 @@
-"""No bound is tighter than what correct programs were seen to reach, over many seeds."""
+"""Every tolerance has a reason, and none is a figure of one machine."""
 
-import json
-from typing import Any
-
-import pytest
-
-from evidence.tables import RESULTS
-from lockstep.config.policy import POLICIES
 from lockstep.parity import tolerances
-from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE, MEDIAN, NORM, RATIO, SAME
-
-FILE = RESULTS / "specificity-cpu.json"
-CONTENT: dict[str, Any] = json.loads(FILE.read_text())
-SEEDS = 20  # at least, and 50 for the curves
+from lockstep.parity.tolerances import Tolerance
 
 
-def bound(rule: str, policy: str, recorded: float) -> float:
-    """Today's, of a rule that `lockstep specificity` has a figure of."""
-    compute = POLICIES[policy].compute
-    if rule.startswith("bytes of"):
-        return tolerances.MEMORY[rule.split()[2]].bound
-    of_rule: dict[str, float] = {
-        "relative gap": NORM.bound,
-        "gap of the losses, in nats": CURVE.bound,
-        "gap of the gradient norms": CURVE_NORM.bound,
-        "gap over envelope": ENVELOPE.bound,
-        "tapped against trained": SAME[compute].bound,
-        "gap to what keeps everything": SAME[compute].bound,
-    }
-    if rule in of_rule:
-        return of_rule[rule]
-    if rule == "median error ratio":
-        return MEDIAN[compute].bound
-    if rule == "error ratio":  # what comes before the first matmul is float32
-        return RATIO["float32" if recorded == RATIO["float32"].bound else compute].bound
-    return 0.0  # the rest allow nothing
-
-
-FIGURES = [
-    pytest.param(rule, policy, held, id=f"{part}-{rung}-{policy}-{rule}")
-    for part, content in CONTENT["parts"].items()
-    for rung, cells in content["rungs"].items()
-    for policy, cell in cells.items()
-    for rule, held in cell["worst"].items()
-]
-
-
-@pytest.mark.parametrize(("rule", "policy", "held"), FIGURES)
-def test_the_worst_figure_is_within_today_s_bound(
-    rule: str, policy: str, held: dict[str, float]
-) -> None:
-    assert held["figure"] <= bound(rule, policy, held["bound"])
-
-
-def test_so_is_that_of_the_whole_matrix() -> None:
-    """Which may have been run when bounds were wider."""
-    cells = json.loads((RESULTS / "parity-cpu.json").read_text())["rungs"].values()
-    worst = [
-        (policy, cell["worst"]) for row in cells for policy, cell in row.items() if cell["cases"]
-    ]
-    assert len(worst) >= 4 * 9
-    for policy, held in worst:
-        assert held["figure"] <= bound(held["rule"], policy, held["bound"]), (policy, held)
-
-
-def test_enough_seeds_were_climbed() -> None:
-    assert set(CONTENT["parts"]) == {"fp64", "fp32", "bf16", "fp16", "rewrites"}
-    assert CONTENT["seeds"] >= SEEDS and CONTENT["curve_seeds"] >= 50
-    for part in ("fp64", "fp32", "bf16", "fp16"):
-        for rung, cells in CONTENT["parts"][part]["rungs"].items():
-            least = 50 if rung == "8" and part != "fp64" else SEEDS
-            assert cells[part]["climbs"] >= least, (part, rung)
-
-
-def test_every_bound_has_a_reason_and_a_figure() -> None:
+def test_every_tolerance_has_a_reason() -> None:
     found = [
         tolerance
         for value in vars(tolerances).values()
         for tolerance in (value.values() if isinstance(value, dict) else [value])
-        if isinstance(tolerance, tolerances.Tolerance)
+        if isinstance(tolerance, Tolerance)
     ]
-    assert len(found) > 15
-    assert all(tolerance.reason and tolerance.measured for tolerance in found)
+    assert len(found) > 8
+    assert all(tolerance.reason and tolerance.bound > 0 for tolerance in found)

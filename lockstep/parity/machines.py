@@ -1,0 +1,40 @@
+"""Other machines, simulated on this one: limits on the instructions that kernels may use, threads.
+
+XLA, ATen, oneDNN and MKL choose their kernels, and with them the order of their sums, by what the
+CPU has. A limit above what this CPU has changes nothing.
+"""
+
+from dataclasses import dataclass, field
+
+# A family of instructions -> what each library calls it.
+XLA_ISA = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
+ATEN = {"sse": "default", "avx": "default", "avx2": "avx2", "avx512": "avx512"}
+ONEDNN = {"sse": "SSE41", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512_CORE"}
+MKL = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a framework's process is given in its environment, and its interpreter."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def limited(isa: str, threads: int) -> Machine:
+    """A machine whose best instructions are of one family."""
+    limits = {
+        "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
+        "ATEN_CPU_CAPABILITY": ATEN[isa],
+        "ONEDNN_MAX_CPU_ISA": ONEDNN[isa],
+        "DNNL_MAX_CPU_ISA": ONEDNN[isa],
+        "MKL_ENABLE_INSTRUCTIONS": MKL[isa],
+    }
+    return Machine(name=f"{isa}, threads {threads}", environment={**limits, **cores(threads)})
+
+
+def cores(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "NPROC": str(threads)}
+
+
+MACHINES = [limited(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4)]

@@ -1,0 +1,85 @@
+"""How far a correct program parts from itself, measured where it is used.
+
+Two correct programs round differently. By how much can be measured in one of them: move every
+weight by one ulp of float32, or permute the rows of each batch, and run it again. Whatever the
+machine, its kernels and their orders of summation, the gap of two programs is held against that.
+The larger noise of the two counts: which of them comes first changes no verdict.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+from lockstep.parity.tolerances import epsilon
+
+Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
+TENSOR_RUNS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    """What is done to a program's input: by the seed, or not where that is None."""
+
+    weights: int | None = None
+    rows: int | None = None
+    dtype: str = "float32"  # whose rounding moves the weights
+
+    def state(self, state: TrainState) -> TrainState:
+        if self.weights is None:
+            return state
+        return replace(state, params=nudge_weights(state.params, self.weights, self.dtype))
+
+    def windows(self, windows: np.ndarray) -> np.ndarray:
+        """(S, N, B, T+1)"""
+        if self.rows is None:
+            return windows
+        return np.stack([permute_rows(window, self.rows) for window in windows])
+
+
+PLAIN = Perturbation()
+
+
+def nudge_weights(weights: Arrays, seed: int, dtype: str = "float32") -> Arrays:
+    """Every float32 weight moved by one ulp, up or down by a coin.
+
+    With a half-precision `dtype`: rounded to it, up or down at random, the nearer the likelier.
+    """
+    generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
+
+    def nudge(w: np.ndarray) -> np.ndarray:
+        coin = generator.random(w.shape)
+        if dtype == "float32":
+            return np.nextafter(w, np.where(coin < 0.5, -np.inf, np.inf), dtype=np.float32)
+        ulp = np.spacing(np.abs(w)) * np.float32(epsilon(dtype) / epsilon("float32"))
+        return (w + (coin - 0.5) * ulp).astype(dtype).astype(np.float32)
+
+    return {name: nudge(w) for name, w in weights.items()}
+
+
+def permute_rows(window: np.ndarray, seed: int) -> np.ndarray:
+    """The rows of each micro-batch of (N, B, T+1) in another order."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 2]))
+    return np.stack([batch[generator.permutation(len(batch))] for batch in window])
+
+
+def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> Arrays:
+    """By tensor and batch, (K,): the largest relative gap of a program to itself, nudged."""
+    plain = measure(state)
+    runs = [
+        measure(Perturbation(weights=seed, dtype=dtype).state(state)) for seed in range(TENSOR_RUNS)
+    ]
+    return {
+        name: np.max([relative_gaps(run[name], x) for run in runs], axis=0)
+        for name, x in plain.items()
+    }
+
+
+def relative_gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))
+    gap = np.linalg.norm(a - b, axis=0)
+    size = np.maximum(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=0))
+    return np.divide(gap, size, out=gap, where=gap != 0)

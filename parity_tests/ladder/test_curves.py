@@ -1,0 +1,81 @@
+"""`lockstep curves`: two programs from the command line to the verdict."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.errors import UserError
+from lockstep.parity import curves, operands
+from lockstep.parity.envelope import compare_curves
+from lockstep.parity.verdict import Verdict
+
+FLAGS = {"device": "cpu", "steps": 8, "n_layer": 1, "d_model": 16}
+
+
+def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"device": "cpu", "steps": 5, "n_layer": 1, "d_model": 16, "dropout": 0.1}
+    assert curves.run("jax:fp64", "torch:fp64", flags, tmp_path) is Verdict.EQUAL
+    printed = capsys.readouterr().out
+    assert "float64, all 5 steps" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"curves.json", "curves.png"}
+
+
+def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"device": "cpu", "steps": 3, "n_layer": 1, "d_model": 16}
+    verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, "softmax-scale=0.5")
+    assert verdict is Verdict.DIFFERENT
+    printed = capsys.readouterr().out
+    assert "the rung that catches it is 2 activations" in printed
+    assert "different from step 1 on\nlast loss: torch:fp64 " in printed
+    content = json.loads((tmp_path / "curves.json").read_text())
+    healthy, sick, other = (content[side]["loss"][0] for side in ("a", "sick", "b"))
+    assert np.allclose(healthy, other, rtol=0, atol=1e-12)
+    assert content["compared"] == ["sick", "b"] and not np.allclose(sick, other, rtol=0, atol=1e-9)
+
+
+def test_the_order_of_the_operands_changes_nothing(tmp_path: Path) -> None:
+    """Neither the verdict on a bug, nor the figure."""
+    figures = []
+    for pair in (("torch:bf16", "jax:bf16"), ("jax:bf16", "torch:bf16")):
+        assert curves.run(*pair, FLAGS, tmp_path, "loss-not-divided") is Verdict.DIFFERENT
+        figures.append(json.loads((tmp_path / "curves.json").read_text())["finding"]["figure"])
+    assert figures[0] == figures[1]
+
+
+def test_where_two_curves_part_is_the_first_step_beyond_what_is_allowed() -> None:
+    ours = np.linspace(3.0, 2.0, 20)
+    theirs = ours + np.where(np.arange(20) < 6, 0.0, 1e-3)
+    envelope = np.full(20, 1e-5)
+    result = compare_curves(ours, theirs, envelope, 1.0)
+    lines = curves.summarize(result, {"A": [3.0, 2.5], "B": [2.0]})
+    assert lines == ["different from step 7 on", "last loss: A 2.5000, B 2.0000"]
+    same = curves.summarize(compare_curves(ours, ours, envelope, 1.0), {"A": [2.0]})
+    assert same == ["last loss: A 2.0000"]
+
+
+def test_a_bug_needs_an_operand_of_its_framework(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--bug erf-gelu: is a bug of torch"):
+        curves.run("jax:fp64", "jax:bf16", {}, tmp_path, "erf-gelu")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jax", "has no policy"),
+        ("jax:bf17", "--policy bf17"),
+        ("torch:bf16:slow", "option slow is unknown"),
+        ("tensorflow:bf16", "neither a run nor"),
+    ],
+)
+def test_operands_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        operands.parse(text, {})
+
+
+def test_other_data_or_models_are_not_compared() -> None:
+    a = operands.parse("jax:bf16", {})
+    for flags in ({"n_layer": 2}, {"seed": 1}, {"data": "other.txt"}):
+        with pytest.raises(UserError, match="not one experiment"):
+            operands.require_comparable(a, operands.parse("torch:bf16", flags))
