@@ -1,7 +1,6 @@
-"""One cell, in a process of its own: `python -m benchmarks.measure CELL.json RESULT.json`."""
+"""One cell (JSON), in a process of its own: `python -m benchmarks.measure CELL NAME FILE`."""
 
 import importlib
-import json
 import os
 import statistics
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import made, one_line, read, words
-from lockstep import provenance
+from benchmarks.process import given, made, one_line, words
+from lockstep import results
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.model import flops
@@ -147,27 +146,22 @@ def guarded(work: Callable[[], Result]) -> Result:
         return {"status": status, "why": text.splitlines()[0][:300]}
 
 
-def main(given: str, out: str) -> int:
-    cell = made(Cell, read(Path(given)))
+def main(text: str, name: str, out: str) -> int:
+    cell, began = made(Cell, given(text)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {
-        "cell": vars(cell), "config": cell.config.to_json(), **provenance.about(cell.device),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell),
-    }  # fmt: skip
-    write(Path(out), content)
+    content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}
+    seconds = time.perf_counter() - began
+    results.put(Path(out), [results.row(name, cell.device, seconds, **content)])
     return 0
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+def about(cell: Cell) -> Result:
+    return {"cell": vars(cell), "config": cell.config.to_json()}
 
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.measure", "CELL", "RESULT")))
+    return one_line(lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE")))
 
 
 if __name__ == "__main__":

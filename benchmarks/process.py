@@ -5,14 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep import provenance
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
-from lockstep.files.untrusted import Refused, parsed, read_json
+from lockstep.files.untrusted import Refused, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTAKE, INTERRUPTED = 2, 130
+# What the figures of a benchmark depend on.
+CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
 Made = TypeVar("Made")
-LARGEST = 50_000_000  # bytes of a result
 
 
 def one_line(command: Callable[[], int]) -> int:
@@ -50,19 +52,6 @@ def made(kind: Callable[..., Made], fields: Any) -> Made:
         return kind(**fields)
     except TypeError as error:
         raise UserError(f"{str(fields)[:40]}: {error}; give its fields as JSON") from None
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A result's JSON; a loss that was not finite is NaN there.
-
-    Raises:
-        UserError: it is damaged, or cannot be read.
-    """
-    try:
-        return read_json(path, limit=LARGEST, links=True, finite=False)
-    except (OSError, Refused) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: no result ({why}); measure it again") from None
 
 
 def shown(path: Path) -> str:
