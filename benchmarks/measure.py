@@ -147,7 +147,8 @@ def guarded(work: Callable[[], Result]) -> Result:
 
 
 def main(text: str, name: str, out: str) -> int:
-    cell, began = made(Cell, given(text)), time.perf_counter()
+    asked, began = given(text), time.perf_counter()
+    cell = made(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}
     seconds = time.perf_counter() - began

@@ -1,14 +1,19 @@
 """What the drivers share that start a process for each measurement."""
 
+import json
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep import provenance
+from lockstep import provenance, results
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parsed
+from lockstep.results import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTAKE, INTERRUPTED = 2, 130
@@ -64,6 +69,26 @@ def died(code: int, stderr: str) -> dict[str, str]:
     status = "OOM" if code == -9 else "failed"
     lines = stderr.strip().splitlines()
     return {"status": status, "why": f"exit status {code}; {lines[-1] if lines else 'silent'}"}
+
+
+def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
+                  **variables: str) -> tuple[Row, float]:  # fmt: skip
+    """The row that `python -m MODULE CONTENT NAME FILE` puts, and how many seconds that took.
+
+    Args:
+        content: what it is asked; in the row, too, if it dies before it has put one.
+        variables: of its environment, beside ours.
+    """
+    began, former = time.perf_counter(), results.read(out, device).get(name)
+    words = [sys.executable, "-m", module, json.dumps(content), name, shown(out)]
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | variables, stderr=subprocess.PIPE, text=True
+    )
+    row, seconds = results.read(out, device).get(name), time.perf_counter() - began
+    if row is None or row == former:  # no report of a failure: the process was killed, or crashed
+        row = results.row(name, device, seconds, **content, **died(done.returncode, done.stderr))
+        results.put(out, [row])
+    return row, seconds
 
 
 def say(line: str) -> None:

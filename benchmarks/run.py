@@ -5,7 +5,6 @@ Rows that today's code has measured are not measured again, so that an interrupt
 where it stopped.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import about
-from benchmarks.process import CODE, INTERRUPTED, ROOT, died, say, shown
+from benchmarks.process import CODE, INTERRUPTED, ROOT, measure_apart, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep import provenance, results
 from lockstep.cli.flags import Parser, reader
@@ -76,23 +75,14 @@ def run(suite: Suite, out: Path, minutes: float, again: bool = False) -> int:
 
 def perform(job: Job, device: str, out: Path) -> str:
     """Runs one job to its end, which puts its rows; what it measured, in a line."""
-    began = time.perf_counter()
     if isinstance(job.task, Command):
+        began = time.perf_counter()
         code = subprocess.run(argv(job.task, shown(out)), cwd=ROOT, check=False).returncode
         seconds = time.perf_counter() - began
         if code in (0, 1):  # 1: measured, and a bound does not hold
             results.put(out, [results.row(job.name, device, seconds, exit_status=code)])
         return f"status {code}, {seconds:.0f} s"
-    former = results.read(out, device).get(job.name)
-    words = [sys.executable, "-m", "benchmarks.measure", json.dumps(vars(job.task)), job.name]
-    done = subprocess.run(
-        [*words, shown(out)], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False
-    )
-    row, seconds = results.read(out, device).get(job.name), time.perf_counter() - began
-    if row is None or row == former:  # no report of a failure: the process was killed, or crashed
-        died_so = died(done.returncode, done.stderr)
-        row = results.row(job.name, device, seconds, **about(job.task), **died_so)
-        results.put(out, [row])
+    row, seconds = measure_apart("benchmarks.measure", about(job.task), job.name, device, out)
     return f"{summary(row)}, {seconds:.0f} s"
 
 

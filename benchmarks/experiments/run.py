@@ -4,11 +4,6 @@ Each arm is a row. Those that today's code has measured are not run again, so th
 experiment goes on where it stopped.
 """
 
-import json
-import os
-import subprocess
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,7 +13,7 @@ from benchmarks.experiments import accumulation, expected, overflow, policies, r
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
 from benchmarks.plot import Panel
-from benchmarks.process import CODE, INTERRUPTED, ROOT, died, say, shown
+from benchmarks.process import CODE, INTERRUPTED, measure_apart, say, shown
 from lockstep import provenance, results
 from lockstep.process import ONE_THREAD
 from lockstep.results import Row
@@ -101,17 +96,8 @@ def expected_time(seconds: float | None) -> str:
 
 def perform(name: str, arm: Arm, out: Path, scale: str) -> str:
     """Runs one arm to its end, which puts its row; how it ended, in a line."""
-    began, former = time.perf_counter(), results.read(out, arm.device).get(name)
-    words = [sys.executable, "-m", "benchmarks.experiments.work", json.dumps(asdict(arm)), name]
-    done = subprocess.run(
-        [*words, shown(out)], cwd=ROOT, env=os.environ | SCALES[scale], stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    row, seconds = results.read(out, arm.device).get(name), time.perf_counter() - began
-    if row is None or row == former:  # no report of a failure: the process was killed, or crashed
-        died_so = died(done.returncode, done.stderr)
-        row = results.row(name, arm.device, seconds, **asdict(arm), **died_so)
-        results.put(out, [row])
+    module, content = "benchmarks.experiments.work", asdict(arm)
+    row, seconds = measure_apart(module, content, name, arm.device, out, **SCALES[scale])
     ended = "done" if row["status"] == "ok" else f"{row['status']}: {row['why']}"
     return f"{ended}, {seconds:.0f} s"
 

@@ -25,6 +25,7 @@ from benchmarks.experiments.run import EXPERIMENTS, SCALES
 from benchmarks.measure import Result, guarded
 from lockstep import results
 from lockstep.model import params
+from lockstep.process import ROOT
 
 QUICK: dict[str, Any] = {
     "model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "batch_size": 2,
@@ -330,7 +331,7 @@ def test_when_fp32_says_what_was_lost() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_committed_arm_ran(name: str) -> None:
-    arms = run.load_arms(name, run.ROOT / "benchmarks" / "results" / "experiments.jsonl")
+    arms = run.load_arms(name, ROOT / "benchmarks" / "results" / "experiments.jsonl")
     assert {each["status"] for each in arms.all} == {"ok"}
     assert len(arms.all) == len(EXPERIMENTS[name].arms("smoke", "cpu"))
 

@@ -74,6 +74,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return done.stdout.strip()
 
     def commit(file: str, text: str) -> str:
+        forget()
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
         git("add", ".")
@@ -87,7 +88,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     git("init", "-q")
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     forget()
-    yield lambda file, text: (forget(), commit(file, text))[1]
+    yield commit
     forget()
 
 
