@@ -17,6 +17,10 @@ Rows = dict[str, Row]  # by name
 ORDER = ("not run", "equal", "inconclusive", "different")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
 CURVES = 8
+ALSO = {
+    "rewrites": "variants",
+    "machines": "simulated machines",
+}  # parts that are no policy's seeds
 
 
 def summarise(outcomes: Iterable[Row]) -> Rows:
@@ -130,14 +134,14 @@ def _size(row: Row | None) -> str:
 
 def specificity(rows: Rows) -> str:
     """False positives and climbs, and the figure of each rule that came nearest to its bound."""
-    lines = []
+    lines, also = [], [part for part in ALSO if any(row["part"] == part for row in rows.values())]
     for rung in RUNGS:
         for policy in FACTORS["policy"]:
-            cells = [rows.get(f"{part} {rung.number} {policy}") for part in (policy, "rewrites")]
+            cells = [rows.get(f"{part} {rung.number} {policy}") for part in (policy, *also)]
             if any(cells):
                 lines.append([str(rung), policy, *map(_alarms, cells), _nearest(cells)])
-    head = ["rung", "policy", "false positives, fresh seeds", "false positives, variants",
-            "maximum, and its tolerance"]  # fmt: skip
+    tried = (f"false positives, {what}" for what in ("fresh seeds", *map(ALSO.get, also)))
+    head = ["rung", "policy", *tried, "maximum, and its tolerance"]
     return markdown(head, lines)
 
 

@@ -114,9 +114,11 @@ def is_current(former: dict[str, Any], paths: tuple[str, ...]) -> bool:
 
 
 def _git(*words: str) -> str | None:
-    """Its output; None where it fails."""
+    """Its output; None where it fails, or where the tree is installed in that of another."""
+    if not (ROOT / ".git").exists():
+        return None
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
-    except OSError:
+        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
