@@ -14,6 +14,7 @@ from benchmarks.process import given, made, one_line, words
 from lockstep import results
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.exits import exit_status
 from lockstep.model import flops
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -93,7 +94,7 @@ def throughput(config: Config, seconds: list[float], device: str) -> Result:
     # "inclusive": no quartile beyond what was seen
     several = len(rates) > 1
     low, middle, high = statistics.quantiles(rates, method="inclusive") if several else rates * 3
-    peak = flops.peak(device, config.precision.roles)
+    peak = devices.peak(device, config.precision.roles)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
 

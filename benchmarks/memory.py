@@ -161,7 +161,8 @@ def settle(settings: list[Given], peaks: np.ndarray, prior: np.ndarray,
             for a, moment in zip(amounts, chosen)
         ])  # fmt: skip
         known = np.array([
-            sum(memory.known(*given, moment).values()) for given, moment in zip(settings, chosen)
+            sum(memory.exact_bytes(*given, moment).values())
+            for given, moment in zip(settings, chosen)
         ])  # fmt: skip
         found = nonnegative(
             np.concatenate([rows / peaks[:, None], WEIGHT * np.diag(1 / prior)]),

@@ -178,4 +178,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

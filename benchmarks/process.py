@@ -22,15 +22,6 @@ CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
 Made = TypeVar("Made")
 
 
-def one_line(command: Callable[[], int]) -> int:
-    """The exit status of a command; a user's mistake is one line."""
-    try:
-        return command()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
-
-
 def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
     """Of a command without flags: so many words and nothing else."""
     parser = Parser(prog=f"python -m {module}")
@@ -46,7 +37,7 @@ def given(text: str) -> Any:
         UserError: it is none.
     """
     try:
-        return parsed(text.encode())
+        return parse_json(text.encode())
     except Refused as why:
         raise UserError(f"{text[:40]!r}: {why}; give JSON") from None
 

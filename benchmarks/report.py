@@ -19,6 +19,7 @@ from benchmarks.tolerances import final_loss
 from lockstep import results as stored
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.exits import exit_status
 
 Result = dict[str, Any]
 

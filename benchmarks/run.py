@@ -68,7 +68,7 @@ def run(suite: Suite, out: Path, minutes: float, again: bool = False) -> int:
             say(f"    {perform(job, suite.device, out)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
-        status = INTERRUPTED
+        status = STOPPED
     say(f"report: {report.write(out)}")
     return status
 

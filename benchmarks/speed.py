@@ -24,9 +24,9 @@ from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.process import start_module
 from lockstep.run.directory import require_writable_file
 
-ROOT = Path(__file__).parent.parent
 FLOOR = 0.97  # of the peer's speed, by the lower end of the interval
 STEPS, WARMUP = 1, 3  # a turn; before the first
 RESTARTS = 5  # pairs of processes in a race
@@ -66,10 +66,10 @@ class Racer:
     def __init__(self, contender: str, policy: str, model: Flags = SMALL) -> None:
         self.name = f"{contender} in {policy}"
         flags = {**model, "batch_size": 4, "policy": policy, "steps": 10_000}
-        words = [sys.executable, "-m", "benchmarks.speed", "--racer", contender, json.dumps(flags)]
-        self.process = subprocess.Popen(
-            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = start_module(
+            "benchmarks.speed", "--racer", contender, json.dumps(flags),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.turn()  # that it is ready
 
     def turn(self) -> float:

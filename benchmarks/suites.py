@@ -1,6 +1,5 @@
 """Which cells a suite has, the most valuable first."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -172,4 +171,4 @@ SUITES: dict[str, Callable[[str], Suite]] = {
 
 
 def argv(task: Command, out: str) -> list[str]:
-    return [sys.executable, "-m", *(word.format(out=out) for word in task.words)]
+    return [word.format(out=out) for word in task.words]

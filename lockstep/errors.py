@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this."""
+"""The one exception for users' mistakes: one line, no traceback."""
 
 import math
 from typing import Any
@@ -10,8 +10,8 @@ TAIL = 300  # of them for its end, where the remedy is
 class UserError(Exception):
     """A mistake of the user's: one line that names field, value and remedy; exit status 2.
 
-    The value may come from a stranger's file: whatever could break the line, or move a terminal's
-    cursor, is escaped, and what is too long is left out of its middle.
+    The value may come from an untrusted file: control characters are escaped, and a line that is
+    too long loses its middle.
     """
 
     def __init__(self, message: str) -> None:
@@ -22,7 +22,7 @@ class UserError(Exception):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """For a terminal, which must not obey what a stranger or a model wrote: escaped but `keep`."""
+    """Escapes what a terminal would obey, except `keep`: text may be untrusted, or a model's."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 

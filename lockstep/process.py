@@ -1,7 +1,56 @@
-"""The processes that Lockstep starts: where they run, and in which environment."""
+"""The Python processes that Lockstep starts, and the commit of the code that they run."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 # A model of the matrix is too small to share: with more threads two processes fight for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
+RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
+NO_CHANGE: Mapping[str, str] = {}
+
+
+def run_module(
+    module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """`python -m MODULE WORDS` to its end; `changes` to the environment, options of subprocess."""
+    command, env = module_command(module, *words), _environment(changes)
+    return subprocess.run(command, env=env, check=False, **options)
+
+
+def start_module(
+    module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
+) -> subprocess.Popen[Any]:
+    """The same, without waiting for it."""
+    return subprocess.Popen(module_command(module, *words), env=_environment(changes), **options)
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", module, *words]
+
+
+def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """This process's own, in which our packages are found from any folder."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def git_commit() -> str:
+    """Of the working tree this runs from, "+" where it has changes; "" outside of a repository."""
+    if not (ROOT / ".git").exists():  # installed into another project's tree, say
+        return ""
+    others = (f":!{folder}" for folder in RESULTS)
+    try:
+        dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
+        return _git("rev-parse", "--short", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    options: dict[str, Any] = {"cwd": ROOT, "text": True, "capture_output": True, "timeout": 10}
+    return subprocess.run(["git", *words], check=True, **options).stdout.strip()

@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import date
 from functools import cache

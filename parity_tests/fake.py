@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import twin
-from lockstep.cli import commands
+from lockstep.cli import trainers
 from lockstep.config import Config
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -100,4 +100,4 @@ def has_accelerator(device: str) -> bool:
 
 if __name__ == "__main__":
     twin.MODULES["fake"] = "__main__"
-    sys.exit(commands.train("fake"))
+    sys.exit(trainers.train("fake"))

@@ -2,10 +2,10 @@
 
 import sys
 
-from lockstep.cli import commands
+from lockstep.cli import trainers
 
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
-    sys.exit(commands.train("torch"))
+    sys.exit(trainers.train("torch"))
 
 from collections.abc import Callable
 from typing import Any

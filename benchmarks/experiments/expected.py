@@ -4,8 +4,6 @@ One step of each arm is timed, all arms of a framework in one process.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -14,12 +12,14 @@ from typing import NamedTuple
 
 from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
-from benchmarks.process import ROOT, made, one_line, words
+from benchmarks.process import ROOT, made, words
 from lockstep import twin
 from lockstep.config import Config
 from lockstep.errors import require
+from lockstep.exits import exit_status
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.process import run_module
 
 # What changes the numbers of a step and not the time that it takes; or, remat, not by much.
 FREE = ("lr", "min_lr", "warmup", "loss_scale_init", "loss_scale_interval", "remat")
@@ -36,14 +36,16 @@ class Cost(NamedTuple):
 
 def seconds(arms: list[Arm], environment: dict[str, str]) -> float | None:
     """Of all arms, one after the other; None where one of them cannot take a step."""
-    total, env = IMPORTS * len(arms), os.environ | environment
+    total = IMPORTS * len(arms)
     for framework in FRAMEWORKS:
         trained = [arm for arm in arms if arm.framework == framework and arm.steps]
         if not trained:
             continue
         request = json.dumps([asdict(arm) for arm in trained])
-        words = [sys.executable, "-m", "benchmarks.experiments.expected", request]
-        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+        done = run_module(
+            "benchmarks.experiments.expected", request,
+            changes=environment, cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
         if done.returncode:
             return None
         timed = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]
@@ -88,7 +90,7 @@ def main(given: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.experiments.expected", "ARMS")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.experiments.expected", "ARMS")))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
     about = field.metadata
     name = flag_name(field.name)
     unit = f"{about['unit']}; " if about["unit"] else ""
-    default = _shown(default) if default is not None else about["derived"] or _shown(field.default)
+    default = (
+        _format(default) if default is not None else about["derived"] or _format(field.default)
+    )
     if field.type is bool:
         group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
         return
@@ -59,7 +61,7 @@ def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
     )
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

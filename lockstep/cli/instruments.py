@@ -17,11 +17,10 @@ from lockstep.config import (
     from_flags,
 )
 from lockstep.errors import require, require_range
+from lockstep.exits import DONE, FAILED
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.verdict import Verdict
 from lockstep.run import directory
-
-DIFFERENT = 1  # exit status: two programs, not one; a bug was missed; a false alarm
 
 
 def add(commands: Any) -> None:
@@ -36,7 +35,7 @@ def _add_curves(commands: Any) -> None:
     sub = commands.add_parser(
         "curves",
         help="do two programs train the same curve, up to rounding?",
-        description="Trains A and B, each in a process of its own, and A's perturbed runs; says\n"
+        description="Trains A and B, each in a process of its own, and A's perturbed runs; tests\n"
         "whether the gap between the curves stays within A's own rounding noise.",
         epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
         argument_default=argparse.SUPPRESS,
@@ -68,9 +67,10 @@ def _add_flags(sub: Any, defaults: dict[str, Any]) -> None:
 def _add_power(commands: Any) -> None:
     sub = commands.add_parser(
         "power",
-        help="which rung of the parity ladder catches which planted bug?",
-        description="Plants each bug in its twin and climbs every rung against the other, healthy\n"
-        "twin. x: caught; .: not caught; ?: inconclusive; empty: no such rung there.",
+        help="detection rate: which rung catches which planted bug?",
+        description="Mutation testing: plants each bug in its twin and climbs every rung against\n"
+        "the other, unchanged twin. x: caught; .: not caught; ?: inconclusive; empty:\n"
+        "no such rung there.",
         epilog="examples:\n  lockstep power norm-eps clip-before-unscale\n  lockstep power --list",
     )
     sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
@@ -84,9 +84,9 @@ def _add_power(commands: Any) -> None:
 def _add_specificity(commands: Any) -> None:
     sub = commands.add_parser(
         "specificity",
-        help="how often does the ladder call a correct program wrong?",
-        description="Climbs the rungs with fresh seeds and with harmless rewrites of either twin,\n"
-        "and counts false alarms.",
+        help="false-positive rate of the parity ladder",
+        description="Climbs the rungs with fresh seeds and with semantics-preserving variants of\n"
+        "either twin, and counts false positives.",
     )
     sub.add_argument("parts", metavar="PART", nargs="*",
                      help=f"{', '.join(specificity.PARTS)} (default: all)")  # fmt: skip
@@ -103,10 +103,10 @@ def _add_specificity(commands: Any) -> None:
 def _add_sensitivity(commands: Any) -> None:
     sub = commands.add_parser(
         "sensitivity",
-        help="which modules need float32, and is it worth their time?",
-        description="Holds the gradient against float64 with one module at a time in half\n"
+        help="which modules need float32, and is it worth the time?",
+        description="Compares the gradient with float64: with one module at a time in half\n"
         "precision, and with all but one; times a step with each kind of module in\n"
-        "float32; says which --fp32-islands are worth their time.",
+        "float32; reports which --fp32-islands are worth it.",
         epilog="example:\n  lockstep sensitivity --policy bf16 --framework torch",
         argument_default=argparse.SUPPRESS,
     )
@@ -131,12 +131,12 @@ def _power(given: argparse.Namespace) -> int:
         for bug in catalogue.BUGS:
             size = f"={bug.size:g}" if bug.size is not None else ""
             print(f"{bug.name + size:28} {bug.framework:6} {bug.what}")
-        return 0
+        return DONE
     if given.grade:
         require(not given.bugs, "--grade", given.bugs, "takes no names; it has its own five")
         power.grade(_device(given), _out_file(given), _say)
-        return 0
-    return 0 if power.run(given.bugs, _device(given), _out_file(given), _say) else DIFFERENT
+        return DONE
+    return DONE if power.run(given.bugs, _device(given), _out_file(given), _say) else FAILED
 
 
 def _specificity(given: argparse.Namespace) -> int:
@@ -144,7 +144,7 @@ def _specificity(given: argparse.Namespace) -> int:
     require_range("--curve-seeds", given.curve_seeds, 1)
     device, out = _device(given), _out_file(given)
     quiet = specificity.run(given.parts, given.seeds, given.curve_seeds, device, out, _say)
-    return 0 if quiet else DIFFERENT
+    return DONE if quiet else FAILED
 
 
 def _sensitivity(given: argparse.Namespace) -> int:
@@ -155,7 +155,7 @@ def _sensitivity(given: argparse.Namespace) -> int:
     own = {k: v for k, v in vars(given).items() if k not in ("framework", "out", "command")}
     config = from_flags({**sensitivity.DEFAULTS, **own, "device": device}, accelerator=False)
     sensitivity.run(config, chosen, out, _say)
-    return 0
+    return DONE
 
 
 def _say(line: str) -> None:
@@ -182,4 +182,4 @@ def _curves(given: argparse.Namespace) -> int:
     stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
     out = Path(flags.pop("out", directory.RUNS / stem))
     directory.require_writable(out)
-    return DIFFERENT if curves.run(a, b, flags, out, bug) is Verdict.DIFFERENT else 0
+    return FAILED if curves.run(a, b, flags, out, bug) is Verdict.DIFFERENT else DONE

@@ -1,6 +1,6 @@
 """What a field of a configuration is: a flag with its help, a choice, a value of a type."""
 
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any
 
 from lockstep.errors import require
@@ -20,6 +20,14 @@ def flag_name(name: str) -> str:
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raises UserError unless a flag's value is one of its choices."""
     require(value in choices, name, value, f"unknown; use {', '.join(choices)}")
+
+
+def require_choices(section: Any) -> None:
+    """Raises UserError unless each flag of a dataclass that has choices is one of them."""
+    for each in fields(section):
+        if each.metadata.get("choices"):
+            name, choices = flag_name(each.name), each.metadata["choices"]
+            require_choice(name, getattr(section, each.name), choices)
 
 
 def require_fields(what: str, values: Any, types: dict[str, Any]) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.config import islands, policy
-from lockstep.config.fields import flag, flag_name, require_choice, require_fields
+from lockstep.config.fields import flag, flag_name, require_choice, require_choices, require_fields
 from lockstep.config.policy import Roles
 from lockstep.errors import UserError, require, require_range
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
-# What takes memory and no weights say how much of it: a config.json may be anybody's.
+# Limits of what takes memory before any file's size shows it: config.json may be untrusted.
 DEEPEST = 2000  # layers; a checkpoint's record still holds their names
 LONGEST = 2**20  # tokens of context; RoPE has a table of them
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
@@ -77,26 +77,14 @@ class ModelConfig:
         if self.d_model % self.n_head:
             down = self.d_model - self.d_model % self.n_head
             near = " or ".join(str(d) for d in (down, down + self.n_head) if d > 0)
-            require(
-                False,
-                "--d-model",
-                self.d_model,
-                f"not divisible by --n-head {self.n_head}; use {near}",
-            )
-        if self.position == "rope" and self.d_head % 2:
-            require(
-                False,
-                "--n-head",
-                self.n_head,
-                f"RoPE rotates pairs, but --d-model / --n-head is {self.d_head}; make it even",
-            )
-        switches = {
-            "position": ("learned", "rope"),
-            "norm": ("layernorm", "rmsnorm"),
-            "mlp": ("gelu", "swiglu"),
-        }
-        for name, choices in switches.items():
-            require_choice(name, getattr(self, name), choices)
+            remedy = f"not divisible by --n-head {self.n_head}; use {near}"
+            require(False, "--d-model", self.d_model, remedy)
+        odd = self.position == "rope" and self.d_head % 2
+        remedy = f"RoPE rotates pairs, but --d-model / --n-head is {self.d_head}; make it even"
+        require(not odd, "--n-head", self.n_head, remedy)
+        require_choice("position", self.position, ("learned", "rope"))
+        require_choice("norm", self.norm, ("layernorm", "rmsnorm"))
+        require_choice("mlp", self.mlp, ("gelu", "swiglu"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +136,10 @@ class PrecisionConfig:
         policy.resolve(self.policy)
         if self.eval_policy:
             _rename_error("--policy", "--eval-policy", policy.resolve, self.eval_policy)
-        require_choice("--numerics", self.numerics, ("fast", "strict"))
-        require_choice("--attention", self.attention, ("auto", "reference", "fused"))
-        require(
-            not (self.strict and self.attention == "fused"),
-            "--attention",
-            "fused",
-            "--numerics strict writes attention out; use --attention reference",
-        )
+        require_choices(self)
+        allowed = not (self.strict and self.attention == "fused")
+        remedy = "--numerics strict writes attention out; use --attention reference"
+        require(allowed, "--attention", "fused", remedy)
         for name, low in (("loss_scale_init", 0.0), ("loss_scale_factor", 1.0)):
             value = getattr(self, name)
             within = low < value <= LARGEST_SCALE
@@ -201,12 +185,8 @@ class OptimConfig:
         for name in ("lr", "clip"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, flag_name(name), value, "must be above 0")
-        require(
-            0 <= self.min_lr <= self.lr,
-            "--min-lr",
-            self.min_lr,
-            f"must be from 0 to --lr {self.lr}",
-        )
+        fits = 0 <= self.min_lr <= self.lr
+        require(fits, "--min-lr", self.min_lr, f"must be from 0 to --lr {self.lr}")
         require_range("--warmup", self.warmup, 0, self.steps)
         require_range("--weight-decay", self.weight_decay, 0)
         for name in ("beta1", "beta2"):
@@ -235,8 +215,7 @@ class ExecutionConfig:
     compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
 
     def __post_init__(self) -> None:
-        require_choice("--remat", self.remat, ("none", "sublayer", "block", "sqrt", "dots"))
-        require_choice("--layers", self.layers, ("auto", "unroll", "scan"))
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +236,7 @@ class RunConfig:
         lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}
         for name, low in lowest.items():
             require_range(flag_name(name), getattr(self, name), low, LARGEST)
-        require_choice("--device", self.device, ("auto", "cpu", "cuda"))
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,13 +252,8 @@ class Config:
 
     def __post_init__(self) -> None:
         compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
-        require(
-            not compiled_masks,
-            "--compile",
-            True,
-            "strict numerics draw dropout's masks with a "
-            "generator that does not compile; drop --compile or set --dropout 0",
-        )
+        remedy = "strict numerics draw dropout's masks with a generator that does not compile; "
+        require(not compiled_masks, "--compile", True, f"{remedy}drop it or set --dropout 0")
         rows, row = self.optim.batch_size, self.model.context + 1
         for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):
             remedy = f"with --{name} {count} and --context {row - 1} are over {MOST_TOKENS} tokens"
@@ -287,13 +261,10 @@ class Config:
             require(fits, "--batch-size", rows, f"{remedy}, drawn at once; use less")
         if self.precision.fp32_islands:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
-        require(
-            self.execution.layers != "scan" or self.alike,
-            "--layers",
-            "scan",
-            f"all layers are one program, but --fp32-islands {self.precision.fp32_islands} is for "
-            "some of them; use --layers unroll",
-        )
+        patterns = self.precision.fp32_islands
+        remedy = f"is one program for all layers, but --fp32-islands {patterns} is for some"
+        fits = self.execution.layers != "scan" or self.alike
+        require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
 
     @property
     def alike(self) -> bool:

@@ -41,12 +41,15 @@ def window(tokens: np.ndarray, *, accum: int, **which: Any) -> np.ndarray:
 
 def of_step(config: Config, tokens: np.ndarray, step: int) -> np.ndarray:
     """int32 (N, B, T+1): the training window of one optimizer step, from 0."""
-    return window(
-        tokens,
-        accum=config.optim.accum,
-        seed=config.optim.seed,
-        split="train",
-        step=step,
-        batch_size=config.optim.batch_size,
-        context=config.model.context,
-    )
+    return _draw(config, tokens, "train", step, config.optim.accum)
+
+
+def validation(config: Config, tokens: np.ndarray) -> np.ndarray:
+    """int32 (M, B, T+1): the windows of the held-out split that every evaluation takes."""
+    return _draw(config, tokens, "val", 0, config.run.eval_batches)
+
+
+def _draw(config: Config, tokens: np.ndarray, split: str, step: int, count: int) -> np.ndarray:
+    seed, size, context = config.optim.seed, config.optim.batch_size, config.model.context
+    given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context}
+    return window(tokens, accum=count, split=split, step=step, **given)

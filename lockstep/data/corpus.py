@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.config import BPE
 from lockstep.errors import UserError, require
-from lockstep.files.untrusted import Refused, opened
+from lockstep.files.untrusted import Refused, open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
 BYTES = 256
@@ -72,10 +72,10 @@ def check(corpus: Corpus, vocab: int, context: int) -> None:
         require(context <= fits, "--context", context, f"{problem}; {shorter}")
 
 
-def cached(sha256: str) -> Corpus | None:
+def load_cached(sha256: str) -> Corpus | None:
     """The standard library's tokens of an earlier Python; None where absent or damaged."""
     try:
-        with opened(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
             corpus = _corpus(arrays["train"], arrays["val"], str(arrays["source"]))
     except Exception:
         return None
@@ -113,19 +113,19 @@ def _from_path(data: str, path: Path) -> Corpus:
         for name in ("train.bin", "val.bin"):
             remedy = f"no {name} in it; write train.bin and val.bin as raw uint16 tokens"
             require((path / name).exists(), "--data", data, remedy)
-        train, val = (_mapped(data, path / name, "<u2") for name in ("train.bin", "val.bin"))
+        train, val = (_map_file(data, path / name, "<u2") for name in ("train.bin", "val.bin"))
         return _corpus(train, val, str(path))
     remedy = "not a .txt file; rename it if it is text, or use a folder with train.bin and val.bin"
     require(path.suffix.lower() == ".txt", "--data", data, remedy)
-    text = _mapped(data, path, "u1")
+    text = _map_file(data, path, "u1")
     end = len(text) - len(text) // 10
     return _corpus(text[:end], text[end:], str(path))
 
 
-def _mapped(data: str, path: Path, dtype: str) -> np.ndarray:
-    """(tokens,), read-only."""
+def _map_file(data: str, path: Path, dtype: str) -> np.ndarray:
+    """(tokens,), memory-mapped, read-only."""
     try:
-        with opened(path, links=True) as file:
+        with open_regular(path, links=True) as file:
             size = os.fstat(file.fileno()).st_size
             require(size > 0, "--data", data, f"{path.name} is empty; use other data")
             remedy = f"{path.name} has {size} bytes, not whole uint16 tokens; write it again"
@@ -165,13 +165,13 @@ def _standard_library() -> Corpus:
     remedy = "this Python has no library source; use a .txt file or a folder"
     require(bool(train and val), "--data", "stdlib", remedy)
     name = f"standard library of Python {platform.python_version()}"
-    corpus = _corpus(_joined(train), _joined(val), name)
-    if cached(corpus.sha256) is None:
-        _keep(corpus)
+    corpus = _corpus(_concatenate(train), _concatenate(val), name)
+    if load_cached(corpus.sha256) is None:
+        _write_cache(corpus)
     return corpus
 
 
-def _joined(sources: list[bytes]) -> np.ndarray:
+def _concatenate(sources: list[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(sources), np.uint8)
 
 
@@ -194,8 +194,8 @@ def _cache_file(sha256: str) -> Path:
     return Path(folder, f"stdlib-{sha256}.npz")
 
 
-def _keep(corpus: Corpus) -> None:
-    """Writes the cache file, whole or not at all; that it cannot be written is no mistake."""
+def _write_cache(corpus: Corpus) -> None:
+    """Writes the cache file, whole or not at all; a failure is ignored."""
     try:
         final = _cache_file(corpus.sha256)
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,28 +1,24 @@
-"""Runs a twin's probe in a process of its own, which may be missing, crash, hang or babble."""
+"""Runs a twin's probe in a process of its own, which may crash, hang or print anything."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from typing import Any
 
 from lockstep import twin
 from lockstep.doctor.facts import Device, Framework
-from lockstep.process import ONE_THREAD, ROOT
+from lockstep.process import ONE_THREAD, run_module
 
 SECONDS = 120  # a first import from a slow disk takes a minute
+# Threads that wait for a busy core would be timed; a look must not take the GPU's memory.
+ENVIRONMENT = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def ask(name: str, seconds: float = SECONDS) -> Framework:
-    """What the framework says of itself, or its fault."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | ONE_THREAD  # threads that wait for a busy core would be timed
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # a look must not take the GPU's memory
+    """The facts that a framework reports, or its fault."""
     try:
-        done = subprocess.run(
-            command(name), env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        done = run_module(
+            probe(name), changes=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -30,20 +26,20 @@ def ask(name: str, seconds: float = SECONDS) -> Framework:
     last = _last_line(done.stderr)
     if found := _last_object(done.stdout):
         devices = tuple(map(_device, found.pop("devices", [])))
-        return Framework(name=name, devices=devices, said=last, **found)
+        return Framework(name=name, devices=devices, stderr=last, **found)
     if done.returncode < 0:
         number = -done.returncode
         error = f"killed by signal {number} ({signal.strsignal(number)})"
         return Framework(name=name, fault="crash", error=error)
     if done.returncode == 0:
-        return Framework(name=name, fault="garbage", error="it ended without telling its facts")
+        return Framework(name=name, fault="no facts", error="it ended without reporting its facts")
     error = last or f"it ended with status {done.returncode}"
     return Framework(name=name, fault=_kind(last), error=error)
 
 
-def command(name: str) -> list[str]:
-    package = twin.MODULES[name].partition(".")[0]
-    return [sys.executable, "-m", f"{package}.probe"]
+def probe(name: str) -> str:
+    """The module in the framework's twin that prints its facts."""
+    return twin.MODULES[name].partition(".")[0] + ".probe"
 
 
 def _last_object(output: bytes) -> dict[str, Any] | None:

@@ -9,18 +9,17 @@ from lockstep.config.policy import resolve
 from lockstep.doctor import machine, policies, report, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
-
-ILL = 1  # exit status: something cannot work
+from lockstep.exits import DONE, FAILED
 
 
 def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
         "doctor",
-        help="what can this machine run, and what stands in the way?",
-        description="Asks each framework, in a process of its own, what it sees. Says which\n"
-        "policies are native here, emulated (in other arithmetic) or unsupported, what\nis wrong, "
-        "and what to do about it. Exit status 1 if something cannot work.",
+        help="which policies run on this machine, and what is misconfigured?",
+        description="Asks each framework, in a process of its own, what it sees. Reports which\n"
+        "policies are native here, emulated (in other arithmetic) or unsupported, the\nproblems "
+        "and their remedies. Exit status 1 if something cannot work.",
         epilog="example:\n  lockstep doctor --policy bf16",
     )
     about = "can this one run? Exit status 1 if it is unsupported in a framework; that it is "
@@ -47,4 +46,4 @@ def _doctor(given: argparse.Namespace) -> int:
         print(json.dumps(report.as_json(facts, table, found), indent=1))
     else:
         print(report.as_text(facts, table, found))
-    return ILL if any(finding.severity == rules.ERROR for finding in found) else 0
+    return FAILED if any(finding.severity == rules.ERROR for finding in found) else DONE

@@ -1,4 +1,4 @@
-"""What the doctor knows: plain values, so that a test can make up any machine."""
+"""The doctor's facts: plain values, so that a test can construct any machine."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +17,10 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """What a twin's `probe.py` said, or why it said nothing."""
+    """The answer of a twin's `probe.py`, or why there is none."""
 
     name: str
-    fault: str = ""  # a key of rules.MENDS; empty if it starts
+    fault: str = ""  # a key of rules.REMEDIES; empty if it starts
     error: str = ""  # one line: what happened
     versions: dict[str, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()  # the first is the one that --device auto takes
@@ -28,7 +28,7 @@ class Framework:
     float32: dict[str, str] = field(default_factory=dict)  # TF32: the switches as they stand
     matmul_seconds: dict[str, float] = field(default_factory=dict)  # by dtype, on a CPU alone
     unread: dict[str, str] = field(default_factory=dict)  # facts that could not be read, and why
-    said: str = ""  # the last line on stderr
+    stderr: str = ""  # its last line
 
     @property
     def device(self) -> Device | None:
@@ -46,12 +46,12 @@ class Machine:
     python: str
     cores: int
     packages: dict[str, str]  # distribution -> version: the frameworks' and NVIDIA's
-    twice: tuple[str, ...] = ()  # distributions that are there in two versions
+    duplicates: tuple[str, ...] = ()  # distributions installed in two versions
     cuda_majors: dict[str, tuple[int, ...]]  # framework -> the CUDA its packages are for
     environment: dict[str, str]  # those of VARIABLES that are set
     library_folders: tuple[str, ...] = ()  # of LD_LIBRARY_PATH, with CUDA libraries inside
     driver: str = ""  # version of NVIDIA's driver; empty if there is none
-    driver_error: str = ""  # what nvidia-smi complained of
+    driver_error: str = ""  # nvidia-smi's error
     gpus: tuple[Device, ...] = ()  # as the driver sees them
     memory: int | None = None  # free bytes
     disk: int | None = None  # free bytes where runs go

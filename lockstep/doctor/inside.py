@@ -9,7 +9,7 @@ SECONDS = 0.1  # spent on timing one call
 
 
 def gather(*readers: Callable[[], Any]) -> dict[str, Any]:
-    """What each reader returns, by its name; one that raises does not keep back the others'."""
+    """What each reader returns, by its name; one that raises does not lose the others'."""
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
     for read in readers:

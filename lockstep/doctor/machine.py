@@ -25,14 +25,14 @@ QUERY = "driver_version,name,compute_cap,memory.total,memory.free"
 
 def read() -> Machine:
     installed = list(distributions())
-    packages, twice = versions(installed)
+    packages, duplicates = versions(installed)
     driver, gpus, error = nvidia()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         cores=os.cpu_count() or 1,
         packages=packages,
-        twice=twice,
+        duplicates=duplicates,
         cuda_majors=cuda_majors(packages, _requirements("torch", installed)),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         library_folders=cuda_folders(os.environ.get("LD_LIBRARY_PATH", "")),
@@ -45,14 +45,14 @@ def read() -> Machine:
 
 
 def versions(installed: Iterable[Distribution]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The version of each package that concerns us, and those found in more than one."""
+    """The version of each package of `PACKAGES`, and those installed in several."""
     found: dict[str, list[str]] = {}
     for one in installed:  # in the order of sys.path: the first is the one that is imported
         name = str(one.metadata["Name"]).lower().replace("_", "-")
         if PACKAGES.match(name) and one.version not in found.setdefault(name, []):
             found[name].append(one.version)
-    twice = tuple(f"{name} {' and '.join(v)}" for name, v in found.items() if len(v) > 1)
-    return {name: found[name][0] for name in sorted(found)}, twice
+    duplicates = tuple(f"{name} {' and '.join(v)}" for name, v in found.items() if len(v) > 1)
+    return {name: found[name][0] for name in sorted(found)}, duplicates
 
 
 def cuda_majors(packages: dict[str, str], required: list[str]) -> dict[str, tuple[int, ...]]:
@@ -92,7 +92,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def nvidia() -> tuple[str, tuple[Device, ...], str]:
-    """The driver's version, its GPUs, and what is wrong with it; empty where there is nothing."""
+    """The driver's version, its GPUs, and its error; empty where there is none."""
     loaded = re.search(r"  (\d+\.[\d.]+)  ", DRIVER.read_text()) if DRIVER.exists() else None
     version = loaded[1] if loaded else ""
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
@@ -115,7 +115,7 @@ def nvidia() -> tuple[str, tuple[Device, ...], str]:
 
 
 def capability(text: str) -> tuple[int, int] | None:
-    """ "8.0" -> (8, 0); None for what is none of NVIDIA's."""
+    """ "8.0" -> (8, 0); None for any other text."""
     parts = re.fullmatch(r"(\d+)\.(\d+)", text)
     return (int(parts[1]), int(parts[2])) if parts else None
 

@@ -1,7 +1,7 @@
-"""Can a policy run here, and in what: pure functions of facts.
+"""Whether a policy runs here natively, emulated or not at all: pure functions of facts.
 
-On NVIDIA's devices the compute capability decides, never a name, nor what a framework claims of
-itself. On a CPU the time of a matmul decides: neither the instruction set nor the dtype in a
+On NVIDIA's devices the compute capability decides, never a name, nor what a framework claims.
+On a CPU the time of a matmul decides: neither the instruction set nor the dtype in a
 compiled program says whether a matmul in half precision is one.
 """
 
@@ -12,8 +12,8 @@ from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.doctor.facts import Facts, Framework
 
 NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
-# Half precision that is converted and multiplied in float32 cannot be faster than float32. Seen:
-# 0.2 to 0.4 of float32's time where it is native; else 1.15 times it (XLA) to 150 times (torch).
+# Half precision that is converted and multiplied in float32 cannot be faster than float32. Native
+# it takes 0.2 to 0.4 of float32's time; emulated 1.15 times it (XLA) to 150 times (torch).
 FASTER = 0.8
 FROM = {"TF32": (8, 0), "bfloat16": (8, 0), "float16": (5, 3)}  # compute capability
 
@@ -69,7 +69,7 @@ def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
     least = FROM.get(kind, (0, 0))
     if capability >= least:
         return Ability(NATIVE)
-    why = f"capability {dotted(capability)} has no {kind}, which begins at {dotted(least)}"
+    why = f"capability {version_text(capability)} has no {kind}; {version_text(least)} has"
     return Ability(EMULATED, why)
 
 
@@ -93,5 +93,5 @@ def tensor_cores(capability: tuple[int, int]) -> str:
     return "float16" if capability >= (7, 0) else "none"
 
 
-def dotted(capability: tuple[int, int]) -> str:
+def version_text(capability: tuple[int, int]) -> str:
     return "{}.{}".format(*capability)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.doctor.facts import Device, Facts, Framework, Machine
-from lockstep.doctor.policies import Ability, dotted, tensor_cores
+from lockstep.doctor.policies import Ability, tensor_cores, version_text
 from lockstep.doctor.rules import ERROR, NOTE, WARNING, Finding
 
 WIDTH = 80
@@ -58,7 +58,7 @@ def _device(d: Device) -> str:
     parts = [d.name if d.name == d.platform else f"{d.platform}: {d.name}"]
     if d.capability:
         cores = tensor_cores(d.capability)
-        parts.append(f"capability {dotted(d.capability)}, tensor cores: {cores}")
+        parts.append(f"capability {version_text(d.capability)}, tensor cores: {cores}")
     if d.total is not None:
         parts.append(f"{_gib(d.free)} of {_gib(d.total)} free")
     return "; ".join(parts)
@@ -80,7 +80,7 @@ def _table(table: Table) -> Iterator[str]:
 
 def _findings(findings: list[Finding]) -> Iterator[str]:
     if not findings:
-        yield "nothing to mend"
+        yield "no problems found"
     for severity in (ERROR, WARNING, NOTE):
         for finding in findings:
             if finding.severity == severity:

@@ -1,13 +1,14 @@
-"""What is wrong here, and what to do about it: a small rule for each way to be wrong."""
+"""What is wrong here and its remedy: a rule for each problem."""
 
 import re
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.doctor.ask import command
+from lockstep.doctor.ask import probe
 from lockstep.doctor.facts import Facts, Framework
-from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, dotted, lacks_kernels
+from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, lacks_kernels, version_text
+from lockstep.process import module_command
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and below
@@ -15,23 +16,23 @@ DRIVERS = {12: 525, 13: 580}  # the oldest driver for a major version of CUDA, o
 MIB, GIB = 2**20, 2**30
 LEAST_MEMORY, LEAST_DISK = 2 * GIB, GIB  # a framework and a small model; a few checkpoints
 ANEW = "in an empty virtual environment: pip install -e '.[cuda12]', or '.[cuda13]'"
-MENDS = {
+REMEDIES = {
     "missing": "pip install -e . in Lockstep's folder",
     "libraries": "unset LD_LIBRARY_PATH; if it still fails, its CUDA libraries are missing or "
     "another package's: pip install --force-reinstall {name}",
     "flags": "unset XLA_FLAGS, or leave out the flag that this version does not know",
     "import": "pip install --force-reinstall {name}",
-    "crash": "install {name} anew in an empty virtual environment: native code of different "
-    "versions crashes so",
+    "crash": "reinstall {name} in an empty virtual environment: its native code is probably of "
+    "another version",
     "hang": "if nvidia-smi hangs too, reboot; CUDA_VISIBLE_DEVICES=-1 leaves the GPU out",
-    "garbage": "look at PYTHONPATH: another module ends the process",
+    "no facts": "look at PYTHONPATH: another module ends the process",
 }
 # variable -> severity, whether it matters on a GPU only, what it does
 ELSEWHERE = "changes other programs; in the trainers --policy sets this"
 VARIABLES = {
     "JAX_DEFAULT_MATMUL_PRECISION": (NOTE, False, ELSEWHERE),
     "JAX_ENABLE_X64": (NOTE, False, ELSEWHERE),
-    "NVIDIA_TF32_OVERRIDE": (WARNING, True, "outdoes the trainers' switches: with 0 policy tf32 "
+    "NVIDIA_TF32_OVERRIDE": (WARNING, True, "overrides the trainers' switches: with 0 policy tf32 "
                              "computes in float32, with 1 policy fp32 may compute in TF32"),
     "PYTORCH_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
     "PYTORCH_CUDA_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
@@ -42,7 +43,7 @@ FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # new
 
 
 class Finding(NamedTuple):
-    """error: this cannot work; warning: it works, but not as one thinks; note: good to know."""
+    """error: this cannot work; warning: it works, but not as expected; note: good to know."""
 
     severity: str
     what: str
@@ -58,7 +59,7 @@ def findings(facts: Facts) -> list[Finding]:
 
 
 def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Finding]:
-    """What stands against running a policy in each framework."""
+    """Why a policy is not native in each framework."""
     for name, (state, why) in abilities.items():
         if state != NATIVE:
             severity = ERROR if state == UNSUPPORTED else WARNING
@@ -70,19 +71,23 @@ def versions(facts: Facts) -> Iterator[Finding]:
     packages = facts.machine.packages
     for name, (least, below) in SUPPORTED.items():
         if name in packages and not least <= _numbers(packages[name]) < below:
-            what = f"{name} {packages[name]} is none that Lockstep was written for"
-            yield Finding(WARNING, what, f"pip install '{name}>={dotted(least)},<{dotted(below)}'")
+            what = f"{name} {packages[name]} is not a version that Lockstep supports"
+            yield Finding(
+                WARNING,
+                what,
+                f"pip install '{name}>={version_text(least)},<{version_text(below)}'",
+            )
     jaxlib = packages.get("jaxlib", "")
     for name in packages:
         plugin = name.startswith("jax-cuda")
         figures = None if plugin else 2  # jax may be some patches ahead of jaxlib, no plugin may
         apart = _numbers(packages[name])[:figures] != _numbers(jaxlib)[:figures]
         if (plugin or name == "jax") and jaxlib and apart:
-            what = f"{name} {packages[name]} does not go with jaxlib {jaxlib}"
+            what = f"{name} {packages[name]} does not match jaxlib {jaxlib}"
             yield Finding(WARNING, what, f"pip install {name}=={jaxlib}")
-    for twice in facts.machine.twice:
-        remedy = f"pip uninstall {twice.split()[0]} until none is left, then install it"
-        yield Finding(WARNING, f"two versions are installed of {twice}", remedy)
+    for duplicate in facts.machine.duplicates:
+        remedy = f"pip uninstall {duplicate.split()[0]} until none is left, then install it"
+        yield Finding(WARNING, f"two versions are installed of {duplicate}", remedy)
 
 
 def stacks(facts: Facts) -> Iterator[Finding]:
@@ -96,9 +101,11 @@ def stacks(facts: Facts) -> Iterator[Finding]:
     for name in facts.machine.packages:
         if wheel := re.fullmatch(r"(nvidia-.+)-cu(\d+)", name):
             majors.setdefault(wheel[1], []).append(wheel[2])
-    for name, twice in majors.items():
-        if len(twice) > 1:
-            what = f"{name} for CUDA {_and(twice)} unpack into one folder, the later over the other"
+    for name, several in majors.items():
+        if len(several) > 1:
+            what = (
+                f"{name} for CUDA {_and(several)} unpack into one folder, the later over the other"
+            )
             yield Finding(WARNING, what, ANEW)
 
 
@@ -131,7 +138,7 @@ def environment(facts: Facts) -> Iterator[Finding]:
 def xla_flags(facts: Facts) -> Iterator[Finding]:
     flags, jax = facts.machine.environment.get("XLA_FLAGS"), facts.frameworks.get("jax")
     if flags and jax:
-        severity, effect = NOTE, "no figure in the documents was taken with any"
+        severity, effect = NOTE, "no documented result was measured with any"
         if "onednn" in flags and jax.on("cpu"):
             severity, effect = WARNING, "with oneDNN's, jax 0.11 and 0.12 compute wrong gradients"
         yield Finding(severity, f"XLA_FLAGS is set: {effect}", "unset XLA_FLAGS")
@@ -158,24 +165,26 @@ def room(facts: Facts) -> Iterator[Finding]:
     for gpu in facts.machine.gpus:
         if gpu.free is not None and gpu.total and gpu.free < gpu.total / 2:
             what = f"{gpu.name} has {gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
-            remedy = "nvidia-smi names who holds the rest; end it, or take another GPU"
+            remedy = "nvidia-smi names the processes that hold it; end one, or take another GPU"
             yield Finding(WARNING, what, remedy)
 
 
 def starts(f: Framework, facts: Facts) -> Iterator[Finding]:
     if f.fault:
-        remedy = MENDS[f.fault].format(name=f.name)
-        yield Finding(ERROR, f"{f.name} does not start: {f.error}", f"{remedy}; {_see(f)}")
+        remedy = REMEDIES[f.fault].format(name=f.name)
+        yield Finding(
+            ERROR, f"{f.name} does not start: {f.error}", f"{remedy}; {_probe_command(f)}"
+        )
 
 
-def tells(f: Framework, facts: Facts) -> Iterator[Finding]:
+def reports_facts(f: Framework, facts: Facts) -> Iterator[Finding]:
     if "devices" in f.unread:  # and then the others for the same reason
         hidden = f.name == "jax" and "JAX_PLATFORMS" in facts.machine.environment
-        remedy = "unset JAX_PLATFORMS" if hidden else MENDS["import"].format(name=f.name)
+        remedy = "unset JAX_PLATFORMS" if hidden else REMEDIES["import"].format(name=f.name)
         yield Finding(ERROR, f"{f.name} finds no device: {f.unread['devices']}", remedy)
     else:
         for fact, why in f.unread.items():
-            yield Finding(WARNING, f"{f.name} does not tell its {fact}: {why}", _see(f))
+            yield Finding(WARNING, f"{f.name} does not report its {fact}: {why}", _probe_command(f))
 
 
 def sees_gpu(f: Framework, facts: Facts) -> Iterator[Finding]:
@@ -184,7 +193,7 @@ def sees_gpu(f: Framework, facts: Facts) -> Iterator[Finding]:
         return
     given = facts.machine.environment
     visible, platforms = given.get("CUDA_VISIBLE_DEVICES"), given.get("JAX_PLATFORMS", "")
-    why, remedy = f.said or "it does not say why", _see(f)
+    why, remedy = f.stderr or "it gives no reason", _probe_command(f)
     if visible in ("", "-1"):
         why, remedy = f"CUDA_VISIBLE_DEVICES={visible} hides it", "unset CUDA_VISIBLE_DEVICES"
     elif f.name == "jax" and platforms:
@@ -204,7 +213,7 @@ def has_kernels(f: Framework, facts: Facts) -> Iterator[Finding]:
 def bfloat16(f: Framework, facts: Facts) -> Iterator[Finding]:
     capability = f.device.capability if f.device else None
     if capability and capability < (8, 0) and f.cuda.get("claims_bfloat16"):
-        what = f"{f.name} says yes to bfloat16, but capability {dotted(capability)} emulates it"
+        what = f"{f.name} claims bfloat16, but capability {version_text(capability)} emulates it"
         yield Finding(WARNING, what, "use --policy fp16")
 
 
@@ -217,7 +226,7 @@ def matmuls(f: Framework, facts: Facts) -> Iterator[Finding]:
 
 
 OF_MACHINE = (versions, stacks, library_path, driver, environment, xla_flags, preallocation, room)
-OF_FRAMEWORK = (starts, tells, sees_gpu, has_kernels, bfloat16, matmuls)
+OF_FRAMEWORK = (starts, reports_facts, sees_gpu, has_kernels, bfloat16, matmuls)
 
 
 def _has_gpu(facts: Facts) -> bool:
@@ -225,8 +234,8 @@ def _has_gpu(facts: Facts) -> bool:
     return bool(facts.machine.driver or facts.machine.gpus) or any(seen)
 
 
-def _see(f: Framework) -> str:
-    return f"{shlex.join(command(f.name))} says more"
+def _probe_command(f: Framework) -> str:
+    return f"{shlex.join(module_command(probe(f.name)))} shows the whole error"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

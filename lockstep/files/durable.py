@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, after a kill and after a power cut."""
+"""Atomic, durable writes: after a kill or a power cut a file is whole or absent."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has the disk take what was written to a file, or the names in a folder."""
+    """fsync of a file, or of the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Files that a stranger may have made: opened without waiting, read within bounds, parsed strictly.
+"""Untrusted files: opened without waiting, read within bounds, parsed strictly.
 
 What is not as we write it is `Refused`; whoever reads says which file that is, and what to do.
 """
@@ -11,24 +11,22 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-# A file of holes costs its author nothing and a reader hours; so much is read in a second.
+# A sparse file costs its author nothing and a reader hours; so much is read in a second.
 HOLES = 1 << 30  # bytes
-DEPTH = (
-    50  # of lists and objects in each other; ours have up to 8, and what is written is recursive
-)
-DIGITS = 20  # of a whole number; ours are counts below 2**63, and longer ones take long to read
+DEPTH = 50  # of nested lists and objects; ours have up to 8, and writing them is recursive
+DIGITS = 20  # of an integer; ours are counts below 2**63, and what is longer fits no float
 
 
 class Refused(ValueError):
     """Why a file is not taken, to be put behind its name."""
 
 
-def opened(file: Path, *, limit: int | None = None, links: bool = False) -> BufferedReader:
-    """A regular file of at most `limit` bytes.
+def open_regular(file: Path, *, limit: int | None = None, links: bool = False) -> BufferedReader:
+    """Opens a regular file of at most `limit` bytes.
 
     Args:
         links: whether the name may be a symbolic link: where the user named the file, not where it
-            is part of a run, for a run from elsewhere may point at anything.
+            is part of a run, for an untrusted run may point at anything.
 
     Raises:
         Refused: it is anything else.
@@ -39,10 +37,10 @@ def opened(file: Path, *, limit: int | None = None, links: bool = False) -> Buff
     try:
         descriptor = os.open(file, flags)
     except ValueError:  # a NUL, or half of a UTF-16 pair
-        raise Refused("no name that a file can have") from None
+        raise Refused("not a valid file name") from None
     except OSError:
         if not links and os.path.islink(file):
-            raise Refused("a link, where a run has the file itself") from None
+            raise Refused("a symbolic link; a run has the file itself") from None
         raise
     try:
         status = os.fstat(descriptor)
@@ -50,15 +48,15 @@ def opened(file: Path, *, limit: int | None = None, links: bool = False) -> Buff
             raise Refused("not a regular file")
         if limit is not None and status.st_size > limit:
             raise Refused(f"too large, over {limit} bytes")
-        if _hollow(descriptor, status.st_size):
-            raise Refused("little but holes")
+        if _is_hollow(descriptor, status.st_size):
+            raise Refused(f"sparse, over {HOLES} bytes of holes")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _hollow(descriptor: int, size: int) -> bool:
+def _is_hollow(descriptor: int, size: int) -> bool:
     """Whether more than `HOLES` bytes were never written; that ends the search, too."""
     at = holes = 0
     while at < size and holes <= HOLES:
@@ -75,23 +73,20 @@ def _hollow(descriptor: int, size: int) -> bool:
 def read_json(
     file: Path, *, limit: int, links: bool = False, finite: bool = True
 ) -> dict[str, Any]:
-    """The object in a file of at most `limit` bytes; see `opened` and `parsed`.
+    """The object in a file of at most `limit` bytes; see `open_regular` and `parse_json`.
 
     Raises:
         Refused: it is no such file, or holds anything else.
         OSError: it cannot be read.
     """
-    with opened(file, limit=limit, links=links) as stream:
-        text = stream.read(limit + 1)
-    if len(text) > limit:  # it grew, or its size is not said, as under /proc
-        raise Refused(f"too large, over {limit} bytes")
-    content = parsed(text, finite=finite)
+    with open_regular(file, limit=limit, links=links) as stream:
+        content = parse_json(stream.read(limit), finite=finite)
     if type(content) is not dict:
         raise Refused("JSON, but not an object")
     return content
 
 
-def parsed(text: bytes, *, finite: bool = True) -> Any:
+def parse_json(text: bytes, *, finite: bool = True) -> Any:
     """JSON in UTF-8, with every key once, and, if they must be, every number finite.
 
     Raises:
@@ -100,41 +95,40 @@ def parsed(text: bytes, *, finite: bool = True) -> Any:
     number = _finite if finite else float
     try:
         content = json.loads(
-            text.decode(), object_pairs_hook=_object, parse_int=_whole, parse_float=number,
+            text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=number,
             parse_constant=number,
         )  # fmt: skip
-    except RecursionError:
-        raise Refused("no JSON to trust, nested too deep") from None
     except UnicodeDecodeError:
-        raise Refused("no JSON, not text in UTF-8") from None
+        raise Refused("invalid JSON: not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise Refused(f"no JSON, {error.msg} in line {error.lineno}") from None
-    if _deeper(content, DEPTH):
-        raise Refused("no JSON to trust, nested too deep")
+        raise Refused(f"invalid JSON: {error.msg} in line {error.lineno}") from None
+    except RecursionError:
+        raise Refused("invalid JSON: nested too deep") from None
+    if _is_deeper(content, DEPTH):
+        raise Refused("invalid JSON: nested too deep")
     return content
 
 
-def _deeper(content: Any, depth: int) -> bool:
-    level = [content]
-    for _ in range(depth + 1):
-        holders = [each for each in level if type(each) in (list, dict)]
-        level = [
-            value for each in holders for value in (each.values() if type(each) is dict else each)
-        ]
-    return any(type(each) in (list, dict) for each in level)
+def _is_deeper(content: Any, depth: int) -> bool:
+    """Level by level: recursion would end where the interpreter's does."""
+    level = [content] if type(content) in (list, dict) else []
+    for _ in range(depth):
+        inner = (each.values() if type(each) is dict else each for each in level)
+        level = [value for values in inner for value in values if type(value) in (list, dict)]
+    return bool(level)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a key that comes twice, readers take now the first and now the last."""
+    """Of a duplicate key some readers take the first value and some the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise Refused("no JSON to trust, a key comes twice")
+        raise Refused("invalid JSON: duplicate key")
     return content
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > DIGITS:
-        raise Refused(f"no JSON to trust, a number of {len(text)} digits")
+        raise Refused(f"invalid JSON: an integer of {len(text)} digits")
     return int(text)
 
 
@@ -142,5 +136,5 @@ def _finite(text: str) -> float:
     """Also of NaN and Infinity, which Python reads and JSON does not have."""
     value = float(text)
     if not math.isfinite(value):
-        raise Refused(f"no JSON to trust, {text[:DIGITS]} is not finite")
+        raise Refused(f"invalid JSON: {text[:DIGITS]} is not finite")
     return value

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
-from lockstep.process import ONE_THREAD, ROOT
+from lockstep.process import ONE_THREAD, start_module
 
 KEPT = 500  # answers, of a few MB at most; those of one row and what rows share are some hundred
 
@@ -158,15 +156,13 @@ class Side:
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "lockstep.parity.worker", self.module]
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        return subprocess.Popen(
-            command + [self.variant] * bool(self.variant),
+        words = [self.module] + [self.variant] * bool(self.variant)
+        return start_module(
+            "lockstep.parity.worker",
+            *words,
+            changes=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ
-            | self.environment
-            | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def close(self) -> None:

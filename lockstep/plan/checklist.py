@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.plan import devices, shape
-from lockstep.plan.recommend import Choice, choices, ranked
+from lockstep import devices
+from lockstep.plan import shape
+from lockstep.plan.recommend import Choice, choices, rank
 
 TOKENS = 2**15  # a step, where the checklist does not say
 
@@ -18,7 +19,7 @@ class Advice:
     remat: bool
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         low, high = self.splits
         steps = f"N = {low}" if low == high else f"N = {low} to {high}"
         return f"{self.policy}, {steps}, {'remat' if self.remat else 'no remat'}"
@@ -37,7 +38,7 @@ CHECKLIST = (
 def verdict(advice: Advice, framework: str, tokens: int = TOKENS) -> tuple[bool, str]:
     """Whether the recommendation agrees, and the assumption that decides."""
     device = devices.find(advice.device)
-    ordered = ranked(choices(shape.of(advice.model, None), device, framework, tokens))
+    ordered = rank(choices(shape.of(advice.model, None), device, framework, tokens))
     if not ordered:
         return False, f"nothing fits in {device.memory / 1e9:.0f} GB"
     best = ordered[0]
@@ -62,21 +63,21 @@ def _differences(advice: Advice, best: Choice, device: devices.Device) -> list[s
 
 
 def rows(frameworks: list[str]) -> list[dict[str, Any]]:
-    """What the checklist says and what this does, by the first framework that its device runs."""
+    """The checklist beside our recommendation, by the first framework that its device runs."""
     found = []
     for advice in CHECKLIST:
         able = [name for name in frameworks if name in devices.find(advice.device).frameworks]
         if able:
             agrees, ours = verdict(advice, able[0])
             found.append({"model": advice.model, "device": advice.device, "framework": able[0],
-                          "said": advice.said, "agrees": agrees, "ours": ours})  # fmt: skip
+                          "checklist": advice.text, "agrees": agrees, "ours": ours})  # fmt: skip
     return found
 
 
 def text(found: list[dict[str, Any]]) -> str:
-    lines = [f"The classic checklist, at {TOKENS:,} tokens a step, and what this says:"]
+    lines = [f"The classic checklist, at {TOKENS:,} tokens a step, and this recommendation:"]
     for row in found:
-        where = f"  {row['model']} on {row['device']}: {row['said']}".ljust(50)
+        where = f"  {row['model']} on {row['device']}: {row['checklist']}".ljust(50)
         verdict = "agree" if row["agrees"] else "disagree"
         lines.append(f"{where} {verdict}, {row['framework']}: {row['ours']}")
     return "\n".join(lines)

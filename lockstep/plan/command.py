@@ -5,12 +5,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from lockstep import twin
+from lockstep import devices, twin
 from lockstep.cli.flags import reader
 from lockstep.config import PRESETS
+from lockstep.devices import Device
 from lockstep.errors import require, require_range
-from lockstep.plan import checklist, devices, memory, recommend, report, shape, timing
-from lockstep.plan.devices import Device
+from lockstep.exits import DONE
+from lockstep.plan import checklist, memory, recommend, report, shape, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
 
@@ -66,15 +67,15 @@ def _plan(given: argparse.Namespace) -> int:
     plans = [plan(model, device, name, tokens, given) for name in names]
     advice = checklist.rows(names)
     if given.json:
-        said = {"shape": vars(model), "device": vars(device), "plans": plans, "checklist": advice,
-                "assumptions": report.assumptions(device)}  # fmt: skip
-        print(json.dumps(said, indent=1))
-        return 0
+        result = {"shape": vars(model), "device": vars(device), "plans": plans,
+                  "checklist": advice, "assumptions": report.assumptions(device)}  # fmt: skip
+        print(json.dumps(result, indent=1))
+        return DONE
     print(report.head(model, device, tokens))
     for each in plans:
         print(f"\n{report.text(each)}")
     print(f"\n{checklist.text(advice)}\n\n{report.assumptions(device)}")
-    return 0
+    return DONE
 
 
 def _check(given: argparse.Namespace, model: Shape) -> None:
@@ -94,27 +95,27 @@ def _check(given: argparse.Namespace, model: Shape) -> None:
 
 def plan(model: Shape, device: Device, framework: str, tokens: int,
          given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
-    """Everything that is said of one framework, as JSON."""
+    """One framework's predictions and recommendation, as JSON."""
     found = recommend.choices(model, device, framework, tokens, given.micro_batch)
-    ordered = recommend.ranked(found)
-    rows = [described(model, c) for c in recommend.rows(found)]
-    said: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
+    ordered = recommend.rank(found)
+    rows = [describe(model, c) for c in recommend.rows(found)]
+    result: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
     if ordered:
         best = ordered[0]
-        said["recommended"] = described(model, best)
-        said["reason"] = recommend.reason(model, device, best, found)
-        said["command"] = command(given, framework, best)
+        result["recommended"] = describe(model, best)
+        result["reason"] = recommend.reason(model, device, best, found)
+        result["command"] = command(given, framework, best)
         if given.tokens:
-            said |= run(model, best, given)
+            result |= run_cost(model, best, given)
         if given.measure:
-            said["measured"] = [
-                described(model, c) | timing.measure(command(given, framework, c))
+            result["measured"] = [
+                describe(model, c) | timing.measure(command(given, framework, c))
                 for c in ordered[:TIMED]
             ]
-    return said
+    return result
 
 
-def described(model: Shape, c: Choice) -> dict[str, Any]:
+def describe(model: Shape, c: Choice) -> dict[str, Any]:
     parts = memory.parts(model, c.setting)
     tokens = c.setting.rows * c.setting.accum * model.context
     return {
@@ -125,7 +126,7 @@ def described(model: Shape, c: Choice) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str, float]:
+def run_cost(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str, float]:
     """Days and cost of the whole run."""
     step = best.setting.rows * best.setting.accum * model.context
     hours = given.tokens / step * best.seconds / 3600

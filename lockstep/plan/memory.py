@@ -56,7 +56,7 @@ def terms(shape: Shape, s: Setting) -> dict[str, float]:
     backward = s.account == "torch" or s.scanned
     cast = shape.head_weights if s.scanned else shape.weights  # scanned, one layer's at a time
     return {
-        "blocks": tokens * kept(shape.n_layer, s.remat) * width,
+        "blocks": tokens * kept_blocks(shape.n_layer, s.remat) * width,
         "stream": tokens * shape.d_model,
         "logits": tokens * shape.vocab,
         "inside": tokens * (shape.d_model + shape.d_mlp) * backward,
@@ -65,7 +65,7 @@ def terms(shape: Shape, s: Setting) -> dict[str, float]:
     }
 
 
-def kept(layers: int, remat: str) -> int:
+def kept_blocks(layers: int, remat: str) -> int:
     """Blocks' worth of activations: with sqrt one for each segment, and those of the longest."""
     if remat != "sqrt":
         return layers
@@ -80,7 +80,7 @@ def state_bytes(shape: Shape, roles: Roles) -> int:
 
 def step_bytes(shape: Shape, s: Setting, constants: dict[str, float] | None = None) -> float:
     """What a step needs beside its state."""
-    given = moments(shape, s, constants or fitted(key(shape, s)))
+    given = moments(shape, s, constants or constants_of(shape, s))
     return max(sum(terms.values()) for terms in given.values())
 
 
@@ -89,17 +89,17 @@ def moments(shape: Shape, s: Setting, constants: dict[str, float]) -> dict[str, 
     amounts = terms(shape, s)
     return {
         moment: {name: constants[name] * amounts[name] for name in names if name in constants}
-        | known(shape, s, moment)
+        | exact_bytes(shape, s, moment)
         for moment, names in MOMENTS.items()
     }
 
 
 def at_loss(shape: Shape, s: Setting) -> dict[str, float]:
     """The bytes of each term when the loss is known."""
-    return moments(shape, s, fitted(key(shape, s)))["loss"]
+    return moments(shape, s, constants_of(shape, s))["loss"]
 
 
-def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
+def exact_bytes(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     """Bytes that need no fit: copies of the weights; of attention that XLA writes out, the scores.
 
     torch adds to the gradients in place. JAX has accumulators beside them.
@@ -115,7 +115,7 @@ def known(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
 
 def parts(shape: Shape, s: Setting) -> Parts:
     """Of the moment at which most is needed."""
-    given = moments(shape, s, fitted(key(shape, s)))
+    given = moments(shape, s, constants_of(shape, s))
     most = max(given.values(), key=lambda terms: sum(terms.values()))
     width = BYTES[s.roles.param] * shape.weights
 
@@ -145,5 +145,6 @@ def _constants() -> dict[str, Any]:
     return json.loads(CONSTANTS.read_text())
 
 
-def fitted(group: str) -> dict[str, float]:
-    return _constants()["groups"][group]
+def constants_of(shape: Shape, s: Setting) -> dict[str, float]:
+    """The fitted constants of a program's group."""
+    return _constants()["groups"][key(shape, s)]

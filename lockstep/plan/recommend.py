@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from lockstep.config.policy import POLICIES
+from lockstep.devices import CPU, Device
 from lockstep.plan import memory, roofline
-from lockstep.plan.devices import CPU, Device
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
@@ -64,7 +64,7 @@ def rows(found: list[Choice]) -> list[Choice]:
     return [best_of(found, policy, remat) for policy in CANDIDATES for remat in REMAT]
 
 
-def ranked(found: list[Choice]) -> list[Choice]:
+def rank(found: list[Choice]) -> list[Choice]:
     """Of `rows` those that fit and are native, the best first; of equally fast ones the simpler."""
     left = [c for c in rows(found) if c.fits and c.native]
     order = []
@@ -93,7 +93,7 @@ def best_of(found: list[Choice], policy: str, remat: str) -> Choice:
 
 def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
     """Why this one, made from what the others would have cost."""
-    said = []
+    reasons = []
     others = {p: best_of(found, p, best.setting.remat) for p in CANDIDATES if p != best.policy}
     for policy, other in others.items():
         if not other.native:
@@ -101,23 +101,23 @@ def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> s
         elif not other.fits:
             why = "does not fit"
         else:
-            why = _compared(other.seconds, best.seconds)
-        said.append(f"{policy}: {why}")
+            why = _compare_times(other.seconds, best.seconds)
+        reasons.append(f"{policy}: {why}")
     plain = best_of(found, best.policy, "none")
     if best.setting.remat != "none":
-        said.append("without remat: " + (
-            _compared(plain.seconds, best.seconds) if plain.fits
+        reasons.append("without remat: " + (
+            _compare_times(plain.seconds, best.seconds) if plain.fits
             else f"not even {plain.setting.rows} row(s) fit"
         ))  # fmt: skip
     else:
-        said.append("it fits without remat, which costs time")
+        reasons.append("it fits without remat, which costs time")
     whole = replace(best.setting, rows=best.setting.rows * best.setting.accum, accum=1)
     if best.setting.accum > 1 and not choice(shape, device, best.policy, whole).fits:
-        said.append("all rows at once do not fit, so they are accumulated")
-    return "; ".join(said)
+        reasons.append("all rows at once do not fit, so they are accumulated")
+    return "; ".join(reasons)
 
 
-def _compared(theirs: float, ours: float) -> str:
+def _compare_times(theirs: float, ours: float) -> str:
     if ours / SAME <= theirs <= ours * SAME:
         return "as fast, and less simple"
     return f"{theirs / ours:.2g} x the time"

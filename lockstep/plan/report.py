@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from lockstep.plan.devices import CPU, Device
+from lockstep.devices import CPU, Device
 from lockstep.plan.recommend import CANDIDATES, REMAT
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
@@ -27,13 +27,13 @@ def head(shape: Shape, device: Device, tokens: int) -> str:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The table, the recommendation, what it costs."""
+    """The table, the recommendation, its cost."""
     rows = {(row["policy"], row["remat"]): row for row in plan["rows"]}
     large = max(row["total_bytes"] for row in plan["rows"]) >= GIB
     unit, name = (GIB, "GiB") if large else (MIB, "MiB")
     lines = [
-        f"{plan['framework']}, {name} when most is needed:",
-        ROW.format("policy", "remat", "N x B", *PARTS.values(), "all", "s/step", "").rstrip(),
+        f"{plan['framework']}, peak memory in {name}:",
+        ROW.format("policy", "remat", "N x B", *PARTS.values(), "total", "s/step", "").rstrip(),
     ]
     lines += [_row(rows[policy, remat], unit) for policy in CANDIDATES for remat in REMAT]
     if plan["recommended"] is None:
@@ -48,14 +48,14 @@ def text(plan: dict[str, Any]) -> str:
 
 
 def _row(row: dict[str, Any], unit: int) -> str:
-    said = "" if row["native"] else "not native"
+    remark = "" if row["native"] else "not native"
     if not row["fits"]:
-        said = "does not fit"
+        remark = "does not fit"
     sizes = [row["bytes"][name] for name in PARTS] + [row["total_bytes"]]
     return ROW.format(
         row["policy"], row["remat"], f"{row['accum']} x {row['rows']}",
         *(f"{size / unit:,.{2 if unit == GIB else 0}f}" for size in sizes),
-        f"{row['predicted_seconds']:.3g}", said,
+        f"{row['predicted_seconds']:.3g}", remark,
     ).rstrip()  # fmt: skip
 
 

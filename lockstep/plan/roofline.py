@@ -7,8 +7,8 @@ fast as that; what share of it ours reach is measured on a CPU, and assumed else
 from dataclasses import replace
 
 from lockstep.config.policy import BYTES
+from lockstep.devices import CPU, Device
 from lockstep.plan import memory
-from lockstep.plan.devices import CPU, Device
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 

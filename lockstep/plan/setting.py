@@ -1,4 +1,4 @@
-"""What is run beside the model."""
+"""How a model is run: everything that a prediction depends on beside its shape."""
 
 from dataclasses import dataclass
 

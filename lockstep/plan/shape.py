@@ -59,7 +59,7 @@ def of(name: str, context: int | None) -> Shape:
         UserError: neither; or a config that is no decoder of the two families.
     """
     if name in PRESETS:
-        model = ModelConfig(model=name, **{**PRESETS[name], **_given(context=context)})
+        model = ModelConfig(model=name, **{**PRESETS[name], **_drop_none(context=context)})
         return of_model(model)
     remedy = f"neither a preset ({', '.join(PRESETS)}) nor the path of a config.json"
     require(name.endswith(".json"), "--model", name, remedy)
@@ -125,5 +125,5 @@ def _number(path: Path, content: dict[str, Any], name: str, default: int | None 
     return value
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _drop_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

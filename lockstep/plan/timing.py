@@ -1,15 +1,13 @@
-"""What a candidate really takes on this machine: the trainer, for a few steps."""
+"""`lockstep plan --measure`: a candidate's time and memory, from a few steps of its trainer."""
 
 import json
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT
+from lockstep.process import ROOT, run_module
 
 STEPS, WARMUP = 6, 2
 
@@ -18,22 +16,23 @@ def measure(command: list[str]) -> dict[str, Any]:
     """Median tokens/s of the steps after the first, and the peak; or why there are none.
 
     Args:
-        command: a trainer's, beginning with "python".
+        command: a trainer's, "python -m MODULE FLAGS".
     """
+    module, *flags = command[2:]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        words = [sys.executable, *command[1:], "--steps", str(STEPS), "--eval-every", "0",
-                 "--eval-batches", "1", "--save-every", "0", "--out", str(out)]  # fmt: skip
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        words = [*flags, "--steps", str(STEPS), "--eval-every", "0", "--eval-batches", "1",
+                 "--save-every", "0", "--out", str(out)]  # fmt: skip
+        done = run_module(module, *words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
-            return {"failed": _why(done.returncode, done.stderr)}
+            return {"failed": _failure(done.returncode, done.stderr)}
         rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "train"][WARMUP:]
     rate = statistics.median(row["tokens_per_second"] for row in steps)
     return {"tokens_per_second": rate, "peak_bytes": steps[-1]["peak_bytes"]}
 
 
-def _why(code: int, stderr: str) -> str:
+def _failure(code: int, stderr: str) -> str:
     """Linux kills the process that takes the last memory; the frameworks say it themselves."""
     if code == -signal.SIGKILL:
         return "killed, as Linux does where no memory is left"

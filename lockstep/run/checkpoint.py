@@ -47,11 +47,10 @@ def save(
     """Writes `run/checkpoints/step_XXXXXXXX/`; of those up to it the `keep` newest stay, and the
     one with the best of `losses` (validation losses by step).
 
-    Checkpoints of later steps stay: they were passed over on resume, which is no reason to
-    delete what somebody may want to mend.
+    Checkpoints of later steps stay: a resume that skipped them as damaged must not delete them.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written; nothing of it is left there.
+        UserError: the disk is full, or the folder cannot be written; nothing of it stays there.
     """
     assert keep >= 1
     folder = run / "checkpoints"
@@ -109,7 +108,7 @@ def best_of(paths: Iterable[Path], losses: Mapping[int, float]) -> Path | None:
 
 
 def newest(run: Path, *, up_to: int | None = None) -> str:
-    """What a user is told who has to fall back: the newest whole checkpoint, up to a step."""
+    """The part of an error message that names the newest checkpoint, up to a step."""
     paths = [path for path in listing(run) if up_to is None or step_of(path) <= up_to]
     return f"the last good checkpoint is {paths[-1]}" if paths else "no good checkpoint is saved"
 
@@ -153,17 +152,17 @@ def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
     Raises:
         UserError: none does.
     """
-    paths, passed_over = listing(run), []
+    paths, skipped = listing(run), []
     for path in reversed(paths):
         try:
             state = load(path)
         except UserError as error:
-            passed_over.append(str(error))
+            skipped.append(str(error))
             continue
-        for problem in passed_over:
+        for problem in skipped:
             warn(f"{problem}; the last good one is {path}")
         return state
-    for problem in passed_over:
+    for problem in skipped:
         warn(problem)
     problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
     raise UserError(f"{run}: {problem}; use --overwrite to start again")
@@ -257,7 +256,7 @@ def _checksum(file: Path) -> str:
 
 
 def _sweep(run: Path) -> None:
-    """Deletes what a kill left half written or half deleted, and what has a successor."""
+    """Deletes partial checkpoints, which a kill leaves, and `.old` ones with a successor."""
     for path in (run / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
     for path in listing(run):

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lockstep.config import Config
 from lockstep.errors import UserError, require
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
+from lockstep.process import git_commit
 from lockstep.run import lock
 
 FORMAT = 1
@@ -29,7 +29,7 @@ SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What config.json says of a run."""
+    """The content of config.json."""
 
     config: Config
     framework: str
@@ -134,12 +134,12 @@ def read_record(out: Path) -> Record:
     """Reads config.json.
 
     Raises:
-        UserError: there is no run at `out`, its config.json is not ours, or it holds a link: a run
-            from elsewhere may point at anything, and a resumed one is written to.
+        UserError: there is no run at `out`, its config.json is not ours, or it holds a symbolic
+            link: an untrusted run may point at anything, and a resumed one is written to.
     """
     for owned in (out / name for name in OWNED):
         if os.path.islink(owned):
-            raise UserError(f"{owned}: a link, where a run has the thing itself; put that there")
+            raise UserError(f"{owned}: a symbolic link; replace it by what it points at")
     path = out / "config.json"
     content = _content(path)
     problem = f"{path}: not a Lockstep run of format {FORMAT}"
@@ -184,16 +184,3 @@ def _is_run(out: Path) -> bool:
 
 def _unwritable(out: Path, error: OSError) -> UserError:
     return UserError(f"--out {out}: cannot be written ({error.strerror}); name another directory")
-
-
-def git_commit() -> str | None:
-    """The commit of the code that runs; None if it runs from no repository of its own."""
-    here = Path(__file__).parents[1]
-    if not (here / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

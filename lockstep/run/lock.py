@@ -16,7 +16,7 @@ NAME = "lock"
 
 
 @contextlib.contextmanager
-def held(run: Path) -> Iterator[None]:
+def hold_lock(run: Path) -> Iterator[None]:
     """Holds the run's lock.
 
     Raises:
@@ -26,10 +26,10 @@ def held(run: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        problem = f"cannot be written ({error.strerror}); mend that or name another run"
+        problem = f"cannot be written ({error.strerror}); make it writable or name another run"
         raise UserError(f"{path}: {problem}") from None
     try:
-        _take(descriptor, run)
+        _acquire(descriptor, run)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
@@ -39,16 +39,16 @@ def held(run: Path) -> Iterator[None]:
 
 
 def require_free(run: Path) -> None:
-    """Raises UserError if a trainer is at work in `run`; writes nothing."""
+    """Raises UserError if another process trains `run`; writes nothing."""
     if (run / NAME).is_file():
         descriptor = os.open(run / NAME, os.O_RDONLY)
         try:
-            _take(descriptor, run)
+            _acquire(descriptor, run)
         finally:
             os.close(descriptor)
 
 
-def _take(descriptor: int, run: Path) -> None:
+def _acquire(descriptor: int, run: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What a run writes about itself: `log.jsonl`, and lines or a progress bar for a person."""
+"""A run's log: `log.jsonl`, and plain lines or a progress bar on the console."""
 
 import json
 import math
@@ -71,7 +71,7 @@ class RunLog:
             self._flush()
 
     def sync(self) -> None:
-        """Has the disk take all rows.
+        """Writes all rows to the disk (fsync).
 
         Raises:
             UserError: it has no room for them.
@@ -102,19 +102,19 @@ class RunLog:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log.jsonl, one by one; a line torn by a kill is none, nor what no run writes.
+    """The valid rows of a log.jsonl; a line torn by a kill, or that no run writes, is skipped.
 
     Raises:
         UserError: it is no file of at most `LOG_LIMIT` bytes, or cannot be read.
     """
     try:
-        with untrusted.opened(path, limit=LOG_LIMIT) as stream:
-            yield from filter(None, map(_parsed, _lines(stream)))
+        with untrusted.open_regular(path, limit=LOG_LIMIT) as stream:
+            yield from filter(None, map(_parse_row, _lines(stream)))
     except FileNotFoundError:
         return
     except (OSError, untrusted.Refused) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: cannot be read ({why}); move it away") from None
+        raise UserError(f"{path}: cannot be read ({why}); move it elsewhere") from None
 
 
 def _lines(stream: BufferedReader) -> Iterator[bytes]:
@@ -122,16 +122,16 @@ def _lines(stream: BufferedReader) -> Iterator[bytes]:
     return iter(partial(stream.readline, LINE_LIMIT), b"")
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = untrusted.parsed(line)
+        row = untrusted.parse_json(line)
     except untrusted.Refused:
         return None
     return row if type(row) is dict and _is_row(row) else None
 
 
 def _is_row(row: dict[str, Any]) -> bool:
-    """Whether it has what every reader of its kind looks for, and beside it numbers alone."""
+    """Whether it has the fields of its kind, in their types, and otherwise numbers alone."""
     kind, step = row.get("kind"), row.get("step")
     needed = ROWS.get(kind) if type(kind) is str else None
     return (
@@ -188,7 +188,7 @@ class Display:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody reads any more what is said here."""
+        """Whether the reader of stdout has gone."""
         return self.console.quiet
 
     def say(self, line: str) -> None:

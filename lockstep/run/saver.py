@@ -64,7 +64,7 @@ class Saver:
         return checkpoint.save(self.run, state, keep=self.keep, losses=losses)
 
     def report(self) -> None:
-        """Says what failed since this was last called."""
+        """Reports the writes that failed since the last call."""
         for write in [write for write in self.writes if write.future.done()]:
             self.writes.remove(write)
             if problem := self._problem(write):
@@ -83,4 +83,4 @@ class Saver:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.writer.shutdown()  # whatever ends the run, what is begun is finished
+        self.writer.shutdown()  # whatever ends the run, a write that has begun ends

@@ -33,7 +33,7 @@ def text(
     if unigram is not None and bigram is not None and math.isfinite(last):
         lines += [
             f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
-            "", "a sample:", *_quoted(sample(config, twin, data)), "",
+            "", "a sample:", *_quote(sample(config, twin, data)), "",
         ]  # fmt: skip
     others = [module for name, module in MODULES.items() if name != twin.framework]
     lines += [
@@ -49,10 +49,10 @@ def text(
 def sample(config: Config, twin: Twin, data: Corpus) -> str:
     prompt = b"def " if config.data.data == "stdlib" else bytes(data.val[:8])
     written = sampling.sample(twin, prompt, length=160, context=config.model.context)
-    return sampling.shown(prompt + written)
+    return sampling.to_terminal(prompt + written)
 
 
-def _quoted(text: str) -> list[str]:
+def _quote(text: str) -> list[str]:
     return [f"  | {line}" for line in text.split("\n")]
 
 

@@ -1,4 +1,4 @@
-"""The steps of one process: from where the state stands to the last one, or to a signal."""
+"""The training loop: from where the state stands to the last step, or to a signal."""
 
 import math
 import shlex
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from lockstep import devices
 from lockstep.config import Config
 from lockstep.data import batches
 from lockstep.data.corpus import Corpus
+from lockstep.exits import DONE, STOPPED
 from lockstep.model import flops
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
@@ -20,7 +20,6 @@ from lockstep.train import loss_scale, nonfinite
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
-DONE, DIVERGED, STOPPED = 0, 3, 130
 LOWER = "start again with a lower --lr or a wider --policy"
 
 
@@ -32,7 +31,7 @@ class Diverged(Exception):
     ) -> None:
         """
         Args:
-            step: the first step that nothing but non-finite numbers came of.
+            step: the first step whose numbers are not finite.
             good: the last step after which the weights gave a finite loss.
             evaluation: whether it was not the step but the evaluation before it.
         """
@@ -40,8 +39,8 @@ class Diverged(Exception):
         self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
 
 
-class Run:
-    """What the steps of one process share."""
+class Loop:
+    """The steps of one process, and what they share."""
 
     def __init__(
         self,
@@ -65,10 +64,13 @@ class Run:
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
-        self.peak = flops.peak(twin.describe()["device"], config.precision.roles)
+        self.peak = devices.peak(twin.describe()["device"], config.precision.roles)
 
-    def steps(self) -> int:
-        """Results are read one step late: the host does not wait for the step just started."""
+    def run(self) -> int:
+        """Returns the exit status.
+
+        Results are read one step late: the host does not wait for the step just started.
+        """
         total, every = self.config.optim.steps, self.config.run
         late: Callable[[], StepResult] | None = None
         with StopSignal(self.display.console.show_cursor) as stop:  # the progress bar hides it
@@ -127,7 +129,7 @@ class Run:
         self.saver.report()
         for line in self.scale.lines(self.done, result):
             self.display.say(line)
-        self.check(result)
+        self.require_finite(result)
         steps_a_second = (self.done - self.first) / (now - self.began)
         self.display.train(row, (optim.steps - self.done) / steps_a_second)
 
@@ -137,8 +139,8 @@ class Run:
             self.display.say(f"{self.log.problem}; until then rows are kept in memory")
         self.log_problem = self.log.problem
 
-    def check(self, result: StepResult) -> None:
-        """Raises Diverged where it is no use to go on."""
+    def require_finite(self, result: StepResult) -> None:
+        """Raises Diverged where going on is of no use."""
         if self.scale.hopeless:
             raise Diverged(
                 self.scale.problem(),
@@ -156,7 +158,7 @@ class Run:
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        loss = self.twin.evaluate(self.held_out())
+        loss = self.twin.evaluate(batches.validation(self.config, self.data.val))
         self.losses[self.done] = loss
         self.write({"kind": "eval", "step": self.done, "val_loss": loss})
         self.display.say(f"step {self.done}: validation loss {loss:.4f}")
@@ -168,26 +170,14 @@ class Run:
                 step=self.done + 1, good=self.done - 1, remedy=LOWER, evaluation=True,
             )  # fmt: skip
 
-    def seen_again(self, start: TrainState, bad: Diverged) -> str:
+    def locate_nonfinite(self, start: TrainState, bad: Diverged) -> str:
         """Where it begins, in words: the steps from a state on, and a look into the bad one."""
         nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
         if bad.evaluation:
-            return nonfinite.first(self.twin, self.held_out())
-        window = batches.of_step(self.config, self.data.train, bad.step - 1)
-        return nonfinite.first(self.twin, window)
-
-    def held_out(self) -> np.ndarray:
-        """The same windows of the held-out split every time: int32 (M, B, T+1)."""
-        optim = self.config.optim
-        return batches.window(
-            self.data.val,
-            accum=self.config.run.eval_batches,
-            seed=optim.seed,
-            split="val",
-            step=0,
-            batch_size=optim.batch_size,
-            context=self.config.model.context,
-        )
+            window = batches.validation(self.config, self.data.val)
+        else:
+            window = batches.of_step(self.config, self.data.train, bad.step - 1)
+        return nonfinite.first_bad_tensor(self.twin, window)
 
 
 def _due(step: int, every: int) -> bool:

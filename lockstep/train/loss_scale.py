@@ -10,7 +10,7 @@ REMEDY = "use --policy bf16 or a lower --lr, or allow more with --max-skips"
 
 
 class ScaleWatch:
-    """Sees each step's result once; says when the scale moved, and why."""
+    """Reads each step's result once; reports when the scale moved, and why."""
 
     def __init__(self, config: Config, scale: float, rows: list[dict[str, Any]]) -> None:
         """`rows`: those of the log so far, for a run that is stopped and resumed amid skips."""
@@ -37,13 +37,13 @@ class ScaleWatch:
         lines = []
         if result.loss_scale > self.scale:
             reason = f"{self.config.loss_scale_interval} good steps in a row"
-            moved = f"scale {_shown(self.scale)} -> {_shown(result.loss_scale)}"
+            moved = f"scale {_format(self.scale)} -> {_format(result.loss_scale)}"
             lines.append(f"{moved} after step {step - 1}: {reason}")
         self.scale = result.loss_scale
         if result.skipped:
             self.scale /= self.config.loss_scale_factor
-            moved = f"scale {_shown(result.loss_scale)} -> {_shown(self.scale)}"
-            lines.append(f"{moved}, step {step} skipped: non-finite {_what(result)}")
+            moved = f"scale {_format(result.loss_scale)} -> {_format(self.scale)}"
+            lines.append(f"{moved}, step {step} skipped: non-finite {_cause(result)}")
         return lines
 
     @property
@@ -53,21 +53,21 @@ class ScaleWatch:
     def problem(self) -> str:
         (first, start), (last, end) = self.skipped[0], self.skipped[-1]
         cause = (
-            "the forward pass itself overflows, which no scale mends"
+            "the forward pass itself overflows, which no scale helps"
             if not math.isfinite(end.loss)
             else "the weights have grown until the gradient overflows at any scale"
         )
-        fell = f"the scale fell from {_shown(start.loss_scale)} to {_shown(self.scale)}"
-        what = f"non-finite {_what(end)}; likely cause: {cause}"
+        fell = f"the scale fell from {_format(start.loss_scale)} to {_format(self.scale)}"
+        what = f"non-finite {_cause(end)}; likely cause: {cause}"
         return f"steps {first} to {last}: all skipped, {fell}, {what}"
 
 
-def _what(result: StepResult) -> str:
+def _cause(result: StepResult) -> str:
     if not math.isfinite(result.loss):
         return "loss"
     return f"gradient in {result.nonfinite}" if result.nonfinite else "gradient"
 
 
-def _shown(scale: float) -> str:
+def _format(scale: float) -> str:
     """A power of two: 65536, and not 6.5536e+04."""
     return f"{scale:.0f}" if scale >= 1 else f"{scale:g}"

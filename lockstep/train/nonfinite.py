@@ -35,7 +35,7 @@ def state_before(run: Path, step: int) -> TrainState | None:
     return None
 
 
-def first(twin: Twin, window: np.ndarray) -> str:
+def first_bad_tensor(twin: Twin, window: np.ndarray) -> str:
     """In words, the first tensor that is not finite in a step on int32 (N, B, T+1) tokens, or "".
 
     Weights, then of each micro-batch the outputs in the order of the forward pass, the loss, the
@@ -50,11 +50,11 @@ def first(twin: Twin, window: np.ndarray) -> str:
         )
         where = f"in micro-batch {number} of {len(window)}"
         if bad := _bad(trace.activations):
-            return f"the output of {bad[0]} {where} ({_measured(trace.activations, *bad)})"
+            return f"the output of {bad[0]} {where} ({_extent(trace.activations, *bad)})"
         if not np.isfinite(trace.loss):
             return f"the loss {where}"
         if bad := _bad(backwards):
-            return f"the gradient at the output of {bad[0]} {where} ({_measured(backwards, *bad)})"
+            return f"the gradient at the output of {bad[0]} {where} ({_extent(backwards, *bad)})"
         if bad := _bad(grads):
             return f"the gradient of {bad[0]} {where}"
     return ""
@@ -65,7 +65,7 @@ def _bad(arrays: Arrays) -> list[str]:
     return [name for name, array in arrays.items() if not np.isfinite(array).all()]
 
 
-def _measured(arrays: Arrays, first: str, *others: str) -> str:
+def _extent(arrays: Arrays, first: str, *others: str) -> str:
     """How much of it is not finite, and how large what was computed just before it was."""
     bad, names = arrays[first], list(arrays)
     share = f"{np.count_nonzero(~np.isfinite(bad)):,} of {bad.size:,} numbers"

@@ -60,6 +60,6 @@ def choose(
     return int(candidates[drawn])
 
 
-def shown(text: bytes) -> str:
+def to_terminal(text: bytes) -> str:
     """For a terminal: lines and tabs stay, other control characters are escaped."""
     return printable(text.decode("utf-8", "replace"), keep="\n\t")

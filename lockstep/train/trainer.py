@@ -1,4 +1,4 @@
-"""A training run, for every twin: from flags and files to its steps, to its exit status."""
+"""A training run, for every twin: what the loop needs, the loop, and the exit status."""
 
 import sys
 import time
@@ -10,16 +10,15 @@ from lockstep.config import Config
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
+from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory, lock
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, nonfinite
-from lockstep.train.loop import DIVERGED, DONE, STOPPED, Diverged, Run
+from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
-
-__all__ = ["DIVERGED", "DONE", "STOPPED", "Run", "restore", "train"]
 
 
 def train(
@@ -55,7 +54,7 @@ def _train(
     config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
 ) -> int:
     found = _require_idle(out) if resume and out else []
-    data, state, notices = _start(config, out if resume else None)
+    data, state, notices = _load_start(config, out if resume else None)
     twin = build(config)
     twin.load(state)
     began = time.perf_counter()
@@ -72,13 +71,13 @@ def _train(
         data_sha256=data.sha256,
         details={**about, "compile_seconds": compile_seconds},
     )
-    with lock.held(out):
+    with lock.hold_lock(out):
         if resume and found != checkpoint.listing(out):
             raise UserError(f"{out}: another trainer went on with it just now; try again")
         if not resume:
             directory.empty(out)
         directory.write_record(out, record)
-        return _steps(config, twin, data, out, state, notices)
+        return _run_loop(config, twin, data, out, state, notices)
 
 
 def _require_idle(run: Path) -> list[Path]:
@@ -91,7 +90,7 @@ def _require_idle(run: Path) -> list[Path]:
     return checkpoint.listing(run)
 
 
-def _steps(
+def _run_loop(
     config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str]
 ) -> int:
     display = Display(config.optim.steps, start.step)
@@ -103,27 +102,27 @@ def _steps(
         ):
             for notice in notices:
                 display.say(notice)
-            run = Run(config, twin, data, out, log, display, saver, start)
-            status = run.steps()
+            loop = Loop(config, twin, data, out, log, display, saver, start)
+            status = loop.run()
     except Diverged as error:
-        print(f"error: {_explained(error, run)}", file=sys.stderr)
+        print(f"error: {_explain(error, loop)}", file=sys.stderr)
         return DIVERGED
     if status == DONE:
-        display.say(closing.text(config, twin, data, out, run.losses, run.last - run.began))
+        display.say(closing.text(config, twin, data, out, loop.losses, loop.last - loop.began))
     return status
 
 
-def _explained(error: Diverged, run: Run) -> str:
+def _explain(error: Diverged, loop: Loop) -> str:
     """What happened, what is saved, what to do; with --debug-nans where it began."""
     parts, remedy = [str(error)], error.remedy
-    if run.config.run.debug_nans:
-        before = nonfinite.state_before(run.out, error.step) or initial_state(run.config)
-        run.display.say(f"--debug-nans: from step {before.step} on again, to see where")
-        found = run.seen_again(before, error)
-        parts.append(f"seen again, {found} is the first" if found else "not so when taken again")
+    if loop.config.run.debug_nans:
+        before = nonfinite.state_before(loop.out, error.step) or initial_state(loop.config)
+        loop.display.say(f"--debug-nans: from step {before.step} again, to find where")
+        found = loop.locate_nonfinite(before, error)
+        parts.append(f"on replay {found} is the first" if found else "not reproduced on replay")
     else:
         remedy += "; --debug-nans, with --resume too, names the layer"
-    return "; ".join((*parts, checkpoint.newest(run.out, up_to=error.good), remedy))
+    return "; ".join((*parts, checkpoint.newest(loop.out, up_to=error.good), remedy))
 
 
 def _stem(config: Config, twin: Twin) -> str:
@@ -150,7 +149,7 @@ def restore(
     return state
 
 
-def _start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
+def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
     """The data and the state to go on from, and what the user should know about them."""
     data = corpus.load(config.data.data)
     if resumed is None:
@@ -158,14 +157,14 @@ def _start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, li
         return data, initial_state(config), []
     expected = directory.read_record(resumed).data_sha256
     if data.sha256 != expected:
-        data = corpus.cached(expected) or data
+        data = corpus.load_cached(expected) or data
     if data.sha256 != expected:
         raise UserError(
             f"--data {config.data.data}: its tokens have changed since {resumed} began "
             f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
             "start a new run"
         )
-    # Of a run from elsewhere, config.json may say less than its tokens need.
+    # An untrusted config.json may state a smaller vocabulary than its tokens need.
     corpus.check(data, config.model.vocab, config.model.context)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)

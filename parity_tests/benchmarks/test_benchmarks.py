@@ -210,7 +210,7 @@ def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-    assert process.returncode == run.INTERRUPTED
+    assert process.returncode == run.STOPPED
     assert "goes on where it stopped" in rest and "report: " in rest
     assert not (tmp_path / "a.jsonl").exists()
     assert (tmp_path / "a" / "report.md").exists()

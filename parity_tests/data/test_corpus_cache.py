@@ -20,7 +20,7 @@ def test_the_cache_gives_the_tokens_back_after_an_upgrade(library: Path) -> None
     new = corpus.load("stdlib")
     assert old.sha256 != new.sha256
     for loaded in (old, new):
-        back = corpus.cached(loaded.sha256)
+        back = corpus.load_cached(loaded.sha256)
         assert back is not None and same(back, loaded)
 
 
@@ -44,15 +44,15 @@ def test_a_damaged_cache_is_never_believed_and_is_mended(library: Path, cache: P
         flipped = bytearray(good)
         flipped[position] ^= 1 << position % 8
         file.write_bytes(flipped)
-        back = corpus.cached(loaded.sha256)  # a zip has bytes that matter to nobody: its dates
+        back = corpus.load_cached(loaded.sha256)  # a zip has bytes that matter to nobody: its dates
         refused += back is None
         assert back is None or np.array_equal(back.train, loaded.train)
     assert refused > len(positions) / 3
     for damaged in (good[: len(good) // 2], b""):
         file.write_bytes(damaged)
-        assert corpus.cached(loaded.sha256) is None
+        assert corpus.load_cached(loaded.sha256) is None
     corpus.load("stdlib")
-    back = corpus.cached(loaded.sha256)
+    back = corpus.load_cached(loaded.sha256)
     assert back is not None and same(back, loaded)
 
 
@@ -60,8 +60,8 @@ def test_a_cache_of_other_tokens_is_not_taken_for_these(library: Path, cache: Pa
     loaded = corpus.load("stdlib")
     (file,) = cache.iterdir()
     file.rename(cache / f"stdlib-{'0' * 64}.npz")
-    assert corpus.cached("0" * 64) is None
-    assert corpus.cached(loaded.sha256) is None
+    assert corpus.load_cached("0" * 64) is None
+    assert corpus.load_cached(loaded.sha256) is None
 
 
 def test_a_pickle_in_the_cache_is_not_opened(library: Path, cache: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_pickle_in_the_cache_is_not_opened(library: Path, cache: Path) -> None
     (file,) = cache.iterdir()
     bomb = np.array([Bomb()], dtype=object)
     np.savez(file, train=bomb, val=loaded.val, source=np.array("bomb"))
-    assert corpus.cached(loaded.sha256) is None
+    assert corpus.load_cached(loaded.sha256) is None
     assert not (cache / "exploded").exists()
 
 
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_is_no_mistake(
     first = corpus.load("stdlib")
     monkeypatch.setenv("LOCKSTEP_CACHE", write(tmp_path / "file", b"") + "/cache")
     assert same(corpus.load("stdlib"), first)
-    assert corpus.cached(first.sha256) is None
+    assert corpus.load_cached(first.sha256) is None
 
 
 def test_a_full_disk_leaves_no_half_cache(

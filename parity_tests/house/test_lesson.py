@@ -62,7 +62,7 @@ def refused(command: str) -> str:
                 if given["bug"]:
                     catalogue.find(given["bug"])
         elif module in twin.MODULES.values():
-            given = vars(commands.trainer_parser(module).parse_args(words))
+            given = vars(trainers.trainer_parser(module).parse_args(words))
             from_flags({k: v for k, v in given.items() if k != "out"}, accelerator=False)
         else:
             require(module == "benchmarks.run", "module", module, "is not known here")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
-from parity_tests.input.fuzz import Files
-from parity_tests.input.mutations import Raw, damaged, trees, written
+from parity_tests.input.mutations import Files, Raw, damaged, trees, written
 from parity_tests.runs.checkpoints import DTYPES, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
 LENGTHS = (0, 1, 10**8, 2**31, 2**63, 2**64 - 1)  # of a header, by its first 8 bytes
 NAMES = ("", "blocks.0", "../../x", "/etc/passwd", "é", "\0", "\x1b[31m", "a" * 300, "__metadata__")
+INTEGERS = {"F64": "I64", "F32": "I32", "BF16": "I16", "F16": "U16"}  # of the same width
 # Shapes that claim much, and the same number of bytes
 CLAIMS: tuple[Any, ...] = (
     {"dtype": "F32", "shape": [2**62], "data_offsets": [0, 2**64]},
@@ -111,7 +111,9 @@ def _alike(draw: st.DrawFn, files: Files, way: str) -> Files:
             header = {new if each == old else each: value for each, value in header.items()}
         else:
             size = header[old]["shape"]
-            header[old] = {**header[old], "shape": [*size[::-1], *draw(st.sampled_from([[], [1]]))]}
+            more, dtype = draw(st.sampled_from(([], [1], 70 * [1]))), header[old]["dtype"]
+            dtype = draw(st.sampled_from((dtype, INTEGERS[dtype])))
+            header[old] = {**header[old], "shape": [*size[::-1], *more], "dtype": dtype}
         changed[name] = whole(header, data)
     if way == "renamed":
         record["names"] = [new if each == old else each for each in record["names"]]

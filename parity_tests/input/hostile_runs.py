@@ -11,15 +11,14 @@ import pytest
 from lockstep.errors import LONGEST, UserError
 from lockstep.model.state import initial_state
 from lockstep.run import checkpoint
-from parity_tests.input.bounds import bounded
+from parity_tests.input.bounds import SECONDS, bounded
 from parity_tests.input.readers import CONFIG, TRAIN
 from parity_tests.input.readers import RECORD as CONFIG_JSON
 
 TERABYTE = 1 << 40
-QUICK = 5.0  # seconds, on a machine that does other things too; the slowest takes 0.7 alone
 
 
-def refused(read: Callable[[], Any], *words: str, seconds: float = QUICK) -> None:
+def refused(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
     """In one line with these words, at once, and without a large allocation."""
     with bounded(seconds=seconds), pytest.raises(UserError) as caught:
         read()

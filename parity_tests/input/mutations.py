@@ -1,9 +1,11 @@
-"""Strategies for hostile files: what a run writes, changed where it hurts, or just any bytes."""
+"""Strategies for hostile files: what a run writes, structure and bytes mutated."""
 
 import json
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+
+Files = dict[str, bytes]  # by name, folders included
 
 
 class Raw(NamedTuple):

@@ -7,9 +7,10 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -28,8 +29,7 @@ from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from parity_tests.input import hostile_checkpoints
-from parity_tests.input.fuzz import Files, Reader
-from parity_tests.input.mutations import damaged, files
+from parity_tests.input.mutations import Files, damaged, files
 from parity_tests.runs.checkpoints import assert_same
 
 CONFIG = from_flags(
@@ -53,6 +53,14 @@ POWER = {
     "name": "no-clip", "verdicts": {"4": "different"},
     "measured": dict.fromkeys(results.MEASURED) | {"device": "cpu"},
 }  # fmt: skip
+
+
+class Reader(NamedTuple):
+    name: str
+    tried: str  # what its cases are, for the table
+    cases: st.SearchStrategy[Files]
+    read: Callable[[Path], Any]  # from the folder with the files
+    again: Callable[[Any, Path], bool]  # whether what was read, written anew, reads the same
 
 
 def alone(name: str, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Files]:
@@ -175,7 +183,7 @@ def caches(draw: st.DrawFn) -> Files:
 def read_cache(folder: Path) -> Corpus:
     sha256, _ = cached()
     with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
-        data = corpus.cached(sha256)
+        data = corpus.load_cached(sha256)
     if data is None:  # which is how this reader refuses
         raise UserError("none")
     return data
@@ -187,7 +195,7 @@ def read_plan(folder: Path) -> str:
     words = ["plan", "--model", str(folder / "config.json"), "--device", "t4"]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = commands.main(words)
-    if status == commands.MISTAKE:
+    if status == exits.MISTAKE:
         raise UserError(err.getvalue().strip())
     return out.getvalue()
 

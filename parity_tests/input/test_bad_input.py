@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.process import one_line
-from lockstep.cli import commands
+from lockstep.cli import commands, trainers
+from lockstep.exits import exit_status
 from lockstep.process import ROOT
 from parity_tests.input import wrong, wrong_modules
 from parity_tests.input.wrong_place import TEXT, check_line, contents
@@ -51,7 +51,7 @@ CASES: list[Case] = [
 def status_of(command: str, words: list[str]) -> int:
     """In this process, where that is possible: frameworks take seconds to import."""
     if command in TRAINERS:
-        return commands.train(TRAINERS[command], words)
+        return trainers.train(TRAINERS[command], words)
     if command == "lockstep":
         return commands.main(words)
     if command == "python":
@@ -65,7 +65,7 @@ def status_of(command: str, words: list[str]) -> int:
         return done.returncode
     module = importlib.import_module(command + (".__main__" if command == "evidence" else ""))
     main: Callable[[list[str]], int] = getattr(module, "command", None) or module.main
-    return one_line(partial(main, words))
+    return exit_status(partial(main, words))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_text_that_would_break_the_line(
     argv: list[str], words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(place)
-    status = commands.train("torch", argv)
+    status = trainers.train("torch", argv)
     streams = capsys.readouterr()
     check_line(status, streams.err, streams.out, words)
 
@@ -161,7 +161,7 @@ def test_without_permission(
             (here / name).mkdir(mode)
         monkeypatch.chdir(here)
         with powerless():
-            status = commands.train("torch", flags.split())
+            status = trainers.train("torch", flags.split())
         streams = capsys.readouterr()
         check_line(status, streams.err, streams.out, words)
         assert sorted(path.name for path in here.rglob("*")) == ["closed", "sealed", "text.txt"]
@@ -193,8 +193,8 @@ def test_a_device_that_is_not_there(
 def test_a_mistake_is_found_before_the_framework_is_loaded(place: Path) -> None:
     """So that the answer comes at once."""
     code = (
-        "import sys; from lockstep.cli import commands; "
-        "commands.train('jax', ['--lr', '0']); print(*sys.modules)"
+        "import sys; from lockstep.cli import trainers; "
+        "trainers.train('jax', ['--lr', '0']); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                           check=True)  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import twin
-from lockstep.cli import commands
+from lockstep.cli import commands, trainers
 from lockstep.config import PRESETS, Config, from_flags, to_flags
 from lockstep.errors import UserError
 from parity_tests import fake
@@ -19,8 +19,8 @@ from parity_tests import fake
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 HELP = {
-    "jax_impl.train": lambda: commands.trainer_parser("jax_impl.train").format_help(),
-    "torch_ref.train": lambda: commands.trainer_parser("torch_ref.train").format_help(),
+    "jax_impl.train": lambda: trainers.trainer_parser("jax_impl.train").format_help(),
+    "torch_ref.train": lambda: trainers.trainer_parser("torch_ref.train").format_help(),
     "lockstep": lambda: commands.lockstep_parser().format_help(),
 }
 
@@ -84,9 +84,9 @@ def test_the_device_decides_which_preset_the_flags_must_fit(
     """Six heads divide 10m's width, which an accelerator takes, and not tiny's."""
     monkeypatch.setitem(twin.MODULES, "fake", fake.__name__)
     with pytest.raises(UserError, match="--d-model 128: not divisible by --n-head 6"):
-        commands._resolved("fake", {"n_head": 6})
+        trainers.resolve_config("fake", {"n_head": 6})
     monkeypatch.setattr(fake, "has_accelerator", lambda device: True)
-    assert commands._resolved("fake", {"n_head": 6}).model.model == "10m"
+    assert trainers.resolve_config("fake", {"n_head": 6}).model.model == "10m"
 
 
 def test_flags_of_a_config() -> None:
@@ -96,7 +96,7 @@ def test_flags_of_a_config() -> None:
         {"steps": 30, "min_lr": 0.0, "remat": "sqrt"},
     ):
         config = from_flags({"model": "tiny", **given}, accelerator=False)
-        parsed = vars(commands.trainer_parser("x").parse_args(to_flags(config)))
+        parsed = vars(trainers.trainer_parser("x").parse_args(to_flags(config)))
         assert from_flags(parsed, accelerator=True) == config
 
 

@@ -84,5 +84,5 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_a_mistake_is_one_line(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["sensitivity", *flags.split()]) == commands.MISTAKE
+    assert commands.main(["sensitivity", *flags.split()]) == exits.MISTAKE
     assert said in capsys.readouterr().err

@@ -92,17 +92,17 @@ FAULTS: dict[str, tuple[Facts, str, str, str]] = {
             environment={"JAX_PLATFORMS": "tpu"}),
         "error", "finds no device: RuntimeError: Unable", "unset JAX_PLATFORMS"),
     "a fact unread": (with_framework("torch", unread={"cuda": "OSError: libcudnn"}),
-        "warning", "torch does not tell its cuda: OSError", "torch_ref.probe says more"),
+        "warning", "torch does not report its cuda: OSError", "torch_ref.probe shows"),
     "old torch": (with_machine(packages={"torch": "2.6.0+cu124"}),
-        "warning", "torch 2.6.0.* is none", "'torch>=2.9,<3.0'"),
+        "warning", "torch 2.6.0.* is not", "'torch>=2.9,<3.0'"),
     "new jax": (with_machine(packages={"jax": "0.13.0", "jaxlib": "0.13.0",
                                        "jax-cuda12-plugin": "0.13.0"}),
-        "warning", "jax 0.13.0 is none", "'jax>=0.10,<0.13'"),
+        "warning", "jax 0.13.0 is not a version", "'jax>=0.10,<0.13'"),
     "jax and jaxlib apart": (with_machine(packages={"jax": "0.11.2"}),
-        "warning", "jax 0.11.2 does not go with jaxlib 0.12.0", "jax==0.12.0"),
+        "warning", "jax 0.11.2 does not match jaxlib 0.12.0", "jax==0.12.0"),
     "plugin and jaxlib apart": (with_machine(packages={"jax-cuda12-plugin": "0.12.1"}),
-        "warning", "plugin 0.12.1 does not go", "jax-cuda12-plugin==0.12.0"),
-    "torch twice": (with_machine(twice=("torch 2.9.0 and 2.10.0",)),
+        "warning", "plugin 0.12.1 does not match", "jax-cuda12-plugin==0.12.0"),
+    "torch twice": (with_machine(duplicates=("torch 2.9.0 and 2.10.0",)),
         "warning", "two versions .* torch 2.9.0", "pip uninstall torch"),
     "both plugins": (with_machine(cuda_majors={"jax": (12, 13)}, driver="580.1"),
         "warning", "plugins for CUDA 12 and 13", r"cuda12.*cuda13"),
@@ -127,13 +127,13 @@ FAULTS: dict[str, tuple[Facts, str, str, str]] = {
     "torch without CUDA": (with_framework("torch", with_machine(cuda_majors={"torch": ()}),
                                           devices=(CPU,)),
         "warning", "torch runs on the CPU .* installed without CUDA", "cuda12"),
-    "unseen for its own reason": (with_framework("jax", devices=(CPU,), said="cuDNN is outdated"),
-        "warning", "jax runs on the CPU .* cuDNN is outdated", "jax_impl.probe says more"),
+    "unseen for its own reason": (with_framework("jax", devices=(CPU,), stderr="cuDNN is outdated"),
+        "warning", "jax runs on the CPU .* cuDNN is outdated", "jax_impl.probe shows"),
     "no kernels": (with_framework("torch", cuda={"kernels": ["sm_90", "compute_90"]}),
         "error", "compiled for sm_90, compute_90", "another CUDA"),
-    "torch claims bfloat16": (on(T4), "warning", "yes to bfloat16, but .* 7.5", "--policy fp16"),
+    "torch claims bfloat16": (on(T4), "warning", "claims bfloat16, but .* 7.5", "--policy fp16"),
     "TF32 switched off": (environment(NVIDIA_TF32_OVERRIDE="0"),
-        "warning", "NVIDIA_TF32_OVERRIDE=0 outdoes", "unset NVIDIA_TF32_OVERRIDE"),
+        "warning", "NVIDIA_TF32_OVERRIDE=0 overrides", "unset NVIDIA_TF32_OVERRIDE"),
     "TF32 switched on": (environment(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1"),
         "note", "changes other programs", "unset TORCH_ALLOW_TF32"),
     "x64": (environment(JAX_ENABLE_X64="1"), "note", "other programs", "unset JAX_ENABLE_X64"),
@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[Facts, str, str, str]] = {
                                   XLA_PYTHON_CLIENT_MEM_FRACTION=".9"),
         "note", "JAX takes .9 of", "PREALLOCATE=false"),
     "XLA's flags": (with_machine(WITHOUT_GPU, environment={"XLA_FLAGS": "--xla_dump_to=x"}),
-        "note", "no figure", "unset XLA_FLAGS"),
+        "note", "no documented result", "unset XLA_FLAGS"),
     "oneDNN in XLA": (with_machine(WITHOUT_GPU, environment={"XLA_FLAGS": "--x_onednn=1"}),
         "warning", "wrong gradients", "unset XLA_FLAGS"),
     "slow float16": (with_framework("jax", WITHOUT_GPU, matmul_seconds=SLOW),
@@ -255,7 +255,7 @@ UNABLE = with_framework("torch", on(V100), cuda={"kernels": ["sm_80"]})
 
 
 @pytest.mark.parametrize(("facts", "flags", "status", "words"), [
-    (HEALTHY, "--policy bf16", 0, "nothing to mend"),
+    (HEALTHY, "--policy bf16", 0, "no problems found"),
     (HEALTHY, "--policy tf32", 0, "capability 8.0, tensor cores: float16, bfloat16, TF32"),
     (on(T4), "--policy bf16", 0, "warning: --policy bf16 is emulated in jax"),
     (on(T4), "--policy fp16", 0, "capability 7.5, tensor cores: float16;"),
@@ -263,9 +263,9 @@ UNABLE = with_framework("torch", on(V100), cuda={"kernels": ["sm_80"]})
     (WITHOUT_GPU, "--policy tf32", 0, "a CPU has no TF32"),
     (UNABLE, "--policy fp32", 1, "error: --policy fp32 is unsupported in torch"),
     (UNABLE, "", 1, "error: torch is compiled for sm_80"),
-    (UNABLE, "--policy fp32 --framework jax", 0, "nothing to mend"),
+    (UNABLE, "--policy fp32 --framework jax", 0, "no problems found"),
     (broken("missing", "No module"), "", 1, "error: torch does not start"),
-    (broken("missing", "No module"), "--framework jax", 0, "nothing to mend"),
+    (broken("missing", "No module"), "--framework jax", 0, "no problems found"),
     (HEALTHY, "--policy nonsense", 2, "--policy nonsense: unknown"),
     (HEALTHY, "--framework numpy", 2, "--framework numpy: unknown"),
 ])  # fmt: skip
@@ -289,5 +289,5 @@ def test_supported_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = " ".join(project["project"]["dependencies"])
     for name, (least, below) in rules.SUPPORTED.items():
-        assert f" {name}>={policies.dotted(least)}" in wanted
-        assert f"<{policies.dotted(below)}" in wanted or below[0] > least[0]
+        assert f" {name}>={policies.version_text(least)}" in wanted
+        assert f"<{policies.version_text(below)}" in wanted or below[0] > least[0]

@@ -30,7 +30,7 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
         "crash", "killed by signal 11", "empty virtual environment"),
     "hangs": ("torch", "import time; time.sleep(60)", "hang", "no answer within 5 s", "nvidia-smi"),
     "ends": ("torch", "print('{}'); raise SystemExit(0)",
-        "garbage", "without telling", "PYTHONPATH"),
+        "no facts", "without reporting", "PYTHONPATH"),
 }  # fmt: skip
 
 

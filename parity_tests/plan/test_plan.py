@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from lockstep import devices
 from lockstep.cli import commands
 from lockstep.config import PRESETS, ModelConfig
+from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
-from lockstep.plan import checklist, devices, recommend, roofline, shape
-from lockstep.plan.recommend import choices, ranked
+from lockstep.plan import checklist, recommend, roofline, shape
+from lockstep.plan.recommend import choices, rank
 from parity_tests.plan.plans import setting
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
@@ -70,7 +72,7 @@ def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "no JSON"), ("[1]", "not an object"), ("[" * 10_000, "no JSON"),
+        ("{", "invalid JSON"), ("[1]", "not an object"), ("[" * 10_000, "invalid JSON"),
         (GPT2_JSON | {"n_layer": -1}, "n_layer"), (GPT2_JSON | {"n_layer": "12"}, "n_layer"),
         (GPT2_JSON | {"n_layer": 1e3}, "n_layer"), ({"d_model": 512}, "num_hidden_layers"),
         (" " * 2**21, "too large"),
@@ -102,6 +104,24 @@ def test_a_framework_that_widens_has_float32_s_rate() -> None:
     assert cpu.rate("bfloat16", tf32=False, framework="torch") == cpu.half
 
 
+@pytest.mark.parametrize(
+    ("reported", "policy", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989), ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H200", "tf32", 494.5), ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
+        ("Tesla T4", "fp16", 65), ("NVIDIA L4", "bf16", 121),
+        # Names of others inside a name, and devices that are not in the table
+        ("NVIDIA L40S", "bf16", None), ("NVIDIA A10G", "bf16", None), ("cpu", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None), ("NVIDIA H200", "fp64", None),
+    ],
+)  # fmt: skip
+def test_peak_by_the_name_that_a_driver_reports(
+    reported: str, policy: str, tera: float | None
+) -> None:
+    found = devices.peak(reported, POLICIES[policy])
+    assert found == (None if tera is None else pytest.approx(tera * devices.TERA))
+
+
 # --- the recommendation
 
 
@@ -112,7 +132,7 @@ def test_no_name_decides() -> None:
         for framework in device.frameworks:
             other = dataclasses.replace(device, name="a device of tomorrow")
             mine, theirs = (
-                ranked(choices(dataclasses.replace(model, name=name), d, framework, 2**17))
+                rank(choices(dataclasses.replace(model, name=name), d, framework, 2**17))
                 for name, d in (("125m", device), ("x", other))
             )
             assert mine == theirs
@@ -122,18 +142,18 @@ def test_no_name_decides() -> None:
     ("device", "policy"), [("t4", "fp16"), ("v100", "fp16"), ("a100-40", "bf16"), ("h200", "bf16")]
 )
 def test_the_policy_is_the_one_that_the_device_has_units_for(device: str, policy: str) -> None:
-    best = ranked(choices(shape.of("gpt2", None), devices.find(device), "torch", 2**17))[0]
+    best = rank(choices(shape.of("gpt2", None), devices.find(device), "torch", 2**17))[0]
     assert best.policy == policy
 
 
 def test_remat_is_for_what_does_not_fit() -> None:
     model, device = shape.of("1b", None), devices.find("h200")
-    roomy = ranked(choices(model, device, "torch", 2**17))[0]
+    roomy = rank(choices(model, device, "torch", 2**17))[0]
     small = dataclasses.replace(device, memory=SMALL)
-    cramped = ranked(choices(model, small, "torch", 2**17))[0]
+    cramped = rank(choices(model, small, "torch", 2**17))[0]
     assert roomy.setting.remat == "none" and cramped.setting.remat != "none"
     assert cramped.seconds > roomy.seconds and cramped.bytes < 0.9 * SMALL
-    assert ranked(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
+    assert rank(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
 
 
 def test_all_rows_of_a_step_are_taken() -> None:

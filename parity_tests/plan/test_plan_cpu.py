@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks import plan as measured_plan
+from lockstep import devices
 from lockstep.cli import commands
-from lockstep.plan import devices, roofline, shape, timing
+from lockstep.plan import roofline, shape, timing
 from parity_tests.plan.plans import setting
 
 RESIDENT = 0.15  # of memory that is resident
@@ -88,7 +89,7 @@ def test_three_candidates_are_timed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = Trainer()
-    monkeypatch.setattr(timing.subprocess, "run", trainer)
+    monkeypatch.setattr(subprocess, "run", trainer)
     assert commands.main(MEASURED) == 0
     text = capsys.readouterr().out
     assert text.count("measured here: torch, ") == len(trainer.commands) == 3
@@ -113,7 +114,7 @@ def test_a_candidate_that_fails_is_said_and_the_others_are_timed(
     code: int, stderr: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(timing.subprocess, "run", Trainer((code, stderr)))
+    monkeypatch.setattr(subprocess, "run", Trainer((code, stderr)))
     assert commands.main(MEASURED) == 0
     lines = [row for row in capsys.readouterr().out.splitlines() if "measured here" in row]
     assert said in lines[0] and "tokens/s" not in lines[0]

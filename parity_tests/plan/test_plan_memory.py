@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import memory as fitting
+from lockstep import devices
 from lockstep.config.policy import POLICIES
-from lockstep.plan import devices, memory, recommend, shape
+from lockstep.plan import memory, recommend, shape
 from parity_tests.plan.plans import setting
 
 BOUND = 0.10  # of memory that the frameworks count
@@ -77,7 +78,7 @@ def test_without_a_counted_term_a_group_is_further_off(
     term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them is ornament: the fit cannot make up for one that is left out."""
-    known = memory.known
+    known = memory.exact_bytes
 
     def without(*given: Any) -> dict[str, float]:
         return {name: n for name, n in known(*given).items() if name != term}
@@ -89,7 +90,7 @@ def test_without_a_counted_term_a_group_is_further_off(
 
     monkeypatch.setattr(fitting, "STARTS", 2)
     whole = worst()
-    monkeypatch.setattr(memory, "known", without)
+    monkeypatch.setattr(memory, "exact_bytes", without)
     assert max(off - whole[group] for group, off in worst().items()) > 0.03
 
 

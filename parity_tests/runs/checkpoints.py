@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.run.checkpoint import FILES, load
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.run.checkpoint import FILES, load
 
 DTYPES: dict[str, Any] = {
     "float64": np.uint64,

@@ -8,15 +8,15 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT
 import numpy as np
 import pytest
 
-from lockstep.run import checkpoint, runlog
-from lockstep.cli import commands
 from lockstep import twin
-from lockstep.run.saver import Saver
+from lockstep.cli import trainers
 from lockstep.model.state import TrainState
+from lockstep.process import ROOT
+from lockstep.run import checkpoint, runlog
+from lockstep.run.saver import Saver
 from lockstep.twin import StepResult
 from parity_tests import fake
 from parity_tests.fake import FakeTwin
@@ -47,11 +47,11 @@ def save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(extra: str = "", out: str = "run") -> int:
-    return commands.train("fake", [*SMALL.split(), "--out", out, *extra.split()])
+    return trainers.train("fake", [*SMALL.split(), "--out", out, *extra.split()])
 
 
 def resume(extra: str = "", out: str = "run") -> int:
-    return commands.train("fake", ["--resume", "--out", out, *extra.split()])
+    return trainers.train("fake", ["--resume", "--out", out, *extra.split()])
 
 
 def rows(kind: str = "train", out: str = "run") -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run.checkpoint import FILES, RECORD, load, save
 from lockstep.errors import UserError
+from lockstep.run.checkpoint import FILES, RECORD, load, save
 from parity_tests.runs.checkpoints import assert_same, refusal, state
 
 

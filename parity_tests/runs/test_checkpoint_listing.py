@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run.checkpoint import RECORD, latest, listing, load, save
 from lockstep.errors import UserError
+from lockstep.run.checkpoint import RECORD, latest, listing, load, save
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lockstep.run.checkpoint import FILES, RECORD, listing, load, save
 from lockstep.model.params import Arrays
+from lockstep.run.checkpoint import FILES, RECORD, listing, load, save
 from parity_tests.runs.checkpoints import DTYPES, arrays, assert_same, state
 
 
@@ -46,7 +46,7 @@ def test_the_comparison_sees_what_safetensors_does_to_a_transposed_view(tmp_path
 def test_bfloat16_loads_in_a_process_that_knows_no_framework(tmp_path: Path) -> None:
     path = save(tmp_path, state(dtype="bfloat16"), keep=1)
     code = (
-        "import sys; from pathlib import Path; from lockstep import checkpoint; "
+        "import sys; from pathlib import Path; from lockstep.run import checkpoint; "
         "print(checkpoint.load(Path(sys.argv[1])).params['plain'].dtype)"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(path)]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from lockstep.run import checkpoint
-from lockstep.run.checkpoint import FILES, RECORD, latest, listing, load, save
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.run import checkpoint
+from lockstep.run.checkpoint import FILES, RECORD, latest, listing, load, save
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
 
 CALLS = [(os, "fsync"), (os, "rename"), (shutil, "rmtree")]

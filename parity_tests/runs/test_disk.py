@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as serialized
 
-from lockstep.run import checkpoint, runlog
+from lockstep import exits
 from lockstep.cli import commands
-from lockstep.files import durable
-from lockstep.train import trainer
 from lockstep.errors import UserError
+from lockstep.files import durable
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.run import checkpoint, runlog
 from parity_tests.runs.checkpoints import assert_same, hidden, silent
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
 from parity_tests.runs.fake_runs import place as place
@@ -113,13 +113,13 @@ def test_no_checkpoint_is_without_its_rows(
     """The log cannot be written from step 3 on, the checkpoints could."""
     with monkeypatch.context() as patch:
         at_step(patch, 3, lambda: short_writes(patch, lambda: 0))
-        assert train("--save-every 2") == commands.MISTAKE
+        assert train("--save-every 2") == exits.MISTAKE
     out, err = capsys.readouterr()
     problem = "run/log.jsonl: cannot be written (No space left on device); make room there"
     assert out.count(f"{problem}; until then rows are kept in memory") == 1
     assert saved() == [2]
     assert err.startswith(f"error: step 12 is not saved: {problem}; the last good checkpoint is ")
-    assert resume() == trainer.DONE
+    assert resume() == exits.DONE
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
 
 
@@ -156,7 +156,7 @@ def test_a_run_outlives_a_full_disk(
     """Full from step 4 to 8: training goes on, then everything is there."""
     at_step(monkeypatch, 4, lambda: fill(small_disk))
     at_step(monkeypatch, 9, (small_disk / "filler").unlink)
-    assert train("--save-every 3 --keep 9", out="disk/run") == trainer.DONE
+    assert train("--save-every 3 --keep 9", out="disk/run") == exits.DONE
     said = capsys.readouterr().out
     line = "step 6 is not saved: disk/run/"
     assert line in said
@@ -173,12 +173,12 @@ def test_a_disk_that_stays_full_ends_the_run_with_status_2(
 ) -> None:
     with monkeypatch.context() as patch:
         at_step(patch, 8, lambda: fill(small_disk))
-        assert train("--save-every 5", out="disk/run") == commands.MISTAKE
+        assert train("--save-every 5", out="disk/run") == exits.MISTAKE
     err = capsys.readouterr().err
     assert err.startswith("error: step 12 is not saved: disk/run/")
     assert err.endswith("the last good checkpoint is disk/run/checkpoints/step_00000005\n")
     (small_disk / "filler").unlink()
-    assert resume(out="disk/run") == trainer.DONE
+    assert resume(out="disk/run") == exits.DONE
     assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
 
 
@@ -193,13 +193,13 @@ def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
 
 def test_a_disk_that_is_full_from_the_start(small_disk: Path, capsys: Any) -> None:
     fill(small_disk)
-    assert train(out="disk/run") == commands.MISTAKE
+    assert train(out="disk/run") == exits.MISTAKE
     assert "disk/run" in (line := capsys.readouterr().err)
     assert "No space left on device" in line
 
 
 def test_a_read_only_disk(small_disk: Path, capsys: Any) -> None:
-    assert train(out="disk/run") == trainer.DONE
+    assert train(out="disk/run") == exits.DONE
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     capsys.readouterr()
     for command in (
@@ -207,9 +207,9 @@ def test_a_read_only_disk(small_disk: Path, capsys: Any) -> None:
         lambda: train("--overwrite", out="disk/run"),
         lambda: resume("--steps 20", out="disk/run"),
     ):
-        assert command() == commands.MISTAKE
+        assert command() == exits.MISTAKE
         err = capsys.readouterr().err
         assert err.startswith("error: ")
         assert "cannot be written" in err
         assert len(err.splitlines()) == 1
-    assert commands.main(["sample", "disk/run", "--length", "3"]) == trainer.DONE  # reading is fine
+    assert commands.main(["sample", "disk/run", "--length", "3"]) == exits.DONE  # reading is fine

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep import exits
+from lockstep.cli import trainers
 from lockstep.run import checkpoint, directory, runlog
-from lockstep.cli import commands
 from lockstep.train import trainer
+from lockstep.train.loop import Loop
 from lockstep.twin import StepResult
 from parity_tests.runs.fake_runs import save_at_once
 
@@ -33,16 +35,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train_until(step: int, framework: str, argv: list[str]) -> int:
     """Stops, and saves, when this step has been reported: at most two steps later."""
-    report = trainer.Run.report
+    report = Loop.report
 
-    def stop(self: trainer.Run, result: StepResult) -> None:
+    def stop(self: Loop, result: StepResult) -> None:
         report(self, result)
         if self.done == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.Run, "report", stop)
-        return commands.train(framework, argv)
+        patch.setattr(Loop, "report", stop)
+        return trainers.train(framework, argv)
 
 
 def begin(out: str, flags: str) -> list[str]:
@@ -65,14 +67,14 @@ def gap(kind: str, field: str) -> float:
 def test_ten_hand_overs_leave_no_trace() -> None:
     """In float64: the bounds of rung 8."""
     flags = "--policy fp64 --dropout 0.1 --steps 34"
-    assert commands.train("torch", begin("whole", flags)) == trainer.DONE
+    assert trainers.train("torch", begin("whole", flags)) == exits.DONE
     argv = begin("run", flags)
     for hand_over in range(10):
         framework = FRAMEWORKS[hand_over % 2]
-        assert train_until(3 * hand_over + 1, framework, argv) == trainer.STOPPED
+        assert train_until(3 * hand_over + 1, framework, argv) == exits.STOPPED
         assert directory.read_record(Path("run")).framework == framework
         argv = RESUME
-    assert commands.train(FRAMEWORKS[0], argv) == trainer.DONE
+    assert trainers.train(FRAMEWORKS[0], argv) == exits.DONE
     assert gap("train", "loss") <= 1e-12
     assert gap("train", "grad_norm") <= 1e-10
     assert gap("eval", "val_loss") <= 1e-12
@@ -94,16 +96,16 @@ def scales(run: str) -> list[tuple[float, bool]]:
 def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
     """To itself bit for bit; to the other the same scales, and losses within float16's noise."""
     flags, step = MOMENTS[moment]
-    assert commands.train(first, begin("whole", flags)) == trainer.DONE
+    assert trainers.train(first, begin("whole", flags)) == exits.DONE
     trace = scales("whole")
-    assert train_until(step, first, begin("begun", flags)) == trainer.STOPPED
+    assert train_until(step, first, begin("begun", flags)) == exits.STOPPED
     handed = checkpoint.load(checkpoint.listing(Path("begun"))[-1])
     assert trace[handed.step - 1][1] is (moment == "after a skipped step")
     assert handed.loss_scale not in (trace[0][0], trace[-1][0])
     for second in FRAMEWORKS:
         shutil.rmtree("run", ignore_errors=True)
         shutil.copytree("begun", "run")
-        assert commands.train(second, RESUME) == trainer.DONE
+        assert trainers.train(second, RESUME) == exits.DONE
         assert scales("run") == trace
         # Two roundings of float16, each of half an ulp at losses from 4 to 8, part the twins.
         assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)))

@@ -11,12 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from lockstep.process import ROOT
 import pytest
 
+from lockstep import exits, twin
+from lockstep.process import ROOT
 from lockstep.run import checkpoint, runlog
-from lockstep.train import trainer
-from lockstep import twin
 from parity_tests import fake
 from parity_tests.runs.checkpoints import assert_same, hidden
 from parity_tests.runs.fake_runs import SHAPE
@@ -50,19 +49,24 @@ def killed(framework: str, flags: str, dice: random.Random) -> bool:
     child = started(framework, flags)
     early = dice.random() < 0.1  # before, or while, the run's files are opened
     while not early and not (log.exists() and log.stat().st_mtime_ns > before):
-        assert child.poll() is None, child.communicate()
+        if child.poll() is not None:
+            break
         time.sleep(0.001)
     time.sleep(dice.uniform(0, 0.7 if early else 0.15))
     child.send_signal(signal.SIGKILL)
     _, err = child.communicate()
-    assert (child.returncode, err) == (-signal.SIGKILL, "")
+    assert err == "" and child.returncode in (-signal.SIGKILL, exits.DONE)
     return bool(hidden(Path("run")))
+
+
+def reached() -> int:
+    return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
 
 def finished(framework: str, flags: str) -> None:
     child = started(framework, flags)
     _, err = child.communicate()
-    assert (child.returncode, err) == (trainer.DONE, "")
+    assert (child.returncode, err) == (exits.DONE, "")
 
 
 def numbers(run: str) -> list[dict]:
@@ -86,13 +90,15 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     finished(framework, f"{flags} --out whole")
     dice, amid_a_save = random.Random(framework), 0
     for _ in range(kills):
+        if reached() == steps:  # on a machine so busy that the kills come late
+            break
         again = checkpoint.listing(Path("run"))
         first = f"{flags} --overwrite" if Path("run").exists() else flags
         amid_a_save += killed(framework, f"{'--resume' if again else first} --out run", dice)
         for path in checkpoint.listing(Path("run")):
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
-    if checkpoint.step_of(checkpoint.listing(Path("run"))[-1]) < steps:
+    if reached() < steps:
         finished(framework, resumed)
     assert amid_a_save > 0
     assert numbers("run") == numbers("whole")

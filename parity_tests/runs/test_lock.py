@@ -1,5 +1,6 @@
 """Two trainers on one run: the second is refused, and no crash leaves a lock behind."""
 
+import os
 import signal
 import subprocess
 import time
@@ -9,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.run import checkpoint, lock
-from lockstep.cli import commands
-from lockstep.train import trainer
+from lockstep import exits
 from lockstep.errors import UserError
+from lockstep.run import checkpoint, lock
 from parity_tests.runs.fake_runs import at_step, resume, rows, saved, train
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def started(process: Callable[..., Any]) -> subprocess.Popen:
-    child = process("--steps 1000 --save-every 1 --warmup 0")
+    child = process("--steps 100000 --save-every 1 --warmup 0")
     while not saved():
         assert child.poll() is None, child.communicate()
         time.sleep(0.02)
@@ -33,7 +33,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
 ) -> None:
     child = started(process)
     for second in (lambda: resume("--steps 2000"), lambda: train("--overwrite")):
-        assert second() == commands.MISTAKE
+        assert second() == exits.MISTAKE
         line = capsys.readouterr().err
         assert line.startswith(f"error: run: is being trained by process {child.pid} on ")
         assert line.endswith("; stop it first or name another run\n")
@@ -41,7 +41,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
     child.send_signal(signal.SIGKILL)
     child.wait()
     reached = saved()[-1]
-    assert resume(f"--steps {reached + 3}") == trainer.DONE
+    assert resume(f"--steps {reached + 3}") == exits.DONE
     steps = [row["step"] for row in rows()]
     assert steps == list(range(1, reached + 4))
 
@@ -49,9 +49,10 @@ def test_the_second_is_refused_until_the_first_is_gone(
 def test_a_refusal_writes_nothing(process: Callable[..., Any]) -> None:
     child = started(process)
     child.send_signal(signal.SIGSTOP)  # so that nobody else writes either
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
     try:
         before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-        assert resume() == train("--overwrite") == commands.MISTAKE
+        assert resume() == train("--overwrite") == exits.MISTAKE
         assert before == {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
     finally:
         child.send_signal(signal.SIGCONT)
@@ -61,16 +62,16 @@ def test_a_run_that_went_on_meanwhile_is_not_resumed(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """While ours compiled, another trainer came and went."""
-    assert train("--steps 6 --warmup 0") == trainer.DONE
-    held = lock.held
+    assert train("--steps 6 --warmup 0") == exits.DONE
+    hold_lock = lock.hold_lock
 
     def late(run: Path) -> Any:
         state = checkpoint.latest(run, print)
         checkpoint.save(run, type(state)(**{**vars(state), "step": 7}), keep=2)
-        return held(run)
+        return hold_lock(run)
 
-    monkeypatch.setattr(lock, "held", late)
-    assert resume("--steps 9") == commands.MISTAKE
+    monkeypatch.setattr(lock, "hold_lock", late)
+    assert resume("--steps 9") == exits.MISTAKE
     assert "run: another trainer went on with it just now; try again" in capsys.readouterr().err
 
 
@@ -78,17 +79,17 @@ def test_a_lock_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
     at_step(monkeypatch, 5, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         train("--save-every 2")
-    with lock.held(Path("run")), pytest.raises(UserError, match="is being trained"):
+    with lock.hold_lock(Path("run")), pytest.raises(UserError, match="is being trained"):
         lock.require_free(Path("run"))
     lock.require_free(Path("run"))
 
 
 def test_a_lock_is_not_written_through_a_link() -> None:
-    assert train() == trainer.DONE
+    assert train() == exits.DONE
     Path("precious").write_text("mine")
     Path("run", "lock").unlink()
     Path("run", "lock").symlink_to("../precious")
-    with pytest.raises(UserError, match="run/lock: cannot be written"), lock.held(Path("run")):
+    with pytest.raises(UserError, match="run/lock: cannot be written"), lock.hold_lock(Path("run")):
         pass
     assert Path("precious").read_text() == "mine"
 
@@ -98,4 +99,4 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch: pytest.MonkeyPa
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
-    assert train() == trainer.DONE
+    assert train() == exits.DONE

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli import commands
-from lockstep.train import trainer
+from lockstep import exits
+from lockstep.cli import commands, trainers
 from lockstep.run import directory, runlog
 from parity_tests.runs.fake_runs import SMALL, STEPS, resume, rows, saved, train
 from parity_tests.runs.fake_runs import place as place
@@ -53,26 +53,26 @@ def test_runs_that_start_together_get_a_directory_each() -> None:
 
 def test_runs_that_cannot_be_a_folder(capsys: Any) -> None:
     Path("runs").write_text("mine")
-    assert commands.train("fake", SMALL.split()) == commands.MISTAKE
+    assert trainers.train("fake", SMALL.split()) == exits.MISTAKE
     assert capsys.readouterr().err == (
         "error: --out runs: runs is a file; name another directory\n"
     )
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
-    assert train("--save-every 5") == trainer.DONE
+    assert train("--save-every 5") == exits.DONE
     assert saved() == [10, STEPS]
     weights = Path("run", "checkpoints", f"step_{STEPS:08d}", "weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     capsys.readouterr()
-    assert commands.main(["sample", "run", "--length", "3"]) == trainer.DONE
+    assert commands.main(["sample", "run", "--length", "3"]) == exits.DONE
     good = Path("run", "checkpoints", "step_00000010")
     notice = (
         f"{weights}: damaged, its checksum is not that in state.json; use another checkpoint"
         f"; the last good one is {good}"
     )
     assert capsys.readouterr().err == notice + "\n"
-    assert resume() == trainer.DONE
+    assert resume() == exits.DONE
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == [notice, "resuming run after step 10"]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
@@ -81,20 +81,20 @@ def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
 
 def test_a_state_of_another_model_is_refused(capsys: Any) -> None:
     """config.json was edited: the checkpoints are those of one layer."""
-    assert train() == trainer.DONE
+    assert train() == exits.DONE
     record = directory.read_record(Path("run"))
     model = replace(record.config.model, n_layer=2)
     directory.write_record(Path("run"), replace(record, config=replace(record.config, model=model)))
     for command in (lambda: resume("--steps 20"), lambda: commands.main(["sample", "run"])):
-        assert command() == commands.MISTAKE
+        assert command() == exits.MISTAKE
         assert "config.json: its model is not that of the run's" in capsys.readouterr().err
 
 
 def test_overwrite_follows_no_link(place: Path) -> None:
-    assert train() == trainer.DONE
+    assert train() == exits.DONE
     elsewhere = place / "elsewhere"
     Path("run/checkpoints").rename(elsewhere)
     Path("run/checkpoints").symlink_to(elsewhere)
-    assert train("--overwrite --steps 3") == trainer.DONE
+    assert train("--overwrite --steps 3") == exits.DONE
     assert saved() == [3]
     assert [path.name for path in elsewhere.iterdir()] == [f"step_{STEPS:08d}"]

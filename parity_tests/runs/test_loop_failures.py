@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli import commands
-from lockstep.train import trainer
-from lockstep import twin
+from lockstep import exits, twin
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, at_step, rows, saved, train
@@ -36,7 +34,7 @@ def test_the_last_good_checkpoint_is_named(
 ) -> None:
     """A loss at step 7 that is not finite is that of the weights after step 6: not a good one."""
     losses(monkeypatch, bad, **{field: math.nan})
-    assert train(f"--save-every {every} --keep 9") == trainer.DIVERGED
+    assert train(f"--save-every {every} --keep 9") == exits.DIVERGED
     line = capsys.readouterr().err
     told = f"the last good checkpoint is run/checkpoints/{good}" if good else "no good checkpoint"
     assert line.startswith(f"error: step {bad}: loss ")
@@ -54,16 +52,16 @@ def test_an_evaluation_that_is_not_finite_is_found_before_it_is_saved(
     monkeypatch.setattr(
         FakeTwin, "evaluate", lambda self, b: usual(self, b) if self.now.step < STEPS else math.nan
     )
-    assert train() == trainer.DIVERGED
+    assert train() == exits.DIVERGED
     assert "error: step 12: validation loss nan; no good" in capsys.readouterr().err
     assert saved() == []
 
 
 def test_a_loss_scale_helps_until_it_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     losses(monkeypatch, 3, grad_norm=math.inf, skipped=True)
-    assert train("--policy fp16") == trainer.DONE
+    assert train("--policy fp16") == exits.DONE
     losses(monkeypatch, 5, loss_scale=0.0)
-    assert train("--policy fp16 --overwrite") == trainer.DIVERGED
+    assert train("--policy fp16 --overwrite") == exits.DIVERGED
     assert rows()[-1]["step"] == 5
 
 
@@ -80,7 +78,7 @@ def test_out_of_memory_is_one_line(
         raise error
 
     at_step(monkeypatch, 3, fail)
-    assert train() == commands.MISTAKE
+    assert train() == exits.MISTAKE
     assert capsys.readouterr().err == (
         "error: --batch-size 2: out of memory; use a smaller one with more --accum, "
         "--remat block, or a smaller --model\n"
@@ -100,7 +98,7 @@ def test_a_framework_that_is_not_installed_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setitem(twin.MODULES, "fake", "no_such_framework.train")
-    assert train() == commands.MISTAKE
+    assert train() == exits.MISTAKE
     line = capsys.readouterr().err
     assert line.startswith("error: --framework fake: cannot be imported (No module named")
     assert line.endswith("; install it\n")

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli import commands
-from lockstep.train import closing, trainer
-from lockstep.run import directory
+from lockstep import exits
+from lockstep.cli import trainers
 from lockstep.config import from_flags
+from lockstep.run import directory
+from lockstep.train import closing
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
 from parity_tests.runs.fake_runs import resume, rows, train
@@ -35,7 +36,7 @@ def terminal_output(start: Callable[..., subprocess.Popen], **environment: str) 
             break
         shown += piece
     os.close(controller)
-    assert child.wait() == trainer.DONE
+    assert child.wait() == exits.DONE
     return shown.decode()
 
 
@@ -59,7 +60,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(process: Callable[..., Any]) -> 
 def test_a_pipe_gets_plain_lines_whatever_the_environment(process: Callable[..., Any]) -> None:
     child = process("--out naïve", env={"FORCE_COLOR": "1", "PYTHONIOENCODING": "ascii"})
     out, err = child.communicate()
-    assert (child.returncode, err) == (trainer.DONE, "")
+    assert (child.returncode, err) == (exits.DONE, "")
     assert not [c for c in out if c != "\n" and not " " <= c <= "~"]
     assert "step  1/12  loss 1.0000" in out
     assert "the run is in 'na\\xefve'" in out
@@ -71,21 +72,21 @@ def test_what_a_sample_writes_is_shown_as_it_is(
 ) -> None:
     """Not as rich's markup or emoji."""
     monkeypatch.setattr(closing, "sample", lambda *_: ":cat: [red]x[/red] [/]")
-    assert train() == trainer.DONE
+    assert train() == exits.DONE
     assert "  | :cat: [red]x[/red] [/]\n" in capsys.readouterr().out
 
 
 def test_the_closing_command_is_the_same_run(capsys: Any) -> None:
     flags = "--policy params=float32,compute=bfloat16,output=float32 --lr 0.1 --accum 3 --compile"
-    assert train(flags) == trainer.DONE
+    assert train(flags) == exits.DONE
     line = capsys.readouterr().out.splitlines()[-1]
     python, module, name, *command = shlex.split(line)
     assert (python, module, name) == ("python", "-m", "jax_impl.train")
-    given = vars(commands.trainer_parser(name).parse_args(command))
+    given = vars(trainers.trainer_parser(name).parse_args(command))
     assert from_flags(given, accelerator=True) == directory.read_record(Path("run")).config
 
 
 def test_the_closing_starts_from_the_first_evaluation(capsys: Any) -> None:
-    assert train("--steps 4") == trainer.DONE
-    assert resume("--steps 9") == trainer.DONE
+    assert train("--steps 4") == exits.DONE
+    assert resume("--steps 9") == exits.DONE
     assert "validation loss 1.0000 -> 0.1000 nats a token after 9 steps" in capsys.readouterr().out

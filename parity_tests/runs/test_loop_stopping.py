@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.train import trainer
+from lockstep import exits
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
 from parity_tests.runs.fake_runs import place as place
@@ -28,21 +28,21 @@ def test_a_signal_stops_after_the_step_and_saves_it(
 ) -> None:
     before = signal.getsignal(number)
     at_step(monkeypatch, 5, send(number))
-    assert train() == trainer.STOPPED
+    assert train() == exits.STOPPED
     assert (
         "stopped after step 5, which is saved; go on with --resume --out run"
         in capsys.readouterr().out
     )
     assert saved() == [5]
     assert signal.getsignal(number) is before
-    assert resume() == trainer.DONE
+    assert resume() == exits.DONE
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
 
 
 def test_a_signal_during_an_evaluation_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes when it is decided already that this step is not saved."""
     monkeypatch.setattr(FakeTwin, "evaluate", lambda self, _: (send(signal.SIGTERM)(), 1.0)[1])
-    assert train() == trainer.STOPPED
+    assert train() == exits.STOPPED
     assert saved() == [1]  # the evaluation before step 1 was the first
 
 
@@ -51,26 +51,26 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> Non
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         at_step(monkeypatch, 5, send(signal.SIGINT))
-        assert train() == trainer.DONE
+        assert train() == exits.DONE
     finally:
         signal.signal(signal.SIGINT, former)
 
 
 def test_a_signal_in_the_last_step_ends_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(monkeypatch, STEPS, send(signal.SIGTERM))
-    assert train() == trainer.DONE
+    assert train() == exits.DONE
     assert saved() == [STEPS]
 
 
 def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -> None:
     """Within a long step, and without a traceback."""
-    child = process("--steps 1000 --save-every 0", env={"FAKE_STEP": "5"})
+    child = process("--steps 1000 --save-every 0", env={"FAKE_STEP": "600"})
     while "step 0" not in child.stdout.readline():
         pass
-    for _ in range(2):
-        time.sleep(0.3)  # within the first step
-        child.send_signal(signal.SIGINT)
-    child.wait(timeout=60)
+    for _ in range(100):  # two, as soon as it has seen them one by one
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.1)
     assert child.returncode == -signal.SIGINT
     assert child.communicate()[1] == ""
     assert saved() == []
@@ -78,19 +78,19 @@ def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -
 
 def test_ctrl_c_before_the_loop_ends_the_process_at_once(process: Callable[..., Any]) -> None:
     """A shell calls that status 130; nothing is written."""
-    child = process(env={"FAKE_PREPARE": "60"})
+    child = process(env={"FAKE_PREPARE": "600"})
     assert child.stderr.readline() == "preparing\n"
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=20)
+    _, err = child.communicate(timeout=300)
     assert (child.returncode, err) == (-signal.SIGINT, "")
     assert not Path("run").exists()
 
 
 def test_a_reader_that_goes_away_stops_the_run_and_saves(process: Callable[..., Any]) -> None:
     """As in `python -m jax_impl.train | head`."""
-    child = process("--steps 1000")
+    child = process("--steps 100000")
     child.stdout.readline()
     child.stdout.close()
-    assert child.wait(timeout=60) == trainer.STOPPED
+    assert child.wait(timeout=300) == exits.STOPPED
     assert child.stderr.read() == ""
     assert saved() == [rows()[-1]["step"]]

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from jax_impl.optim import tensor_names
-from lockstep.cli import commands
-from lockstep.train import nonfinite, trainer
+from lockstep import exits
+from lockstep.cli import trainers
 from lockstep.config import Config
 from lockstep.model.state import TrainState
-from parity_tests.runs.fake_runs import place as place
+from lockstep.train import nonfinite
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
+from parity_tests.runs.fake_runs import place as place
 
 
 def grown(config: Config, **factors: float) -> TrainState:
@@ -102,14 +103,17 @@ def test_a_step_that_is_looked_into(
 ) -> None:
     config = toy(accum=2, **flags)
     twin = start(framework, config, grown(config, **factors))
-    assert nonfinite.first(twin, window(config, 0)).partition(" in micro-batch 1 of 2")[0] == found
+    assert (
+        nonfinite.first_bad_tensor(twin, window(config, 0)).partition(" in micro-batch 1 of 2")[0]
+        == found
+    )
 
 
 def diverging(framework: str, flags: str, capsys: Any) -> str:
     """The line that such a run ends with."""
     shape = "--n-layer 2 --d-model 16 --n-head 2 --context 16 --batch-size 2 --eval-batches 1"
     argv = f"{shape} --warmup 0 --steps 5 --data text.txt --device cpu --out run --overwrite"
-    assert commands.train(framework, f"{argv} {flags}".split()) == trainer.DIVERGED
+    assert trainers.train(framework, f"{argv} {flags}".split()) == exits.DIVERGED
     return capsys.readouterr().err
 
 
@@ -124,9 +128,9 @@ def test_a_run_that_diverges(policy: str, place: Any, capsys: Any) -> None:
         assert plain.startswith(told)
         assert "--debug-nans, with --resume too, names the layer" in plain
         line = diverging(framework, f"{flags} --debug-nans", capsys)
-        assert line.startswith(f"{told}seen again, the output of ")
+        assert line.startswith(f"{told}on replay the output of ")
         assert "--debug-nans" not in line
-        layers.add(line.partition("seen again, ")[2].partition(" (")[0])
+        layers.add(line.partition("on replay ")[2].partition(" (")[0])
     assert len(layers) == 1
 
 
@@ -135,4 +139,4 @@ def test_a_run_that_only_skips(framework: str, place: Any, capsys: Any) -> None:
     flags = f"--policy fp16 --loss-scale-init {2.0**100} --max-skips 2 --debug-nans"
     line = diverging(framework, flags, capsys)
     assert line.startswith("error: steps 1 to 2: all skipped, the scale fell from 12676506")
-    assert "; seen again, the gradient at the output of logits in micro-batch 1 of 1 (" in line
+    assert "; on replay the gradient at the output of logits in micro-batch 1 of 1 (" in line

@@ -11,19 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT
 import numpy as np
 import pytest
 import torch
 
-from lockstep.run import checkpoint, directory, runlog
-from lockstep.cli import commands
-from lockstep.data import corpus
-from lockstep.train import sampling
 from lockstep import twin
+from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
+from lockstep.data import corpus
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.process import ROOT, git_commit
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.train import sampling
 from parity_tests.runs.fake_runs import save_at_once
 
 STEPS = 20
@@ -46,7 +46,7 @@ STOPS = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     save_at_once(monkeypatch)
-    (tmp_path / "text.txt").write_bytes((ROOT / "lockstep" / "config.py").read_bytes())
+    (tmp_path / "text.txt").write_bytes((ROOT / "lockstep" / "config" / "sections.py").read_bytes())
     return tmp_path
 
 
@@ -54,11 +54,20 @@ def flags(out: str, extra: str = "") -> list[str]:
     return f"{SMALL} {out} {extra}".split()
 
 
-def process(framework: str, argv: list[str], pause: float = 0) -> subprocess.Popen:
-    """`python -m ...` with a pause after each row of the log, so that a signal can arrive."""
+def process(
+    framework: str, argv: list[str], pause: float = 0, barrier: int = STEPS
+) -> subprocess.Popen:
+    """`python -m ...` with a pause after each row of the log, so that a signal can arrive.
+
+    Before step `barrier` is over it waits for a file "go": no load lets it end before the signal.
+    """
     code = (
-        "import runpy, sys, time; from lockstep.run.runlog import RunLog; write = RunLog.write\n"
-        f"RunLog.write = lambda self, row: (write(self, row), time.sleep({pause}))\n"
+        "import os, runpy, time; from lockstep.run.runlog import RunLog; write = RunLog.write\n"
+        "def slow(self, row):\n"
+        f"    write(self, row); time.sleep({pause})\n"
+        f"    while {barrier} <= row['step'] < {STEPS} and not os.path.exists('go'):\n"
+        "        time.sleep(0.01)\n"
+        "RunLog.write = slow\n"
         f"runpy.run_module({twin.MODULES[framework]!r}, run_name='__main__', alter_sys=True)"
     )
     cache = {
@@ -97,7 +106,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 
 def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.train("torch", flags("run", "--policy fp64")) == 0
+    assert trainers.train("torch", flags("run", "--policy fp64")) == 0
     printed = capsys.readouterr().out
     run = place / "run"
     assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
@@ -108,7 +117,9 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(float(np.float32(row["loss"])) != row["loss"] for row in rows(run))  # whole
     assert [row["step"] for row in rows(run, "eval")] == [0, 5, 10, 15, STEPS]
     assert [path.name for path in checkpoint.listing(run)] == ["step_00000018", "step_00000020"]
-    given = vars(commands.trainer_parser("torch_ref.train").parse_args(flags("run", "--policy fp64")))
+    given = vars(
+        trainers.trainer_parser("torch_ref.train").parse_args(flags("run", "--policy fp64"))
+    )
     assert given.pop("out") == "run"
     record = json.loads((run / "config.json").read_text())
     assert record["config"] == from_flags(given, accelerator=False).to_json()
@@ -120,7 +131,8 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
     assert record["versions"]["torch"] == torch.__version__
     assert record["python"] == platform.python_version()
-    assert record["git_commit"] == directory.git_commit()
+    assert record["git_commit"] == git_commit()
+    assert bool(record["git_commit"]) == (ROOT / ".git").exists()
     for said in ("ETA", "validation loss", "unigram entropy", "bigram", "a sample", "next:", "run"):
         assert said in printed
 
@@ -128,18 +140,22 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_loss_that_is_not_finite_ends_with_status_3(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rate explodes at step 7, so the loss does at 8; the checkpoint of step 6 is the last."""
+    """The rate explodes at step 7, so the loss or gradient does at 8; step 6 is saved last."""
     rates = np.array([1e-3] * 6 + [1e30] * 6)
     monkeypatch.setattr("torch_ref.step.learning_rates", lambda optim: rates)
-    assert commands.train("torch", flags("run", "--policy fp32 --save-every 1 --keep 9")) == 3
+    assert trainers.train("torch", flags("run", "--policy fp32 --save-every 1 --keep 9")) == 3
     line = capsys.readouterr().err
     assert "step 8" in line
     assert "step_00000006" in line
     assert "--lr" in line
     assert rows(place / "run")[-1]["step"] == 8
-    assert rows(place / "run")[-1]["loss"] is None
+    assert None in (rows(place / "run")[-1]["loss"], rows(place / "run")[-1]["grad_norm"])
     good = checkpoint.load(place / "run" / "checkpoints" / "step_00000006")
     assert all(np.isfinite(weight).all() for weight in good.params.values())
+
+
+def last_step(log: Path) -> int:
+    return max((row["step"] for row in runlog.rows(log)), default=0)
 
 
 @pytest.mark.parametrize("framework", STOPS)
@@ -154,17 +170,17 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     assert "\r" not in out
     dice, argv = random.Random(framework), flags("run")
     for number in STOPS[framework]:
-        run = process(framework, argv, pause=0.1)
+        (place / "go").unlink(missing_ok=True)
         log = place / "run" / "log.jsonl"
-        before = len(list(runlog.rows(log)))
-        reached = before + dice.randint(2, 3) if before else 4  # step 2 is saved by then
-        deadline = time.monotonic() + 120
-        while len(list(runlog.rows(log))) < reached:
+        before = last_step(log)
+        target = before + dice.randint(2, 3) if before else 4  # step 2 is saved by then
+        run = process(framework, argv, pause=0.1, barrier=min(target + 2, STEPS - 1))
+        while last_step(log) < target:
             assert run.poll() is None, run.communicate()
-            assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(dice.random() / 10)
         run.send_signal(number)
+        (place / "go").touch()
         out, err = run.communicate()
         assert err == ""
         if number == signal.SIGKILL:
@@ -182,8 +198,8 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
 
 
 def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
-    assert commands.train("torch", flags("run", "--steps 4")) == 0
-    assert commands.train("torch", ["--resume", "--out", "run", "--steps", "6", "--keep", "9"]) == 0
+    assert trainers.train("torch", flags("run", "--steps 4")) == 0
+    assert trainers.train("torch", ["--resume", "--out", "run", "--steps", "6", "--keep", "9"]) == 0
     assert [row["step"] for row in rows(place / "run")] == list(range(1, 7))
     assert [row["step"] for row in rows(place / "run", "eval")] == [0, 4, 5, 6]
     assert [path.name[-2:] for path in checkpoint.listing(place / "run")] == ["02", "04", "06"]
@@ -191,16 +207,16 @@ def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
 
 
 def test_overwrite_replaces_the_run_and_nothing_else(place: Path) -> None:
-    assert commands.train("torch", flags("run", "--steps 3 --warmup 0")) == 0
+    assert trainers.train("torch", flags("run", "--steps 3 --warmup 0")) == 0
     (place / "run" / "notes.txt").write_text("mine")
-    assert commands.train("torch", flags("run", "--steps 2 --warmup 0 --overwrite")) == 0
+    assert trainers.train("torch", flags("run", "--steps 2 --warmup 0 --overwrite")) == 0
     assert len(rows(place / "run")) == 2
     assert (place / "run" / "notes.txt").read_text() == "mine"
     assert [path.name for path in checkpoint.listing(place / "run")] == ["step_00000002"]
 
 
 def test_sample_writes_the_same_text_in_both(place: Path, capsys: Any) -> None:
-    assert commands.train("torch", flags("run", "--policy fp64")) == 0
+    assert trainers.train("torch", flags("run", "--policy fp64")) == 0
     capsys.readouterr()
     texts = []
     for options in ("--framework jax", "--framework torch", "--seed 1", "--temperature 0"):

@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 
-from lockstep.train import sampling
 from lockstep.errors import UserError
+from lockstep.train import sampling
 
 
 class Scores:
@@ -35,7 +35,7 @@ def test_scores_that_are_not_finite(bad: float) -> None:
 
 def test_what_a_model_wrote_does_not_reach_the_terminal_as_a_command() -> None:
     text = b"def f():\n\treturn '\xc3\xa9'\x1b[2J\r\0\x9b\xff"
-    assert sampling.shown(text) == "def f():\n\treturn 'é'\\x1b[2J\\r\\x00\ufffd\ufffd"
+    assert sampling.to_terminal(text) == "def f():\n\treturn 'é'\\x1b[2J\\r\\x00\ufffd\ufffd"
 
 
 def test_top_k_of_equal_scores_is_still_k() -> None:

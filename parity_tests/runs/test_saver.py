@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.run import checkpoint
+from lockstep import exits, twin
 from lockstep.cli import commands
-from lockstep.train import trainer
-from lockstep import twin
 from lockstep.errors import UserError
-from lockstep.run.saver import Saver
 from lockstep.model.state import TrainState
+from lockstep.run import checkpoint
+from lockstep.run.saver import Saver
 from parity_tests import fake
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
@@ -53,7 +52,7 @@ def test_training_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch, ca
     reached = threading.Event()
     write(monkeypatch, lambda step: step > 2 or reached.wait(30) or pytest.fail("it waited"))
     at_step(monkeypatch, 9, reached.set)
-    assert train("--save-every 2 --keep 99") == trainer.DONE
+    assert train("--save-every 2 --keep 99") == exits.DONE
     assert saved()[0] == 2
     assert saved()[-1] == STEPS
     said = capsys.readouterr().out
@@ -89,7 +88,7 @@ def test_a_failed_write_is_said_and_tried_again_at_the_next(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     write(monkeypatch, no_room(2, 6, 8))
-    assert train("--save-every 2 --keep 9") == trainer.DONE
+    assert train("--save-every 2 --keep 9") == exits.DONE
     assert saved() == [4, 10, 12]
     told = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
     reason = "run/checkpoints: cannot be written (No space left on device)"
@@ -106,14 +105,14 @@ def test_a_last_write_that_fails_ends_with_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     write(monkeypatch, no_room(STEPS))
-    assert train("--save-every 5") == commands.MISTAKE
+    assert train("--save-every 5") == exits.MISTAKE
     assert saved() == [5, 10]
     assert capsys.readouterr().err == (
         "error: step 12 is not saved: run/checkpoints: cannot be written (No space left on device)"
         "; the last good checkpoint is run/checkpoints/step_00000010\n"
     )
     monkeypatch.setattr(checkpoint, "save", SAVE)
-    assert resume() == trainer.DONE
+    assert resume() == exits.DONE
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
 
 
@@ -134,7 +133,7 @@ def test_weights_that_are_not_finite_are_not_saved(
         return replace(self.now, params=self.now.params | bad)
 
     monkeypatch.setattr(FakeTwin, "state", state)
-    assert train("--save-every 4 --keep 9") == trainer.DONE
+    assert train("--save-every 4 --keep 9") == exits.DONE
     assert saved() == [4, 12]
     line = f"step 8 is not saved: {name}: its weights are not finite"
     assert line in capsys.readouterr().out
@@ -149,39 +148,39 @@ def evaluations(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> No
 
 def test_the_best_is_kept_beside_the_newest(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     evaluations(monkeypatch, {2: 0.7, 4: 0.5, 6: 0.9})
-    assert train("--save-every 2 --eval-every 2 --keep 2") == trainer.DONE
+    assert train("--save-every 2 --eval-every 2 --keep 2") == exits.DONE
     assert saved() == [4, 10, 12]
     said = capsys.readouterr().out
     assert "the best of its checkpoints is that of step 4: 0.5000" in said
-    assert commands.main(["sample", "run", "--step", "4", "--length", "3"]) == trainer.DONE
+    assert commands.main(["sample", "run", "--step", "4", "--length", "3"]) == exits.DONE
 
 
 def test_the_best_is_known_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {2: 0.5, 12: 0.1})
-    assert train("--save-every 2 --eval-every 2 --keep 1 --steps 6 --warmup 0") == trainer.DONE
+    assert train("--save-every 2 --eval-every 2 --keep 1 --steps 6 --warmup 0") == exits.DONE
     assert saved() == [2, 6]
-    assert resume("--steps 10") == trainer.DONE
+    assert resume("--steps 10") == exits.DONE
     assert saved() == [2, 10]
-    assert resume("--steps 12") == trainer.DONE
+    assert resume("--steps 12") == exits.DONE
     assert saved() == [12]
 
 
 def test_a_step_that_was_only_evaluated_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {3: 0.1, 6: 0.5})
-    assert train("--save-every 2 --eval-every 3 --keep 1") == trainer.DONE
+    assert train("--save-every 2 --eval-every 3 --keep 1") == exits.DONE
     assert saved() == [6, 12]
 
 
 def test_a_loss_that_is_not_finite_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {2: math.nan, 4: 0.9, 6: -math.inf})
-    assert train("--policy fp16 --save-every 2 --eval-every 2 --keep 1") == trainer.DONE
+    assert train("--policy fp16 --save-every 2 --eval-every 2 --keep 1") == exits.DONE
     assert saved() == [4, 12]
 
 
 def test_sample_of_a_step_that_is_not_there(capsys: Any) -> None:
-    assert train("--save-every 5 --keep 9") == trainer.DONE
+    assert train("--save-every 5 --keep 9") == exits.DONE
     capsys.readouterr()
-    assert commands.main(["sample", "run", "--step", "7"]) == commands.MISTAKE
+    assert commands.main(["sample", "run", "--step", "7"]) == exits.MISTAKE
     assert capsys.readouterr().err == (
         "error: --step 7: run has no such checkpoint; use 5, 10 or 12\n"
     )

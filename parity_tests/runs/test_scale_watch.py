@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.cli import commands
-from lockstep.train import trainer
+from lockstep import exits
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, resume, rows, saved, train
@@ -49,7 +48,7 @@ def told(capsys: Any) -> list[str]:
 
 def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     skipping(monkeypatch, lambda step: step in (2, 3, 9))
-    assert train(FP16) == trainer.DONE
+    assert train(FP16) == exits.DONE
     assert told(capsys) == [
         "scale 65536 -> 32768, step 2 skipped: non-finite gradient in blocks.0.mlp.up",
         "scale 32768 -> 16384, step 3 skipped: non-finite gradient in blocks.0.mlp.up",
@@ -62,14 +61,14 @@ def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_a_loss_that_is_not_finite_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     skipping(monkeypatch, lambda step: step == 2, loss=math.inf)
-    assert train(FP16) == trainer.DONE
+    assert train(FP16) == exits.DONE
     assert told(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
 
 
 def test_a_policy_without_a_scale_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    assert train("--policy bf16") == trainer.DONE
+    assert train("--policy bf16") == exits.DONE
     assert told(capsys) == []
 
 
@@ -84,7 +83,7 @@ def test_a_run_that_only_skips_is_given_up(
     loss: float, what: str, cause: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     skipping(monkeypatch, lambda step: step > 6, loss=loss)
-    assert train(f"{FP16} --max-skips 4 --save-every 2 --keep 9") == trainer.DIVERGED
+    assert train(f"{FP16} --max-skips 4 --save-every 2 --keep 9") == exits.DIVERGED
     line = capsys.readouterr().err
     assert line.startswith(
         f"error: steps 7 to 10: all skipped, the scale fell from 262144 to 16384, non-finite {what}"
@@ -98,17 +97,17 @@ def test_a_run_that_only_skips_is_given_up(
 
 def test_skips_that_are_not_in_a_row_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     skipping(monkeypatch, lambda step: step % 4 != 0)
-    assert train(f"{FP16} --max-skips 4") == trainer.DONE
+    assert train(f"{FP16} --max-skips 4") == exits.DONE
 
 
 def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Else a job that is started anew again and again would loop for ever."""
     skipping(monkeypatch, lambda step: step > 3)
-    assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == trainer.DONE
-    assert resume(f"--steps {STEPS}") == trainer.DIVERGED
+    assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == exits.DONE
+    assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert "error: steps 4 to 9: all skipped" in capsys.readouterr().err
     assert saved() == [7]
-    assert resume(f"--steps {STEPS} --max-skips 7") == trainer.DIVERGED
+    assert resume(f"--steps {STEPS} --max-skips 7") == exits.DIVERGED
     assert "error: steps 4 to 10: all skipped" in capsys.readouterr().err
 
 
@@ -117,10 +116,10 @@ def test_the_default_is_enough_for_a_scale_that_starts_too_high(
 ) -> None:
     """From 2^60 down to where float16 needs it."""
     skipping(monkeypatch, lambda step: step <= 44)
-    assert train(f"{FP16} --loss-scale-init {2.0**60} --steps 50 --warmup 0") == trainer.DONE
+    assert train(f"{FP16} --loss-scale-init {2.0**60} --steps 50 --warmup 0") == exits.DONE
 
 
 def test_max_skips_of_none_is_a_mistake(capsys: Any) -> None:
-    assert train("--max-skips 0") == commands.MISTAKE
+    assert train("--max-skips 0") == exits.MISTAKE
     assert "--max-skips 0: must be from 1" in capsys.readouterr().err
     assert not Path("run").exists()

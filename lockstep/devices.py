@@ -1,16 +1,16 @@
-"""What a device has: memory, bandwidth, matmul rates, compute capability.
+"""The devices' facts: memory, bandwidth, peak rates of matmuls, compute capability.
 
-Dense rates from the vendors' data sheets, in FLOP/s, with float32 accumulation; 0 where the device
-has no such unit. Nothing here decides by a name: whoever adds a device adds its numbers.
+Dense peaks from the vendors' data sheets, in FLOP/s, with float32 accumulation; 0 where the device
+has no such unit. `lockstep plan` and MFU read this one table.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.config.policy import BYTES
+from lockstep.config.policy import BYTES, Roles
 from lockstep.errors import require
-from lockstep.model.flops import PEAKS
 
 GB = 10**9
 TERA = 10**12
@@ -30,6 +30,7 @@ class Device:
     half: float  # FLOP/s of 16-bit matmuls
     tf32: float
     single: float
+    model: str = ""  # a pattern of words in the name by which the driver knows it
     capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
     halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
     frameworks: tuple[str, ...] = ("jax", "torch")
@@ -51,26 +52,27 @@ class Device:
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
 
 
-def _gpu(name: str, memory: float, bandwidth: float, rates: tuple[float, float, float],
-         capability: tuple[int, int]) -> Device:  # fmt: skip
-    """GB, GB/s, and rates in 16 bit, TF32 and float32."""
-    half, tf32, single = rates
-    return Device(name=name, memory=memory * GB, bandwidth=bandwidth * GB, half=half, tf32=tf32,
-                  single=single, capability=capability)  # fmt: skip
+def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
+         half: float, tf32: float, single: float) -> Device:  # fmt: skip
+    """GB, GB/s, and TFLOP/s in 16 bit, TF32 and float32."""
+    return Device(name=name, model=model, capability=capability, memory=memory * GB,
+                  bandwidth=bandwidth * GB, half=half * TERA, tf32=tf32 * TERA,
+                  single=single * TERA)  # fmt: skip
 
 
 DEVICES = {device.name: device for device in (
-    _gpu("t4", 16, 320, PEAKS["T4"], (7, 5)),
-    _gpu("v100", 16, 900, PEAKS["V100"], (7, 0)),
-    _gpu("l4", 24, 300, PEAKS["L4"], (8, 9)),
-    _gpu("a10", 24, 600, (125e12, 62.5e12, 31.2e12), (8, 6)),
-    _gpu("a100-40", 40, 1555, PEAKS["A100"], (8, 0)),
-    _gpu("a100-80", 80, 2039, PEAKS["A100"], (8, 0)),
-    _gpu("h100", 80, 3350, PEAKS["H100"], (9, 0)),
-    _gpu("h200", 141, 4800, PEAKS["H200"], (9, 0)),
-    _gpu("rtx-3080", 10, 760, (59.5e12, 29.8e12, 29.8e12), (8, 6)),
-    _gpu("rtx-3090", 24, 936, (71e12, 35.6e12, 35.6e12), (8, 6)),
-    _gpu("rtx-4090", 24, 1008, (165.2e12, 82.6e12, 82.6e12), (8, 9)),
+    _gpu("t4", "T4", (7, 5), 16, 320, 65, 8.1, 8.1),
+    _gpu("v100", "V100", (7, 0), 16, 900, 125, 15.7, 15.7),
+    _gpu("l4", "L4", (8, 9), 24, 300, 121, 60, 30.3),
+    _gpu("a10", "A10", (8, 6), 24, 600, 125, 62.5, 31.2),
+    _gpu("a100-40", "A100.*40GB", (8, 0), 40, 1555, 312, 156, 19.5),
+    _gpu("a100-80", "A100", (8, 0), 80, 2039, 312, 156, 19.5),
+    _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51),
+    _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67),
+    _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67),
+    _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8),
+    _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6),
+    _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6),
     Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,
@@ -94,3 +96,16 @@ def find(name: str) -> Device:
     key = name.lower().replace(" ", "-")
     require(key in DEVICES, "--device", name, f"unknown; use one of {', '.join(DEVICES)}")
     return DEVICES[key]
+
+
+def peak(reported: str, roles: Roles) -> float | None:
+    """Dense FLOP/s of a policy's matmuls, by the device's name as its driver reports it.
+
+    None if it is not known. The first device whose `model` is in the name is taken.
+    """
+    for device in DEVICES.values():
+        if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop)", reported):
+            if roles.compute == "float64":
+                return None
+            return device.half if roles.mixed else device.tf32 if roles.tf32 else device.single
+    return None

@@ -1,0 +1,104 @@
+"""`python -m benchmarks.overhead`: ms of CPU time that a step's own host code costs.
+
+jax: place, dispatch and read of a result that is there. torch: our step less a tutorial's loop on
+the same model. batches: drawing a tiny step's window. On a narrow model of twelve layers, where the
+arithmetic is nothing. It is the calling thread's time: what others do to the clock is left out.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from lockstep import twin
+from lockstep.cli.flags import Parser, reader
+from lockstep.config import from_flags
+from lockstep.errors import require_range
+from lockstep.exits import exit_status
+from lockstep.model.state import initial_state
+from lockstep.parity.pair import GPT
+
+NARROW = {"model": "gpt2", "n_layer": 12, "n_head": 1, "d_model": 16, "context": 8, "vocab": 256,
+          "batch_size": 1, "policy": "fp32", "device": "cpu", "steps": 10_000}  # fmt: skip
+CONFIG = from_flags(NARROW, accelerator=False)
+TINY = from_flags({"model": "tiny", "device": "cpu"}, accelerator=False)
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    began = time.thread_time()
+    call()
+    return 1e3 * (time.thread_time() - began)
+
+
+def jax_step() -> Callable[[], float]:
+    import jax
+
+    built, window = _load("jax"), GPT.window(CONFIG, 0)
+
+    def once() -> float:
+        result = None
+
+        def dispatch() -> None:
+            nonlocal result
+            result = built.step(built.place(window))
+
+        before = milliseconds(dispatch)
+        jax.block_until_ready(built.trainer.state)  # type: ignore[attr-defined]
+        assert result
+        return before + milliseconds(result)
+
+    return once
+
+
+def torch_step() -> Callable[[], float]:
+    import torch
+
+    torch.set_num_threads(1)  # so that the calling thread does all of the work
+    built, window = _load("torch"), GPT.window(CONFIG, 0)
+    trainer = built.trainer  # type: ignore[attr-defined]
+    batch = torch.from_numpy(window[0]).long()
+
+    def bare() -> None:
+        logits = trainer.model(batch[:, :-1]).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        loss.item()
+
+    return lambda: milliseconds(lambda: built.step(built.place(window))()) - milliseconds(bare)
+
+
+def batches() -> Callable[[], float]:
+    return lambda: milliseconds(lambda: GPT.window(TINY, 1))
+
+
+def _load(framework: str) -> twin.Twin:
+    built = twin.load(framework, CONFIG)
+    built.load(initial_state(CONFIG))
+    built.prepare()
+    return built
+
+
+PARTS = {"jax": jax_step, "torch": torch_step, "batches": batches}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--steps", metavar="N", type=reader(int), default=200,
+                        help="measured of each (default: 200)")  # fmt: skip
+    steps = parser.parse_args(argv).steps
+    require_range("--steps", steps, 4)
+    for name, prepare in PARTS.items():
+        once = prepare()
+        times = [once() for _ in range(steps + 2)][2:]
+        low, middle, high = statistics.quantiles(times)
+        print(json.dumps({"part": name, "ms": middle, "quartiles": [low, high]}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

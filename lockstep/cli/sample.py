@@ -1,0 +1,68 @@
+"""`lockstep sample`: text from a run's checkpoint."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep import twin
+from lockstep.cli.flags import reader
+from lockstep.errors import require, require_range
+from lockstep.exits import DONE
+from lockstep.run import directory
+from lockstep.train import sampling, trainer
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser("sample", help="write text with a run's checkpoint",
+                              description="Writes text with a run's checkpoint.")  # fmt: skip
+    sub.add_argument("run", metavar="RUN", help="the run's directory")
+    sub.add_argument("--prompt", default="def ", metavar="TEXT",
+                     help="text to continue (default: 'def ')")  # fmt: skip
+    sub.add_argument("--length", type=reader(int), default=300, metavar="N",
+                     help="bytes to write (default: 300)")  # fmt: skip
+    sub.add_argument("--temperature", type=reader(float), default=0.8, metavar="X",
+                     help="0 takes the likeliest byte each time (default: 0.8)")  # fmt: skip
+    sub.add_argument("--top-k", type=reader(int), default=40, metavar="N",
+                     help="choose among the N likeliest; 0 among all (default: 40)")  # fmt: skip
+    sub.add_argument("--seed", type=reader(int), default=0, metavar="N",
+                     help="seed of the choices (default: 0)")  # fmt: skip
+    sub.add_argument("--step", type=reader(int), metavar="N",
+                     help="that of this step (default: the newest)")  # fmt: skip
+    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
+                     help="which twin computes (default: the run's own)")  # fmt: skip
+    sub.add_argument("--device", default="auto", metavar="auto|cpu|cuda",
+                     help="where to run (default: auto)")  # fmt: skip
+    sub.set_defaults(command=_sample)
+
+
+def _sample(given: argparse.Namespace) -> int:
+    run = Path(given.run)
+    record = directory.read_record(run)
+    config, framework = record.config, given.framework or record.framework
+    prompt = given.prompt.encode("utf-8", "surrogateescape")
+    require(len(prompt) > 0, "--prompt", "''", "is empty; give at least one character")
+    require_range("--length", given.length, 1)
+    require_range("--temperature", given.temperature, 0)
+    require_range("--top-k", given.top_k, 0)
+    require_range("--seed", given.seed, 0, 2**63 - 1)
+    bytewise = config.data.data == "stdlib" or config.data.data.lower().endswith(".txt")
+    remedy = "was trained on token files, which this cannot decode; name a run on text"
+    require(bytewise, "RUN", given.run, remedy)
+    fits = max(prompt) < config.model.vocab
+    remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
+    require(fits, "--prompt", repr(given.prompt), remedy)
+    config = config.changed(device=given.device)
+    notices: list[str] = []
+    state = trainer.restore(config, run, notices.append, step=given.step)
+    for notice in notices:
+        print(notice, file=sys.stderr)
+    chosen = twin.load(framework, config)
+    chosen.load(state)
+    text = sampling.sample(
+        chosen, prompt, length=given.length, context=config.model.context,
+        temperature=given.temperature, top_k=given.top_k, seed=given.seed,
+    )  # fmt: skip
+    print(sampling.to_terminal(prompt + text))
+    return DONE

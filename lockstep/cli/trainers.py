@@ -1,0 +1,97 @@
+"""A trainer's command line: its flags, read off `lockstep.config`, and its exit status."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep import twin
+from lockstep.cli.flags import Parser, add_flag
+from lockstep.config import Config, from_flags
+from lockstep.config.fields import flag_name
+from lockstep.errors import UserError, require
+from lockstep.exits import exit_status
+from lockstep.run import directory
+from lockstep.train import trainer
+
+MAY_CHANGE = (
+    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans", "device"
+)  # fmt: skip
+MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
+EXAMPLES = """\
+example:
+  python -m {module} --policy bf16 --accum 4 --remat block --steps 1000
+"""
+
+
+def train(framework: str, argv: Sequence[str] | None = None) -> int:
+    """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status.
+
+    The framework is imported only when the flags are known to be right.
+    """
+    return exit_status(lambda: _train(framework, argv))
+
+
+def _train(framework: str, argv: Sequence[str] | None) -> int:
+    given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
+    out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
+    require(out != "", "--out", "''", "is empty; name a directory")
+    run = Path(out) if out else None
+    if resume:
+        require(not overwrite, "--resume", "--overwrite", "exclude each other; drop one")
+        if run is None:
+            raise UserError("--resume: no run is named; give --out RUN")
+        config = _resumed_config(run, given)
+    else:
+        if run:
+            directory.require_free(run, overwrite=bool(overwrite))
+        else:
+            directory.require_writable(directory.RUNS)
+        config = resolve_config(framework, given)
+    return trainer.train(config, partial(twin.load, framework), run, resume=bool(resume))
+
+
+def resolve_config(framework: str, given: dict[str, Any]) -> Config:
+    """A device is looked for only by --model auto, and only if the flags fit a preset at all."""
+    auto = given.get("model", "auto") == "auto"
+    try:
+        config = from_flags(given, accelerator=True)
+    except UserError:
+        config = from_flags(given, accelerator=False)
+    accelerator = auto and twin.has_accelerator(framework, config.run.device)
+    return from_flags(given, accelerator=accelerator)
+
+
+def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
+    """The run's own config, with the flags that may change replaced."""
+    config = directory.read_record(out).config
+    for name, value in given.items():
+        remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
+        require(name in MAY_CHANGE, flag_name(name), value, remedy)
+    return config.changed(**given)
+
+
+def trainer_parser(module: str) -> Parser:
+    """One group for each section of `Config`, one flag for each field that has a help."""
+    parser = Parser(
+        prog=f"python -m {module}",
+        usage=f"python -m {module} [flags]",
+        description="Trains a GPT with mixed precision. Both trainers take the same flags "
+        "and\ndo the same run. Capital letters are the shapes of the model's arrays.",
+        epilog=EXAMPLES.format(module=module),
+        argument_default=argparse.SUPPRESS,
+    )
+    for section in dataclasses.fields(Config):
+        group = parser.add_argument_group(section.type.__doc__)
+        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
+            if "help" in field.metadata:
+                add_flag(group, field)
+    about = "the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)"
+    group.add_argument("--out", metavar="DIR", help=about)
+    about = f"go on with the run in --out, with its own config; only {MAY_CHANGE_FLAGS} may change"
+    group.add_argument("--resume", action="store_true", help=f"{about} (default: off)")
+    about = "replace the run in --out (default: off)"
+    group.add_argument("--overwrite", action="store_true", help=about)
+    return parser

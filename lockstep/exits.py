@@ -1,0 +1,46 @@
+"""Exit statuses, and the command that ends with one: no traceback for what is no bug."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from lockstep.errors import UserError
+
+# FAILED: the command did its work, and the answer is no.
+DONE, FAILED, MISTAKE, DIVERGED, STOPPED = 0, 1, 2, 3, 130
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """Runs a command; a user's mistake is one line on stderr and `MISTAKE`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a model writes what no terminal may be able to
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with _end_on_ctrl_c():
+            status = command()
+            sys.stdout.flush()
+            return status
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return STOPPED
+
+
+@contextlib.contextmanager
+def _end_on_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process at once, as SIGTERM does, unless the loop has something to save.
+
+    As an exception in the middle of a framework's native code it crashes or hangs the process.
+    """
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.default_int_handler:  # not so under nohup or &
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
