@@ -17,11 +17,12 @@ from benchmarks.experiments.outcome import markdown, memory, milliseconds
 from benchmarks.experiments.run import load_arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
-from benchmarks.process import ROOT, one_line, shown
+from benchmarks.process import ROOT, shown
 from lockstep import results
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.errors import require
+from lockstep.exits import exit_status
 from lockstep.model import params
 
 LITERATURE, TUTORIALS, ADVICE = "literature", "tutorials", "advice in circulation"
@@ -262,4 +263,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import given, made, one_line, words
-from lockstep import results
+from benchmarks.process import given, made, words
+from lockstep import devices, results
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.exits import exit_status
@@ -163,7 +163,7 @@ def about(cell: Cell) -> Result:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE")))
 
 
 if __name__ == "__main__":

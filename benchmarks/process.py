@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from lockstep import provenance, results
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
-from lockstep.files.untrusted import Refused, parsed
+from lockstep.files.untrusted import Refused, parse_json
+from lockstep.process import ROOT
 from lockstep.results import Row
 
-ROOT = Path(__file__).resolve().parent.parent
-MISTAKE, INTERRUPTED = 2, 130
 # What the figures of a benchmark depend on.
 CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
 Made = TypeVar("Made")

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import laws, matmul, plot, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.process import one_line, words
+from benchmarks.process import words
 from benchmarks.tolerances import final_loss
 from lockstep import results as stored
 from lockstep.config import Config
@@ -214,7 +214,7 @@ def main(file: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(lambda: main(*words(argv, "benchmarks.report", "FILE")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.report", "FILE")))
 
 
 if __name__ == "__main__":

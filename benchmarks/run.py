@@ -16,11 +16,12 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import about
-from benchmarks.process import CODE, INTERRUPTED, ROOT, measure_apart, say, shown
+from benchmarks.process import CODE, ROOT, measure_apart, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep import provenance, results
 from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require
+from lockstep.exits import STOPPED
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
 

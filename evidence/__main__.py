@@ -4,10 +4,11 @@ import argparse
 import sys
 from typing import Any
 
-from benchmarks.process import one_line, say, shown
+from benchmarks.process import say, shown
 from evidence import lesson, run, status, tables
 from evidence.parts import PARTS
 from lockstep.cli.flags import Parser
+from lockstep.exits import exit_status
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,4 +47,4 @@ def _tables(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(one_line(main))
+    sys.exit(exit_status(main))

@@ -24,7 +24,6 @@ from benchmarks.process import say
 from evidence import notebook as notebooks
 from lockstep import results
 from lockstep.errors import require
-from lockstep.exits import exit_status
 from lockstep.process import ROOT
 from lockstep.results import Row
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.process import INTERRUPTED, ROOT
 from evidence.parts import PARTS, Part
-from lockstep import provenance
 from lockstep.errors import require
+from lockstep.exits import STOPPED
+from lockstep.process import ROOT, git_commit
 from lockstep.run.runlog import clock
 
 # What follows from the rows: fits that `lockstep plan` reads, then the documents.
@@ -59,7 +59,7 @@ def run(names: list[str], say: Callable[[str], None], *, listing: bool = False,
     times = {part.name: estimate(part, missing[part.name]) for part in chosen}
     whole = Estimate(*map(sum, zip((0.0, 0), *times.values())))
     say(f"{sum(map(len, missing.values()))} units of {len(chosen)} parts to measure: {whole}")
-    if "+" in (provenance.commit() or ""):
+    if "+" in git_commit():
         say("the working tree has changes: of its rows nobody can tell what has changed since")
     for part in chosen:
         units, left = len(list(part.units())), len(missing[part.name])
@@ -73,7 +73,7 @@ def run(names: list[str], say: Callable[[str], None], *, listing: bool = False,
         failed = [p.name for p in chosen if missing[p.name] and not measure(p, say)]
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
-        return INTERRUPTED
+        return STOPPED
     for command in after:
         say(command)
         status = start(command)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from lockstep.plan.devices import CPU
+
 from benchmarks import claims, memory, optimizer_state, plan, report
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
@@ -14,7 +16,6 @@ from evidence.parts import BY_NAME
 from lockstep import results
 from lockstep.cli import commands
 from lockstep.files.untrusted import read_json
-from lockstep.plan.devices import CPU
 from lockstep.plan.memory import CONSTANTS
 from lockstep.process import ROOT
 from lockstep.results import Row

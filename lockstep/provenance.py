@@ -4,7 +4,6 @@ A commit is that of the working tree; a tree with changes has "+" and a digest o
 Outside of git it is None, as in results from before commits were recorded.
 """
 
-import hashlib
 import os
 import platform
 import shlex
@@ -15,9 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT
+from lockstep.process import RESULTS, ROOT, git, git_commit
 
-RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
 TRAINING = (  # what decides the numbers of a run
     "lockstep/config", "lockstep/data", "lockstep/model", "lockstep/train", "lockstep/twin.py",
     "jax_impl", "torch_ref",
@@ -30,7 +28,7 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 def measured(device: str, seconds: float | None = None) -> dict[str, Any]:
     """Of this process, to stand in a row as `measured`; `seconds` is how long the row took."""
     return {
-        "commit": commit(), "date": str(date.today()), "device": device, "cpu": cpu(),
+        "commit": git_commit() or None, "date": str(date.today()), "device": device, "cpu": cpu(),
         "python": platform.python_version(), "versions": versions(),
         "command": " ".join([_program(), shlex.join(sys.argv[1:])]).strip(), "seconds": seconds,
     }  # fmt: skip
@@ -77,30 +75,20 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def commit() -> str | None:
-    """Of the working tree that this process runs from."""
-    head = _git("rev-parse", "--short", "HEAD")
-    if head is None:
-        return None
-    changes = _git("diff", "HEAD", "--", ".", *(f":!{folder}" for folder in RESULTS))
-    return head + ("+" + hashlib.sha256(changes.encode()).hexdigest()[:8] if changes else "")
-
-
-@cache
 def changed_files(since: str | None, paths: tuple[str, ...]) -> tuple[str, ...] | None:
     """What differs from a commit under these paths; None where that commit is not known."""
     if not since or "+" in since:
         return None
     others = (f":!{folder}" for folder in RESULTS)
-    names = _git("diff", "--name-only", since, "--", *paths, *others)
+    names = git("diff", "--name-only", since, "--", *paths, *others)
     return None if names is None else tuple(names.splitlines())
 
 
 def commits_since(commit: str | None) -> int | None:
     """None where it is not known, or no ancestor of HEAD."""
-    if not commit or _git("merge-base", "--is-ancestor", commit.partition("+")[0], "HEAD") is None:
+    if not commit or git("merge-base", "--is-ancestor", commit.partition("+")[0], "HEAD") is None:
         return None
-    count = _git("rev-list", "--count", f"{commit.partition('+')[0]}..HEAD")
+    count = git("rev-list", "--count", f"{commit.partition('+')[0]}..HEAD")
     return None if count is None else int(count)
 
 
@@ -110,14 +98,3 @@ def is_current(former: dict[str, Any], paths: tuple[str, ...]) -> bool:
     if any(former[name] != today[name] for name in ("cpu", "python", "versions")):
         return False
     return former["commit"] == today["commit"] or changed_files(former["commit"], paths) == ()
-
-
-def _git(*words: str) -> str | None:
-    """Its output; None where it fails, or where the tree is installed in that of another."""
-    if not (ROOT / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

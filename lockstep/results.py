@@ -13,7 +13,7 @@ from typing import Any
 from lockstep import provenance
 from lockstep.errors import UserError
 from lockstep.files import durable
-from lockstep.files.untrusted import Refused, opened, parsed
+from lockstep.files.untrusted import Refused, open_regular, parse_json
 
 Row = dict[str, Any]
 LARGEST = 50_000_000  # bytes of a file; ours have up to 400,000
@@ -48,13 +48,13 @@ def _rows(path: Path) -> list[Row]:
     if not os.path.lexists(path):
         return []
     try:
-        with opened(path, limit=LARGEST, links=True) as stream:
+        with open_regular(path, limit=LARGEST, links=True) as stream:
             text = stream.read(LARGEST + 1)
         if len(text) > LARGEST:
             raise Refused(f"too large, over {LARGEST} bytes")
         if not text.strip():
             raise Refused("no row")
-        return [_checked(parsed(line, finite=False)) for line in text.splitlines()]
+        return [_checked(parse_json(line, finite=False)) for line in text.splitlines()]
     except (OSError, Refused) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: no file of results ({why}); name another, or remove it") from None

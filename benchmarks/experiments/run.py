@@ -13,8 +13,9 @@ from benchmarks.experiments import accumulation, expected, overflow, policies, r
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
 from benchmarks.plot import Panel
-from benchmarks.process import CODE, INTERRUPTED, measure_apart, say, shown
+from benchmarks.process import CODE, measure_apart, say, shown
 from lockstep import provenance, results
+from lockstep.exits import STOPPED
 from lockstep.process import ONE_THREAD
 from lockstep.results import Row
 from lockstep.run.runlog import clock
@@ -73,7 +74,7 @@ def run(name: str, scale: str, device: str, out: Path, again: bool = False) -> i
             say(f"[{number}/{len(missing)}] {arm.name}: {perform(row, arm, out, scale)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
-        return INTERRUPTED
+        return STOPPED
     found = load_arms(name, out, scale, device)
     finish(name, out, found)
     return int(any(result["status"] == "failed" for result in found.all))

@@ -17,10 +17,11 @@ from benchmarks import process
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.sums import sums
 from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step
-from benchmarks.process import made, one_line, words
+from benchmarks.process import made, words
 from lockstep import results, twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
+from lockstep.exits import exit_status
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
@@ -189,7 +190,7 @@ def main(given: str, name: str, out: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return one_line(
+    return exit_status(
         lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "NAME", "FILE"))
     )
 

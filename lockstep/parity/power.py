@@ -18,7 +18,6 @@ from lockstep.parity.ladder import RUNGS, Rung, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
-from lockstep.process import git_commit
 
 STEPS = 30  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught

@@ -19,7 +19,6 @@ from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
-from lockstep.process import git_commit
 
 PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites")  # fresh seeds under a policy, and the rest
 CURVES = 8  # the rung that is tried with most seeds

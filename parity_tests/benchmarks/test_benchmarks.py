@@ -122,7 +122,7 @@ def test_a_process_that_dies_is_a_result(
     code: int, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     died = subprocess.CompletedProcess([], code, stderr="Traceback\nLast words")
-    monkeypatch.setattr(provenance, "commit", lambda: "abc")
+    monkeypatch.setattr(provenance, "git_commit", lambda: "abc")
     monkeypatch.setattr(run.subprocess, "run", lambda *args, **kwargs: died)
     out = tmp_path / "rows.jsonl"
     said = run.perform(run.Job(cell(), "a cell"), "cpu", out)
@@ -170,7 +170,7 @@ def test_an_interrupted_grid_goes_on(
 ) -> None:
     first = counting(monkeypatch, stop_after=2)
     out = tmp_path / "rows.jsonl"
-    assert run.run(small_suite(), out, float("inf")) == run.INTERRUPTED
+    assert run.run(small_suite(), out, float("inf")) == run.STOPPED
     assert "report: " in capsys.readouterr().out
     second = counting(monkeypatch)
     assert run.run(small_suite(), out, float("inf")) == 0

@@ -163,7 +163,7 @@ def test_an_interrupted_experiment_goes_on(
 ) -> None:
     first = in_this_process(monkeypatch, stop_after=1)
     out = str(tmp_path / "a.jsonl")
-    assert command.main(["policies", "--out", out]) == command.INTERRUPTED
+    assert command.main(["policies", "--out", out]) == command.STOPPED
     assert "goes on where it stopped" in capsys.readouterr().out
     second = in_this_process(monkeypatch)
     assert command.main(["policies", "--out", out]) == 0

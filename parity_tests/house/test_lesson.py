@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from benchmarks.experiments.run import EXPERIMENTS
 from evidence import lesson, notebook
 from lockstep import results, twin
-from lockstep.cli import commands
+from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
 from lockstep.parity import catalogue, operands

@@ -10,7 +10,7 @@ import pytest
 
 from evidence import bounds, status, tables
 from evidence.parts import PARTS, Part
-from lockstep import provenance, results
+from lockstep import process, provenance, results
 from lockstep.errors import UserError
 from lockstep.parity import tolerances
 from lockstep.parity.tolerances import Tolerance
@@ -49,7 +49,7 @@ def test_a_row_says_where_it_was_measured() -> None:
 
 
 def committed() -> Iterator[Path]:
-    for folder in provenance.RESULTS:
+    for folder in process.RESULTS:
         yield from (ROOT / folder).glob("*")
 
 
@@ -82,11 +82,11 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return git("rev-parse", "--short", "HEAD")
 
     def forget() -> None:
-        provenance.commit.cache_clear()
+        process.git_commit.cache_clear()
         provenance.changed_files.cache_clear()
 
     git("init", "-q")
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(process, "ROOT", tmp_path)
     forget()
     yield commit
     forget()
@@ -123,10 +123,10 @@ def test_uncommitted_changes_count(house: Callable[[str, str], str], tmp_path: P
     first = house("core/a.py", "one")
     (tmp_path / "core" / "a.py").write_text("two")
     assert provenance.changed_files(first, ("core",)) == ("core/a.py",)
-    dirty = provenance.commit()
+    dirty = process.git_commit()
     assert dirty and dirty.startswith(f"{first}+")
     assert provenance.is_current(row(dirty)["measured"], ("core",))
-    provenance.commit.cache_clear()
+    process.git_commit.cache_clear()
     (tmp_path / "core" / "a.py").write_text("three")
     assert not provenance.is_current(row(dirty)["measured"], ("core",))
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from benchmarks.process import one_line
 from lockstep import results
 from lockstep.cli.flags import Parser
 from lockstep.cli.flags import reader as number

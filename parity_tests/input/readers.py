@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks import report
-from lockstep import results
+from lockstep import exits, results
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import results
+from lockstep import exits, results
 from lockstep.cli import commands
 from lockstep.parity.sensitivity import REMOVED, SLOWER, errors, ranked, sentence, worth
 
