@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from benchmarks import memory as cells_of_memory
 from benchmarks.measure import tokens_per_step
 from benchmarks.report import load, merged
-from lockstep import results, twin
+from lockstep import devices, results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
 from lockstep.exits import exit_status
 from lockstep.files import durable
-from lockstep.plan import devices, memory, roofline, shape
+from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,14 +7,13 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from lockstep.plan.devices import CPU
-
 from benchmarks import claims, memory, optimizer_state, plan, report
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
 from lockstep import results
 from lockstep.cli import commands
+from lockstep.devices import CPU
 from lockstep.files.untrusted import read_json
 from lockstep.plan.memory import CONSTANTS
 from lockstep.process import ROOT

@@ -69,7 +69,7 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("cache", corpus, "load_cached", trusting),
     ("plan", shape, "_number", lambda path, content, name, default=None: content.get(name)),
     ("islands", islands, "translate", str),
-    ("result", results, "parsed", lambda line, **_: json.loads(line)),
+    ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),
 ]
 

@@ -60,24 +60,24 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     "benchmarks.claims": [
         ("--suite nowhere", ["--suite", "nowhere", "no such file"]),
         ("--experiments half", ["--experiments", "half", "no such file"]),
-        ("--suite spoilt.jsonl", ["spoilt.jsonl", "no JSON", "name another"]),
+        ("--suite spoilt.jsonl", ["spoilt.jsonl", "invalid JSON", "name another"]),
         ("stray", ["stray", "--help"]),
     ],
     "benchmarks.report": [
         ("", ["FILE", "--help"]),
         ("nowhere", ["nowhere", "holds no cells", "benchmarks.run"]),
-        ("spoilt.jsonl", ["spoilt.jsonl", "no JSON", "name another"]),
+        ("spoilt.jsonl", ["spoilt.jsonl", "invalid JSON", "name another"]),
         ("strange.jsonl", ["strange.jsonl", "a row without a name"]),
         ("half stray", ["stray", "--help"]),
     ],
     "benchmarks.measure": [
         ("", ["CELL, NAME, FILE", "--help"]),
-        ("{ name x", ["'{'", "no JSON", "give JSON"]),
+        ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
         ("[] name x", ["[]", "give its fields"]),
     ],
     "benchmarks.experiments.work": [
         ("", ["ARM, NAME, FILE", "--help"]),
-        ("{ name x", ["'{'", "no JSON", "give JSON"]),
+        ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
         ("[] name x", ["[]", "give its fields"]),
     ],
     "benchmarks.experiments.expected": [
