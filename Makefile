@@ -1,11 +1,12 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
+# make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train test check
+.PHONY: setup train test check evidence
 
 setup: .venv/.ready
 
@@ -20,6 +21,9 @@ train: setup
 
 test: setup check
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10
+
+evidence: setup
+	$(BIN)/python -m evidence run $(NAME)
 
 check: setup
 	$(BIN)/ruff check .

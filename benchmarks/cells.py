@@ -1,8 +1,7 @@
 """One measurement: who trains, what, and for how long."""
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.config import Config, from_flags
@@ -65,14 +64,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its file: readable, and different for whatever is different."""
+        """Of its row: unique in a suite."""
         config = self.config
         model, optim = config.model, config.optim
-        shape = f"n{optim.accum}-b{optim.batch_size}-t{model.context}"
-        content = json.dumps([asdict(self), config.to_json()], sort_keys=True)
-        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+        shape = f"{model.model}-l{model.n_layer}-d{model.d_model}-t{model.context}"
+        batch = f"n{optim.accum}-b{optim.batch_size}"
         policy, remat = config.precision.policy, config.execution.remat
-        return f"{self.table}-{self.contender}-{policy}-{shape}-{remat}-{digest}"
+        return f"{self.table}-{self.contender}-{policy}-{shape}-{batch}-{remat}"
 
 
 def workload(config: dict[str, Any]) -> str:

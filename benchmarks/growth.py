@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws
+from benchmarks import laws, plot
 from benchmarks.cells import Flags
 from benchmarks.laws import Curve, Law
-from benchmarks.measure import write
-from lockstep import provenance, twin
+from lockstep import results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
@@ -128,33 +127,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(twin.MODULES))
     parser.add_argument("--device", metavar="cpu|cuda", default="cpu", help="default: cpu")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True,
-                        help="the result's JSON; the picture beside it")  # fmt: skip
+                        help="where the row goes, as a line of JSON; the picture goes into the "
+                        "folder FILE without its suffix")  # fmt: skip
     try:
         given = parser.parse_args(argv)
         twin.require_known(given.framework)
         require_writable_file(given.out)
-        measure = Measure(given.framework, given.device)
+        measure, began = Measure(given.framework, given.device), time.perf_counter()
         panels = curves(measure)
         found = judge(measure, panels)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    table = laws.markdown(found)
-    print(table)
-    write(given.out, {
-        **provenance.about(given.device), "framework": given.framework, "base": BASE,
-        "curves": panels, "laws": [law.to_json() for law in found], "markdown": table,
-    })  # fmt: skip
-    draw(panels, given.out.with_suffix(".png"))
+    row = results.row(
+        f"growth {given.framework}", given.device, time.perf_counter() - began, base=BASE,
+        curves=panels, laws=[law.to_json() for law in found],
+    )  # fmt: skip
+    print(laws.table(row))
+    results.put(given.out, [row])
+    folder = given.out.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    plot.laws(panels, folder / f"growth-{given.framework}.png")
     return 0 if all(law.holds or not law.binding for law in found) else 1
-
-
-def draw(panels: dict[str, dict[str, Curve]], path: Path) -> None:
-    try:
-        from benchmarks import plot
-    except ImportError:  # matplotlib is an extra
-        return
-    plot.laws(panels, path)
 
 
 if __name__ == "__main__":

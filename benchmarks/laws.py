@@ -114,9 +114,11 @@ def ratios(what: str, base: float, others: dict[str, float], bounds: dict[str, f
     ]  # fmt: skip
 
 
-def markdown(laws: list[Law]) -> str:
-    lines = ["| law | measured | figure | bound | |", "| --- | --- | --- | --- | --- |"]
-    for law in laws:
+def table(row: dict[str, Any]) -> str:
+    """Of a row of `benchmarks.growth`."""
+    lines = ["| law | fit, or figures | figure | bound | verdict |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for law in map(Law.from_json, row["laws"]):
         held = "holds" if law.holds else "**does not hold**" if law.binding else "not bounded here"
         lines.append(f"| {law.what} | {law.said} | {law.figure:.3g} | {law.bound:.3g} | {held} |")
     return "\n".join(lines)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measure import write
-from lockstep import provenance
+from lockstep import results
 from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
 from lockstep.run.directory import require_writable_file
@@ -96,13 +95,13 @@ def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(framework: str, n: int, rows: list[dict[str, Any]]) -> str:
-    single = rows[0]["flops_per_second"]
-    lines = [f"| {framework}, {n} x {n} | | multiplied in | GFLOP/s | over float32's x w |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for row in rows:
-        rate = row["flops_per_second"]
-        cells = [row["dtype"], row["layout"], row["multiplied"] or "not said",
+def markdown(row: dict[str, Any]) -> str:
+    single, n = row["rows"][0]["flops_per_second"], row["size"]
+    lines = [f"| {row['framework']}, {n} x {n} | layout | multiplied in | GFLOP/s | "
+             "over float32's x w |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for each in row["rows"]:
+        rate = each["flops_per_second"]
+        cells = [each["dtype"], each["layout"], each["multiplied"] or "unknown",
                  f"{rate / 1e9:,.0f}", f"{rate / single:.3g}"]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -115,7 +114,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", metavar="cpu|cuda", default="cpu", help="default: cpu")
     parser.add_argument("--size", metavar="N", type=reader(int), default=1024,
                         help="rows and columns (default: 1024)")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
+    )
     try:
         given = parser.parse_args(argv)
         names = ", ".join(FRAMEWORKS)
@@ -125,15 +126,16 @@ def main(argv: list[str] | None = None) -> int:
         require_range("--size", given.size, 2, LARGEST)
         if given.out:
             require_writable_file(given.out)
+        began = time.perf_counter()
         rows = measure(given.framework, given.device, given.size)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    table = markdown(given.framework, given.size, rows)
-    print(table)
+    row = results.row(f"matmul {given.framework}", given.device, time.perf_counter() - began,
+                      framework=given.framework, size=given.size, rows=rows)  # fmt: skip
+    print(markdown(row))
     if given.out:
-        write(given.out, {**provenance.about(given.device), "framework": given.framework,
-                          "size": given.size, "rows": rows, "markdown": table})  # fmt: skip
+        results.put(given.out, [row])
     return 0
 
 

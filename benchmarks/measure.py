@@ -1,7 +1,6 @@
-"""One cell, in a process of its own: `python -m benchmarks.measure CELL.json RESULT.json`."""
+"""One cell (JSON), in a process of its own: `python -m benchmarks.measure CELL NAME FILE`."""
 
 import importlib
-import json
 import os
 import statistics
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import made, read, words
-from lockstep import devices, provenance
+from benchmarks.process import given, made, words
+from lockstep import devices, results
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.exits import exit_status
@@ -148,27 +147,23 @@ def guarded(work: Callable[[], Result]) -> Result:
         return {"status": status, "why": text.splitlines()[0][:300]}
 
 
-def main(given: str, out: str) -> int:
-    cell = made(Cell, read(Path(given)))
+def main(text: str, name: str, out: str) -> int:
+    asked, began = given(text), time.perf_counter()
+    cell = made(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {
-        "cell": vars(cell), "config": cell.config.to_json(), **provenance.about(cell.device),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell),
-    }  # fmt: skip
-    write(Path(out), content)
+    content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}
+    seconds = time.perf_counter() - began
+    results.put(Path(out), [results.row(name, cell.device, seconds, **content)])
     return 0
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+def about(cell: Cell) -> Result:
+    return {"cell": vars(cell), "config": cell.config.to_json()}
 
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.measure", "CELL", "RESULT")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE")))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ and so do fresh ones (`--fresh`), wider and longer, that were drawn when the ter
 import json
 import math
 import sys
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,19 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.cells import Flags
-from benchmarks.measure import write
 from benchmarks.suites import REMAT
-from lockstep import provenance, twin
+from lockstep import results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
 from lockstep.config.policy import BYTES, resolve
 from lockstep.errors import UserError, require
+from lockstep.files import durable
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
 from lockstep.plan.setting import Setting
 
-RESULTS = Path(__file__).parent / "results" / "memory"
+RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
 FAMILIES = ("gpt2", "tiny")
 POLICIES = ("fp32", "bf16")
 SPLITS = (1, 1, 2, 1)  # micro-batches, in turn
@@ -207,7 +208,7 @@ def error(framework: str, cell: Flags, constants: dict[str, float]) -> float | N
 
 
 def read(name: str) -> list[Flags]:
-    return json.loads((RESULTS / f"{name}.json").read_text())["cells"]
+    return results.read(RESULTS)[name]["cells"]
 
 
 def fit_all() -> dict[str, Any]:
@@ -258,16 +259,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
     if given.what != "fit":
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        cells, measured = drawn(given.fresh), []
+        cells, measured, began = drawn(given.fresh), [], time.perf_counter()
         for number, cell in enumerate(cells):
             measured.append(measure(given.what, cell))
             print(f"[{number + 1}/{len(cells)}] {measured[-1]}", flush=True)
-        path = RESULTS / f"{given.what}{'-fresh' * given.fresh}.json"
-        write(path, {**provenance.about("cpu"), "cells": measured})
+        name, seconds = given.what + "-fresh" * given.fresh, time.perf_counter() - began
+        results.put(RESULTS, [results.row(name, "cpu", seconds, cells=measured)])
         return 0
     content = fit_all()
-    write(memory.CONSTANTS, content)
+    durable.replace(memory.CONSTANTS, json.dumps(content, indent=1) + "\n")
     print(markdown(content))
     return 0
 

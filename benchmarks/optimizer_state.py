@@ -5,14 +5,14 @@ Bytes are those of the arrays themselves, in our twins. Dtypes are the libraries
 """
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.experiments.arm import TOY
-from benchmarks.measure import write
-from lockstep import provenance, twin
+from lockstep import results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
@@ -118,20 +118,25 @@ def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m benchmarks.optimizer_state", description=__doc__)
     parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(twin.MODULES))
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
+    )
     try:
         given = parser.parse_args(argv)
         names = ", ".join(twin.MODULES)
         require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
         if given.out:
             require_writable_file(given.out)
+        began = time.perf_counter()
         content = measure(given.framework)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(markdown(content))
     if given.out:
-        write(given.out, {**provenance.about("cpu"), **content, "markdown": markdown(content)})
+        seconds = time.perf_counter() - began
+        results.put(given.out, [results.row(f"optimizer-state {given.framework}", "cpu", seconds,
+                                            **content)])  # fmt: skip
     return 0
 
 

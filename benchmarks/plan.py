@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import memory as cells_of_memory
-from benchmarks.measure import tokens_per_step, write
+from benchmarks.measure import tokens_per_step
 from benchmarks.report import load, merged
-from lockstep import devices, twin
+from lockstep import devices, results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
 from lockstep.exits import exit_status
+from lockstep.files import durable
 from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 
@@ -45,8 +46,8 @@ class Program(NamedTuple):
 
 def rates() -> dict[str, Any]:
     """The fastest product in each dtype, and who multiplies 16 bit in float32."""
-    files = {name: RESULTS / "cpu" / f"matmul-{name}.json" for name in twin.MODULES}
-    rows = {name: json.loads(file.read_text())["rows"] for name, file in files.items()}
+    stored = results.read(RESULTS / "cpu.jsonl")
+    rows = {name: stored[f"matmul {name}"]["rows"] for name in twin.MODULES}
 
     def fastest(dtype: str) -> float:
         found = [
@@ -66,7 +67,7 @@ def programs() -> list[Program]:
     """The twins' cells that are run as the plan would have them run, each program once."""
     found: dict[str, list[Program]] = {}
     for suite in SUITES:
-        for result in merged(load(RESULTS / suite)):
+        for result in merged(load(RESULTS / f"{suite}.jsonl")):
             config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
             if framework in twin.MODULES and planned(framework, config):
                 each = program(framework, config, result)
@@ -171,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command line, which takes no words."""
     Parser(prog="python -m benchmarks.plan", description=__doc__).parse_args(argv)
     fitted = fit_all()
-    write(devices.CPU_FILE, fitted)
+    durable.replace(devices.CPU_FILE, json.dumps(fitted, indent=1) + "\n")
     print(markdown(fitted))
     return 0
 

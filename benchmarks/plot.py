@@ -1,59 +1,53 @@
-"""Pictures of results."""
+"""Pictures of results, where matplotlib is there: it is an extra, and without it none is drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-
-from benchmarks.experiments.picture import Panel
-
-
-def bars(rates: dict[str, float], path: Path) -> None:
-    """Tokens/s by cell, the fastest on top."""
-    names = sorted(rates, key=lambda name: rates[name])
-    figure, axes = plt.subplots(figsize=(8, 1 + 0.3 * len(names)), layout="constrained")
-    axes.barh(names, [rates[name] for name in names])
-    axes.set_xlabel("tokens/s")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
+from typing import Any, NamedTuple
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x, y
-
-
-def laws(panels: dict[str, dict[str, Curve]], path: Path) -> None:
-    """One panel a law: label -> (x, y)."""
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.5 * len(panels), 4), layout="constrained", squeeze=False
-    )
-    for axis, (title, lines) in zip(axes[0], panels.items()):
-        for label, (x, y) in lines.items():
-            order = np.argsort(x)
-            axis.plot(np.array(x)[order], np.array(y)[order], "o-", label=label)
-        axis.set_title(title)
-        axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 FEW = 20  # points, which are drawn as such
 
 
-def panels(shown: list[Panel], path: Path) -> None:
+class Panel(NamedTuple):
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Curve]
+    marks: Mapping[str, Curve] = {}  # red crosses
+    scale: str = "linear"  # of y; "log" draws x so, too; "log2" is for loss scales
+
+
+def steps(values: Sequence[float]) -> Curve:
+    """A value for each optimizer step, from 1."""
+    return range(1, len(values) + 1), values
+
+
+def bars(rates: dict[str, float], path: Path) -> bool:
+    """Tokens/s by cell, the fastest on top."""
+    names = sorted(rates, key=lambda name: rates[name])
+
+    def draw(axis: Any) -> None:
+        axis.barh(names, [rates[name] for name in names])
+        axis.set_xlabel("tokens/s")
+
+    return _save(path, [draw], columns=1, size=(8, 1 + 0.3 * len(names)))
+
+
+def laws(panels: dict[str, dict[str, Curve]], path: Path) -> bool:
+    """One panel a law: label -> (x, y)."""
+    shown = [Panel(title, "", "", lines) for title, lines in panels.items()]
+    return _save(path, [_panel(each) for each in shown], columns=len(shown), size=(4.5, 4))
+
+
+def panels(shown: list[Panel], path: Path) -> bool:
     """Side by side, two in a row."""
-    rows = -(-len(shown) // 2)
-    columns = min(2, len(shown))
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(6.5 * columns, 4 * rows), layout="constrained", squeeze=False
-    )
-    for axis in axes.flat[len(shown) :]:
-        axis.remove()
-    for axis, panel in zip(axes.flat, shown):
-        for label, (x, y) in panel.lines.items():
+    return _save(path, [_panel(each) for each in shown], columns=min(2, len(shown)), size=(6.5, 4))
+
+
+def _panel(panel: Panel) -> Callable[[Any], None]:
+    def draw(axis: Any) -> None:
+        for label, curve in panel.lines.items():
+            x, y = zip(*sorted(zip(*curve))) if len(curve[0]) else curve
             dashes = "--" if label.startswith("torch") else "-"  # under jax's, where they agree
             axis.plot(x, y, dashes, marker="o" if len(x) <= FEW else "", label=label)
         for x, y in panel.marks.values():
@@ -65,5 +59,27 @@ def panels(shown: list[Panel], path: Path) -> None:
         axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         if panel.lines:
             axis.legend(fontsize="small")
+
+    return draw
+
+
+def _save(path: Path, draws: list[Callable[[Any], None]], columns: int,
+          size: tuple[float, float]) -> bool:  # fmt: skip
+    """Each draws on axes of this size, in inches; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = -(-len(draws) // columns)
+    whole = (size[0] * columns, size[1] * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=whole, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(draws) :]:
+        axis.remove()
+    for axis, draw in zip(axes.flat, draws):
+        draw(axis)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return True

@@ -1,16 +1,24 @@
 """What the drivers share that start a process for each measurement."""
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep import provenance, results
 from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
-from lockstep.files.untrusted import Refused, parse_json, read_json
+from lockstep.files.untrusted import Refused, parse_json
 from lockstep.process import ROOT
+from lockstep.results import Row
 
+# What the figures of a benchmark depend on.
+CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
 Made = TypeVar("Made")
-LARGEST = 50_000_000  # bytes of a result
 
 
 def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
@@ -41,19 +49,6 @@ def made(kind: Callable[..., Made], fields: Any) -> Made:
         raise UserError(f"{str(fields)[:40]}: {error}; give its fields as JSON") from None
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A result's JSON; a loss that was not finite is NaN there.
-
-    Raises:
-        UserError: it is damaged, or cannot be read.
-    """
-    try:
-        return read_json(path, limit=LARGEST, links=True, finite=False)
-    except (OSError, Refused) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: no result ({why}); measure it again") from None
-
-
 def shown(path: Path) -> str:
     """As a command in the repository's root names it: results say their commands."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
@@ -64,6 +59,26 @@ def died(code: int, stderr: str) -> dict[str, str]:
     status = "OOM" if code == -9 else "failed"
     lines = stderr.strip().splitlines()
     return {"status": status, "why": f"exit status {code}; {lines[-1] if lines else 'silent'}"}
+
+
+def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
+                  **variables: str) -> tuple[Row, float]:  # fmt: skip
+    """The row that `python -m MODULE CONTENT NAME FILE` puts, and how many seconds that took.
+
+    Args:
+        content: what it is asked; in the row, too, if it dies before it has put one.
+        variables: of its environment, beside ours.
+    """
+    began, former = time.perf_counter(), results.read(out, device).get(name)
+    words = [sys.executable, "-m", module, json.dumps(content), name, shown(out)]
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | variables, stderr=subprocess.PIPE, text=True
+    )
+    row, seconds = results.read(out, device).get(name), time.perf_counter() - began
+    if row is None or row == former:  # no report of a failure: the process was killed, or crashed
+        row = results.row(name, device, seconds, **content, **died(done.returncode, done.stderr))
+        results.put(out, [row])
+    return row, seconds
 
 
 def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Markdown tables and pictures from the results' JSONs alone: `python -m benchmarks.report DIR`.
+"""Markdown tables and pictures from a suite's rows alone: `python -m benchmarks.report FILE`.
 
 Cells stand in one table only if they ran on one device under the same versions, and if those that
 had the same work to do reached the same loss.
@@ -7,14 +7,16 @@ had the same work to do reached the same loss.
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import laws, matmul, plot, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.process import read, words
+from benchmarks.process import words
 from benchmarks.tolerances import final_loss
+from lockstep import results as stored
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.exits import exit_status
@@ -29,18 +31,35 @@ TITLES = {
     "remat": "Recomputing in the backward pass",
     "plan": "What the plan knows of a CPU",
 }  # fmt: skip
-HEAD = ["trained by", "policy", "N x B", "T", "remat", "tokens/s", "quartiles", "ms/step", "MFU",
-        "peak MiB", "reserved", "predicted", "compile s", "final loss"]  # fmt: skip
+HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
+        "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
+        "final loss, nats"]  # fmt: skip
 MFU = ("MFU = (6 P + 12 L d T) x tokens/s over the device's dense peak for the policy's matmuls, P "
        "without position embeddings (arXiv:2204.02311).")  # fmt: skip
 WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first steps add to the "
         "process's resident set on a CPU, the allocator's peak on CUDA. Predicted: the framework's "
-        "own account of a step (XLA's of the compiled program; of torch the living storages), on "
+        "own account of a step (XLA's of the compiled program; torch's live storages), on "
         "CUDA with weights and moments. Compile: with the first step.")  # fmt: skip
 
 
-def load(folder: Path) -> list[Result]:
-    return [read(path) for path in sorted((folder / "cells").glob("*.json"))]
+def load(file: Path) -> list[Result]:
+    """The cells' rows."""
+    return [row for row in stored.read(file).values() if "cell" in row]
+
+
+def extras(file: Path) -> dict[str, str]:
+    """Table name -> Markdown of what is no grid of cells."""
+    rows, found = stored.read(file), {}
+    of_framework: dict[str, Callable[[Result], str]] = {
+        "matmul": matmul.markdown, "growth": laws.table,
+    }  # fmt: skip
+    for kind, make in of_framework.items():
+        for framework in ("jax", "torch"):
+            if row := rows.get(f"{kind} {framework}"):
+                found[f"{kind}_{framework}"] = make(row)
+    if races := [row for name, row in rows.items() if name.startswith("race ")]:
+        found["speed"] = speed.markdown(races)
+    return found
 
 
 def merged(results: Iterable[Result]) -> list[Result]:
@@ -65,10 +84,12 @@ def _merge(rounds: list[Result]) -> Result:
 
 def refusal(results: list[Result]) -> str:
     """Why these cells may not stand in one table, or ""."""
-    devices = {(r["device"], r["about"]["device"]) for r in results if r["status"] == "ok"}
+    devices = {
+        (r["measured"]["device"], r["about"]["device"]) for r in results if r["status"] == "ok"
+    }
     if len(devices) > 1:
         return f"its cells ran on different devices: {', '.join(sorted(map(str, devices)))}"
-    versions = {json.dumps(r["versions"]) for r in results}
+    versions = {json.dumps(r["measured"]["versions"]) for r in results}
     if len(versions) > 1:
         return "its cells ran under different versions: " + " and ".join(sorted(versions))
     for same in by_workload(results).values():
@@ -98,20 +119,20 @@ def label(result: Result) -> str:
     return result["cell"]["contender"] + (f" with remat {remat}" if remat != "none" else "")
 
 
-def tables(folder: Path) -> dict[str, str]:
-    """Table name -> Markdown, each with where it comes from or why it is refused.
+def tables(file: Path) -> dict[str, str]:
+    """Table name -> Markdown, or why it is refused.
 
     Raises:
         UserError: a cell there is no result of `benchmarks.measure`.
     """
     groups: dict[str, list[Result]] = {}
     try:
-        for result in merged(load(folder)):
+        for result in merged(load(file)):
             groups.setdefault(result["cell"]["table"], []).append(result)
-        return {name: table(results) for name, results in groups.items()}
+        return {name: table(results) for name, results in groups.items()} | extras(file)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         problem = f"a cell there is no result of `benchmarks.measure` ({error!r})"
-        raise UserError(f"{folder}: {problem}; measure it again") from None
+        raise UserError(f"{file}: {problem}; measure it again") from None
 
 
 def table(results: list[Result]) -> str:
@@ -120,8 +141,7 @@ def table(results: list[Result]) -> str:
     order = list(CONTENDERS)
     results = sorted(results, key=lambda r: (_rows(r), order.index(r["cell"]["contender"])))
     lines = [HEAD, ["---"] * len(HEAD), *map(_row, results)]
-    shown = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    return f"{shown}\n\n{provenance(results)}"
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _rows(result: Result) -> tuple:
@@ -159,59 +179,42 @@ def mebibytes(count: int | None) -> str:
     return "n/a" if count is None else f"{count / 2**20:,.0f}"
 
 
-def provenance(results: list[Result]) -> str:
-    first = results[0]
-    dates = sorted({r["date"] for r in results})
-    commits = sorted({r["commit"] for r in results})
-    kinds = sorted({r["about"]["device"] for r in results if r["status"] == "ok"})
-    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    return (f"On {first['device']} ({', '.join(kinds)}; {first['cores']} cores), "
-            f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {', '.join(commits)}, "
-            f"Python {first['python']}, {versions}.")  # fmt: skip
-
-
-def write(folder: Path) -> Path:
-    """report.md and a picture for each table, from what is there."""
-    parts = [f"# {folder.name}", MFU, WHAT]
-    for name, text in tables(folder).items():
+def write(file: Path) -> Path:
+    """report.md and a picture for each table of cells, in the folder of the file's name."""
+    folder = file.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    parts = [f"# {file.stem}", MFU, WHAT]
+    for name, text in tables(file).items():
         parts += [f"## {TITLES.get(name, name)}", text]
-        if not text.startswith("Refused") and draw(name, folder):
+        if not text.startswith("Refused") and draw(name, file, folder):
             parts.append(f"![tokens/s]({name}.png)")
-    for extra in ("matmul-jax", "matmul-torch", "growth-jax", "growth-torch", "speed"):
-        if (folder / f"{extra}.json").exists():
-            parts += [f"## {extra}", read(folder / f"{extra}.json")["markdown"]]
     path = folder / "report.md"
     path.write_text("\n\n".join(parts) + "\n")
     return path
 
 
-def draw(name: str, folder: Path) -> bool:
-    """Bars of tokens/s; False where matplotlib is missing."""
-    try:
-        from benchmarks import plot
-    except ImportError:
-        return False
-    results = [r for r in merged(load(folder)) if r["cell"]["table"] == name]
-    done = [r for r in results if r["status"] == "ok"]
-    plot.bars({_name(r): r["tokens_per_second"] for r in done}, folder / f"{name}.png")
-    return bool(done)
+def draw(name: str, file: Path, folder: Path) -> bool:
+    """Bars of tokens/s; False where there are none, or no matplotlib."""
+    results = [r for r in merged(load(file)) if r["cell"]["table"] == name]
+    done = {_name(r): r["tokens_per_second"] for r in results if r["status"] == "ok"}
+    return bool(done) and plot.bars(done, folder / f"{name}.png")
 
 
 def _name(result: Result) -> str:
     return " ".join(_row(result)[:3]) + f" {result['config']['execution']['remat']}"
 
 
-def main(folder: str) -> int:
-    path = Path(folder)
-    if not (path / "cells").is_dir():
-        raise UserError(f"{folder}: holds no cells; name the --out of `benchmarks.run`")
+def main(file: str) -> int:
+    path = Path(file)
+    if not load(path):
+        raise UserError(f"{file}: holds no cells; name the --out of `benchmarks.run`")
     print(write(path))
     return 0
 
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.report", "DIR")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.report", "FILE")))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """`python -m benchmarks.run NAME`: a suite, every cell in a fresh process, then the report; or one
 of the experiments.
 
-What is there already is not measured again, so an interrupted suite goes on where it stopped.
+Rows that today's code has measured are not measured again, so that an interrupted suite goes on
+where it stopped.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -15,45 +15,47 @@ from typing import NamedTuple
 from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
-from benchmarks.measure import write
-from benchmarks.process import ROOT, died, say, shown
+from benchmarks.measure import about
+from benchmarks.process import CODE, ROOT, measure_apart, say, shown
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
-from lockstep import provenance
+from lockstep import provenance, results
 from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require
 from lockstep.exits import STOPPED
-from lockstep.process import run_module
-from lockstep.run.directory import require_writable
+from lockstep.results import Row
+from lockstep.run.directory import require_writable_file
 
 
 class Job(NamedTuple):
-    """A task, and the file that its result goes to."""
+    """A task, and the name of the row that says that it is done."""
 
     task: Task
-    out: Path
-
-    @property
-    def device(self) -> str:
-        return self.task.device if isinstance(self.task, Cell) else ""
+    name: str
 
 
-def jobs(suite: Suite, out: Path) -> list[Job]:
+def jobs(suite: Suite) -> list[Job]:
     """Round after round, so that A is measured before and after B; a command only once."""
     listed = []
     for number in range(1, suite.rounds + 1):
         for task in suite.tasks:
             if isinstance(task, Cell):
-                listed.append(Job(task, out / "cells" / f"{task.name}.{number}.json"))
+                listed.append(Job(task, f"{task.name}.{number}"))
             elif number == 1:
-                listed.append(Job(task, out / f"{task.name}.json"))
+                listed.append(Job(task, f"command {task.name}"))
     return listed
 
 
-def run(suite: Suite, out: Path, minutes: float) -> int:
+def is_finished(row: Row | None, job: Job) -> bool:
+    """Whether today's code has measured this very job."""
+    if row is None or (isinstance(job.task, Cell) and not row.items() >= about(job.task).items()):
+        return False
+    return provenance.is_current(row["measured"], CODE)
+
+
+def run(suite: Suite, out: Path, minutes: float, again: bool = False) -> int:
     """Returns the exit status."""
-    (out / "cells").mkdir(parents=True, exist_ok=True)
-    every = jobs(suite, out)
-    missing = [job for job in every if not job.out.exists()]
+    every, rows = jobs(suite), results.read(out, suite.device)
+    missing = [job for job in every if again or not is_finished(rows.get(job.name), job)]
     say(f"{suite.what}: {len(every)} jobs on {suite.device}, {len(every) - len(missing)} done")
     status, began = 0, time.perf_counter()
     try:
@@ -63,8 +65,8 @@ def run(suite: Suite, out: Path, minutes: float) -> int:
                 say(f"{minutes:g} minutes are over; the same command goes on with the rest")
                 break
             left = f"ETA {spent / number * (len(missing) - number) / 60:.0f} min" if number else ""
-            say(f"[{number + 1}/{len(missing)}] {job.out.stem} {left}".rstrip())
-            say(f"    {perform(job)}")
+            say(f"[{number + 1}/{len(missing)}] {job.name} {left}".rstrip())
+            say(f"    {perform(job, suite.device, out)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         status = STOPPED
@@ -72,33 +74,23 @@ def run(suite: Suite, out: Path, minutes: float) -> int:
     return status
 
 
-def perform(job: Job) -> str:
-    """Runs one job to its end; what came of it, in a line."""
-    before, out = time.perf_counter(), shown(job.out)
+def perform(job: Job, device: str, out: Path) -> str:
+    """Runs one job to its end, which puts its rows; what it measured, in a line."""
     if isinstance(job.task, Command):
-        code = run_module(*argv(job.task, out), cwd=ROOT).returncode
-        made = "written" if job.out.exists() else "no result"
-        return f"status {code}, {made}, {time.perf_counter() - before:.0f} s"
-    request = job.out.with_suffix(".cell")
-    request.write_text(json.dumps(vars(job.task)))
-    try:
-        done = run_module("benchmarks.measure", shown(request), out, cwd=ROOT,
-                          stderr=subprocess.PIPE, text=True)  # fmt: skip
-    finally:
-        request.unlink()
-    if not job.out.exists():  # not even a report of failure: the process was killed, or crashed
-        write(job.out, {
-            "cell": vars(job.task), "config": job.task.config.to_json(),
-            **provenance.about(job.device), **died(done.returncode, done.stderr),
-        })  # fmt: skip
-    content = json.loads(job.out.read_text())
-    return f"{summary(content)}, {time.perf_counter() - before:.0f} s"
+        began = time.perf_counter()
+        code = subprocess.run(argv(job.task, shown(out)), cwd=ROOT, check=False).returncode
+        seconds = time.perf_counter() - began
+        if code in (0, 1):  # 1: measured, and a bound does not hold
+            results.put(out, [results.row(job.name, device, seconds, exit_status=code)])
+        return f"status {code}, {seconds:.0f} s"
+    row, seconds = measure_apart("benchmarks.measure", about(job.task), job.name, device, out)
+    return f"{summary(row)}, {seconds:.0f} s"
 
 
-def summary(content: dict) -> str:
-    if content["status"] != "ok":
-        return f"{content['status']}: {content['why']}"
-    return f"{content['tokens_per_second']:,.0f} tokens/s, final loss {content['final_loss']:.4f}"
+def summary(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['why']}"
+    return f"{row['tokens_per_second']:,.0f} tokens/s, final loss {row['final_loss']:.4f}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,12 +101,15 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m benchmarks.run",
         description="\n".join([
             "Measures a suite and writes its report:", "", *suites, "",
-            "or makes an experiment and says what came of it:", "", *tried,
+            "or makes an experiment and prints its figures:", "", *tried,
         ]),
     )  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="a suite or an experiment")
-    parser.add_argument("--out", metavar="DIR", type=Path,
-                        help="where results go (default: runs/benchmarks/NAME)")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", type=Path,
+                        help="where the rows go; report and pictures go into the folder FILE "
+                        "without its suffix (default: runs/benchmarks/NAME.jsonl)")  # fmt: skip
+    parser.add_argument("--again", action="store_true",
+                        help="measure finished rows again (default: off)")  # fmt: skip
     parser.add_argument("--minutes", metavar="M", type=reader(float),
                         help="a suite: no cell starts later (default: no limit)")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
@@ -128,8 +123,10 @@ def main(argv: list[str] | None = None) -> int:
         given = parser.parse_args(argv)
         known = [*SUITES, *experiments.EXPERIMENTS]
         require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
-        out = (given.out or ROOT / "runs" / "benchmarks" / given.name).resolve()
-        require_writable(out)
+        out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()
+        if not given.out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        require_writable_file(out)
         return _suite(given, out) if given.name in SUITES else _experiment(given, out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -143,7 +140,7 @@ def _suite(given: Namespace, out: Path) -> int:
     minutes = float("inf") if given.minutes is None else given.minutes
     require(minutes > 0, "--minutes", minutes, "must be above 0")
     device = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
-    return run(SUITES[given.name](device), out, minutes)
+    return run(SUITES[given.name](device), out, minutes, given.again)
 
 
 def _experiment(given: Namespace, out: Path) -> int:
@@ -155,7 +152,7 @@ def _experiment(given: Namespace, out: Path) -> int:
     scale = given.scale or ("smoke" if device == "cpu" else "full")
     scales = experiments.SCALES
     require(scale in scales, "--scale", scale, f"unknown; use {' or '.join(scales)}")
-    return experiments.run(given.name, scale, device, out)
+    return experiments.run(given.name, scale, device, out, given.again)
 
 
 if __name__ == "__main__":

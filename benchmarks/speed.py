@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell, Flags
-from benchmarks.measure import take, write
+from benchmarks.measure import take
 from benchmarks.suites import SMALL
-from lockstep import provenance
+from lockstep import results
 from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
 from lockstep.model.state import initial_state
@@ -106,7 +106,7 @@ def run(race: Race, pairs: int) -> dict[str, Any]:
     """Some pairs with each of several pairs of processes: where one's memory lies is luck."""
     shares = [pairs // RESTARTS + (n < pairs % RESTARTS) for n in range(RESTARTS)]
     turns = [turn for share in shares for turn in heat(race, share)]
-    return {**asdict(race), "name": race.name, "seconds": turns, **interval(turns)}
+    return {**asdict(race), "seconds": turns, **interval(turns)}
 
 
 def heat(race: Race, pairs: int) -> list[tuple[float, float]]:
@@ -149,12 +149,12 @@ def held(result: dict[str, Any]) -> bool:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    lines = ["| race | speed, theirs = 1 | 95 % interval | pairs | floor | |",
+    lines = ["| race | speed, theirs = 1 | 95 % interval | pairs of turns | floor | verdict |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for result in results:
         bounded = result["floor"] is not None
         cells = [
-            result["name"], f"{result['speed']:.3f}",
+            result["name"].removeprefix("race "), f"{result['speed']:.3f}",
             f"{result['low']:.3f} to {result['high']:.3f}", str(len(result["seconds"])),
             f"{result['floor']:g}" if bounded else "",
             ("holds" if held(result) else "**falls short**") if bounded else "",
@@ -170,27 +170,30 @@ def main(argv: list[str] | None = None) -> int:
                         help="only the races of jax, or of torch (default: both)")  # fmt: skip
     parser.add_argument("--pairs", metavar="N", type=reader(int), default=20,
                         help="turns of each (default: 20)")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the result as JSON")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="where the rows go, as lines of JSON"
+    )
     try:
         given = parser.parse_args(argv)
         require_range("--pairs", given.pairs, 20)
         if given.out:
             require_writable_file(given.out)
-        results = []
+        found = []
         for name in given.ours:
             require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")
         for race in (race for race in RACES if race.ours in given.ours):
-            results.append(run(race, given.pairs))
-            print(json.dumps({k: v for k, v in results[-1].items() if k != "seconds"}), flush=True)
+            began = time.perf_counter()
+            measured = run(race, given.pairs)
+            took = time.perf_counter() - began
+            found.append(results.row(f"race {race.name}", "cpu", took, **measured, base=SMALL))
+            print(json.dumps({k: v for k, v in measured.items() if k != "seconds"}), flush=True)
+            if given.out:
+                results.put(given.out, found)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    table = markdown(results)
-    print(table)
-    if given.out:
-        write(given.out, {**provenance.about("cpu"), "base": SMALL, "races": results,
-                          "markdown": table})  # fmt: skip
-    return 0 if all(map(held, results)) else 1
+    print(markdown(found))
+    return 0 if all(map(held, found)) else 1
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def drift(device: str) -> Suite:
     """As many steps as on a GPU: what the bound on final losses is made from."""
     long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
     rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
-    return Suite("how far 45 steps take honest contenders apart", device, 1, [
+    return Suite("how far 45 steps take equivalent baselines apart", device, 1, [
         *cells("frameworks", ("jax", "torch", *PEERS), rows, **long),
     ])  # fmt: skip
 

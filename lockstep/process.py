@@ -1,9 +1,11 @@
 """The Python processes that Lockstep starts, and the commit of the code that they run."""
 
+import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +46,22 @@ def _environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **changes}
 
 
+@cache
 def git_commit() -> str:
-    """Of the working tree this runs from, "+" where it has changes; "" outside of a repository."""
-    if not (ROOT / ".git").exists():  # installed into another project's tree, say
+    """Of the tree that this process runs from; of changes a "+" and a digest; "" if unknown."""
+    head = git("rev-parse", "--short", "HEAD")
+    if head is None:
         return ""
-    others = (f":!{folder}" for folder in RESULTS)
+    changes = git("diff", "HEAD", "--", ".", *(f":!{folder}" for folder in RESULTS))
+    return head + ("+" + hashlib.sha256(changes.encode()).hexdigest()[:8] if changes else "")
+
+
+def git(*words: str) -> str | None:
+    """Its output; None where it fails, or where the tree is installed in that of another."""
+    if not (ROOT / ".git").exists():
+        return None
+    options: dict[str, Any] = {"cwd": ROOT, "text": True, "capture_output": True, "timeout": 20}
     try:
-        dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
-        return _git("rev-parse", "--short", "HEAD") + ("+" if dirty else "")
+        return subprocess.run(["git", *words], check=True, **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def _git(*words: str) -> str:
-    options: dict[str, Any] = {"cwd": ROOT, "text": True, "capture_output": True, "timeout": 10}
-    return subprocess.run(["git", *words], check=True, **options).stdout.strip()
+        return None

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from evidence import tables
-from lockstep import provenance
+from evidence import ladder
+from lockstep import results
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
     group.addoption(
-        "--status", metavar="FILE", type=_status, help="write what each rung said as JSON"
+        "--status", metavar="FILE", type=_status, help="put the verdicts there, as JSON lines"
     )
     group.addoption("--fuzz", metavar="N", type=_cases,
                     help="N random cases for each reader of files")  # fmt: skip
@@ -124,15 +124,19 @@ OUTCOMES: list[dict[str, Any]] = []
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, value in report.user_properties:
         if name == "outcome" and report.when == "call":
-            OUTCOMES.append(json.loads(str(value)))
+            OUTCOMES.append({**json.loads(str(value)), "seconds": report.duration})
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not OUTCOMES or hasattr(config, "workerinput"):
         return
     terminalreporter.section("rungs")
-    summary = tables.summarise(OUTCOMES)
-    terminalreporter.write_line(tables.status(summary))
+    rows = ladder.summarise(OUTCOMES)
+    terminalreporter.write_line(ladder.status(rows))
     if file := config.getoption("--status"):
-        content = provenance.about(config.getoption("--device")) | {"rungs": summary}
-        Path(file).write_text(json.dumps(content, indent=1) + "\n")
+        workers = getattr(config.option, "numprocesses", None) or 1
+        device = config.getoption("--device")
+        results.put(Path(file), [
+            results.row(name, device, row.pop("seconds") / workers, **row)
+            for name, row in rows.items()
+        ])  # fmt: skip

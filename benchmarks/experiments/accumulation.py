@@ -11,12 +11,13 @@ from benchmarks.experiments.outcome import (
     milliseconds,
     share,
 )
-from benchmarks.experiments.picture import Panel
+from benchmarks.plot import Panel
 
 WHAT = "128 rows in 1, 4, 16 micro-batches; and 8 rows directly"
 ROWS, SPLITS = 128, (1, 4, 16)
 WHOLE, MOST, DIRECT = "N=1", f"N={SPLITS[-1]}", f"{ROWS // SPLITS[-1]} rows directly"
-HEAD = ["arm", "in", "N x B", "steps", "seconds of steps", "MiB", "peak MiB", "validation loss"]
+HEAD = ["arm", "framework", "N x B", "steps", "time of all steps, s", "memory, MiB",
+        "peak, MiB", "validation loss, nats"]  # fmt: skip
 
 
 def arms(scale: str, device: str) -> list[Arm]:

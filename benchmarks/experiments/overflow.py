@@ -5,17 +5,17 @@ import math
 from benchmarks.cells import Flags
 from benchmarks.experiments.arm import TOY, Arm, both
 from benchmarks.experiments.outcome import Arms, closing, failed, markdown
-from benchmarks.experiments.picture import Curve, Panel, steps
+from benchmarks.plot import Curve, Panel, steps
 from lockstep.config.sections import LARGEST
 
 WHAT = "fp16 at lr 3e-3: the loss scale at work, and none at all"
 SINGLE, DYNAMIC, HIGH = "fp32", "from 2^16", "from 2^24"
 NONE, QUICK, INJECTED, FLUSHED = "no scale", "growth every 5", "injected", "flushed"
 KINDS = ("parameters", "activations")  # whose gradients
-HEAD = ["arm", "in", "steps", "skipped", "first scale", "lowest", "highest", "last",
-        "first loss", "last loss"]  # fmt: skip
-FLUSHED_HEAD = ["gradients that are zero, of those that float64 has not zero", "in",
-                "fp16, no scale", "fp16, scaled", "by", "bf16"]  # fmt: skip
+HEAD = ["arm", "framework", "steps", "steps skipped", "first scale", "lowest scale",
+        "highest scale", "last scale", "first loss, nats", "last loss, nats"]  # fmt: skip
+FLUSHED_HEAD = ["gradients that are zero, of those that float64 has not zero", "framework",
+                "fp16, no scale", "fp16, scaled", "scale", "bf16"]  # fmt: skip
 
 
 def arms(scale: str, device: str) -> list[Arm]:

@@ -11,12 +11,12 @@ from benchmarks.experiments.outcome import (
     milliseconds,
     share,
 )
-from benchmarks.experiments.picture import Panel, steps
+from benchmarks.plot import Panel, steps
 
 WHAT = "fp32, bf16 and fp16: time, memory and loss"
 POLICIES = ("fp32", "bf16", "fp16")
-HEAD = ["policy", "in", "ms/step", "over fp32's", "MiB", "peak MiB", "validation loss",
-        "off fp32's", "steps skipped", "lowest scale"]  # fmt: skip
+HEAD = ["policy", "framework", "ms/step", "time over fp32's", "memory, MiB", "peak, MiB",
+        "validation loss, nats", "over fp32's loss", "steps skipped", "lowest scale"]  # fmt: skip
 
 
 def arms(scale: str, device: str) -> list[Arm]:

@@ -14,11 +14,12 @@ from benchmarks.experiments.outcome import (
     memory,
     milliseconds,
 )
-from benchmarks.experiments.picture import Panel
+from benchmarks.plot import Panel
 
 WHAT = "the 30m model with it, without, and with half the micro-batch"
 PLAIN, BLOCK, HALVES = "none", "block", "two halves"
-HEAD = ["remat", "in", "N x B", "ms/step", "over none's", "MiB", "over none's", "peak MiB"]
+HEAD = ["remat", "framework", "N x B", "ms/step", "time over none's", "memory, MiB",
+        "memory over none's", "peak, MiB"]  # fmt: skip
 SAVES = 0.95  # of the memory: what keeps more than that saves nothing worth the name
 
 

@@ -1,35 +1,23 @@
 """An experiment from its expected time to its closing sentence; `benchmarks.run` is its command.
 
-Arms that are done are kept beside the result until it is whole: an interrupted experiment goes on
-where it stopped, unless the code or a library has changed since.
+Each arm is a row. Those that today's code has measured are not run again, so that an interrupted
+experiment goes on where it stopped.
 """
 
-import hashlib
-import json
-import shutil
-import subprocess
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
 
-from benchmarks.experiments import (
-    accumulation,
-    expected,
-    overflow,
-    picture,
-    policies,
-    remat,
-    when_fp32,
-)
+from benchmarks import plot
+from benchmarks.experiments import accumulation, expected, overflow, policies, remat, when_fp32
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
-from benchmarks.experiments.picture import Panel
-from benchmarks.measure import Result, write
-from benchmarks.process import ROOT, died, say, shown
-from lockstep import provenance
+from benchmarks.plot import Panel
+from benchmarks.process import CODE, measure_apart, say, shown
+from lockstep import provenance, results
 from lockstep.exits import STOPPED
-from lockstep.process import ONE_THREAD, run_module
+from lockstep.process import ONE_THREAD
+from lockstep.results import Row
 from lockstep.run.runlog import clock
 
 
@@ -56,63 +44,71 @@ EXPERIMENTS = cast(
 SCALES: dict[str, dict[str, str]] = {"smoke": ONE_THREAD, "full": {}}
 
 
-def run(name: str, scale: str, device: str, out: Path) -> int:
+def row_names(name: str, scale: str, device: str) -> dict[str, Arm]:
+    """The name of each arm's row."""
+    return {f"{name} {scale} {arm.name}": arm for arm in EXPERIMENTS[name].arms(scale, device)}
+
+
+def load_arms(name: str, file: Path, scale: str | None = None, device: str | None = None) -> Arms:
+    """What is there of them; without a scale at full scale, or else of the smoke test."""
+    rows = results.read(file, device)
+    for each in [scale] if scale else ["full", "smoke"]:
+        found = [rows[row] for row in row_names(name, each, device or "cpu") if row in rows]
+        if found:
+            break
+    return Arms(found)
+
+
+def run(name: str, scale: str, device: str, out: Path, again: bool = False) -> int:
     """Returns the exit status; 1 if an arm failed for another reason than memory or support."""
-    experiment = EXPERIMENTS[name]
-    about = provenance.about(device)
-    arms = experiment.arms(scale, device)
-    parts = out / f"{name}-parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    files = {arm.name: parts / f"{digest(arm, about)}.json" for arm in arms}
-    missing = [arm for arm in arms if not files[arm.name].exists()]
-    say(f"{name}: {experiment.WHAT}")
+    arms, rows = row_names(name, scale, device), results.read(out, device)
+    missing = {
+        row: arm for row, arm in arms.items() if again or not is_finished(rows.get(row), arm)
+    }
+    say(f"{name}: {EXPERIMENTS[name].WHAT}")
     done = len(arms) - len(missing)
     say(f"{scale} scale, {len(arms)} arms on {device}, {done} done; a step of each is timed first")
     try:
-        say(said(expected.seconds(missing, SCALES[scale])))
-        for number, arm in enumerate(missing, 1):
-            say(f"[{number}/{len(missing)}] {arm.name}: {perform(arm, files[arm.name], scale)}")
+        say(expected_time(expected.seconds(list(missing.values()), SCALES[scale])))
+        for number, (row, arm) in enumerate(missing.items(), 1):
+            say(f"[{number}/{len(missing)}] {arm.name}: {perform(row, arm, out, scale)}")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         return STOPPED
-    results = [json.loads(files[arm.name].read_text()) for arm in arms]
-    finish(name, out, {**about, "experiment": name, "scale": scale, "arms": results})
-    shutil.rmtree(parts)
-    return int(any(result["status"] == "failed" for result in results))
+    found = load_arms(name, out, scale, device)
+    finish(name, out, found)
+    return int(any(result["status"] == "failed" for result in found.all))
 
 
-def digest(arm: Arm, about: Result) -> str:
-    same = {name: about[name] for name in ("device", "commit", "python", "versions")}
-    content = json.dumps([asdict(arm), same], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+def is_finished(row: Row | None, arm: Arm) -> bool:
+    """Whether today's code has measured this very arm."""
+    return (
+        row is not None
+        and all(row.get(field) == value for field, value in asdict(arm).items())
+        and provenance.is_current(row["measured"], CODE)
+    )
 
 
-def said(seconds: float | None) -> str:
+def expected_time(seconds: float | None) -> str:
     if seconds is None:
         return "expected time: not known, for not every arm could take a step"
     return f"expected time: about {clock(seconds)}, by a step of each arm"
 
 
-def perform(arm: Arm, out: Path, scale: str) -> str:
-    """Runs one arm to its end; what came of it, in a line."""
-    began = time.perf_counter()
-    done = run_module(
-        "benchmarks.experiments.work", json.dumps(asdict(arm)), str(out),
-        changes=SCALES[scale], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    if not out.exists():  # not even a report of failure: the process was killed, or crashed
-        write(out, {**asdict(arm), **died(done.returncode, done.stderr)})
-    result = json.loads(out.read_text())
-    said = "done" if result["status"] == "ok" else f"{result['status']}: {result['why']}"
-    return f"{said}, {time.perf_counter() - began:.0f} s"
+def perform(name: str, arm: Arm, out: Path, scale: str) -> str:
+    """Runs one arm to its end, which puts its row; how it ended, in a line."""
+    module, content = "benchmarks.experiments.work", asdict(arm)
+    row, seconds = measure_apart(module, content, name, arm.device, out, **SCALES[scale])
+    ended = "done" if row["status"] == "ok" else f"{row['status']}: {row['why']}"
+    return f"{ended}, {seconds:.0f} s"
 
 
-def finish(name: str, out: Path, content: Result) -> None:
-    """The table, the JSON, the picture and the closing sentence."""
-    experiment, arms = EXPERIMENTS[name], Arms(content["arms"])
-    closing = experiment.sentence(arms)
-    path = out / f"{name}.json"
-    write(path, {**content, "markdown": experiment.table(arms), "sentence": closing})
+def finish(name: str, out: Path, arms: Arms) -> None:
+    """The table, the picture and the closing sentence."""
+    experiment, folder = EXPERIMENTS[name], out.with_suffix("")
     say(f"\n{experiment.table(arms)}\n")
-    drawn = picture.draw(experiment.panels(arms), path.with_suffix(".png"))
-    say(f"written: {shown(path)}{' and its .png' if drawn else ''}\n\n{closing}")
+    folder.mkdir(exist_ok=True)
+    picture = folder / f"{name}.png"
+    drawn = plot.panels(experiment.panels(arms), picture)
+    say(f"written: {shown(out)}{f' and {shown(picture)}' if drawn else ''}\n")
+    say(experiment.sentence(arms))

@@ -2,15 +2,15 @@
 
 from benchmarks.experiments.arm import TOY, Arm, both
 from benchmarks.experiments.outcome import Arms, closing, failed, markdown
-from benchmarks.experiments.picture import Panel, steps
 from benchmarks.experiments.sums import NARROW, WIDE
+from benchmarks.plot import Panel, steps
 
 WHAT = "master weights at a small rate, and long sums: bf16 or fp32"
 SINGLE, HALF, SUMS = "fp32 weights", "bf16 weights", "sums"
 RATE = 1e-5  # of a fine-tuning, or of a schedule's end
 SPECS = {SINGLE: "bf16", HALF: "params=bfloat16,compute=bfloat16,output=float32"}
-HEAD = ["master weights", "in", "steps", "updates that change nothing", "validation loss before",
-        "after", "learned"]  # fmt: skip
+HEAD = ["master weights", "framework", "steps", "updates that change nothing",
+        "validation loss before, nats", "after, nats", "learned, nats"]  # fmt: skip
 
 
 def arms(scale: str, device: str) -> list[Arm]:
@@ -35,7 +35,7 @@ def table(arms: Arms) -> str:
                 [kind, result["framework"], *(f"{x:.2g}" for x in off)]
                 for kind, off in result["errors"].items()
             ]
-    head = ["relative error of", "in", *(f"n = {n:,}" for n in lengths)]
+    head = ["relative error of", "framework", *(f"n = {n:,}" for n in lengths)]
     return f"{markdown(HEAD, rows)}\n\n{markdown(head, errors)}"
 
 

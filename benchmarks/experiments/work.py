@@ -1,49 +1,198 @@
-"""What an arm does: `python -m benchmarks.experiments.work ARM RESULT.json`, ARM as JSON."""
+"""What an arm does: `python -m benchmarks.experiments.work ARM NAME FILE`, ARM as JSON.
+
+A run that is timed; gradients that half precision flushes to zero; one injected overflow; updates
+too small for their weights; long sums.
+"""
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import process
-from benchmarks.experiments import flushing, injection, sums, updates
 from benchmarks.experiments.arm import Arm
-from benchmarks.experiments.held_out import held_out
-from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step, write
+from benchmarks.experiments.sums import sums
+from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step
 from benchmarks.process import made, words
+from lockstep import results, twin
 from lockstep.config import Config
+from lockstep.data import batches, corpus
 from lockstep.exits import exit_status
-from lockstep.twin import Twin
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
+from lockstep.parity.pair import GPT
+from lockstep.twin import Trace, Twin
+
+BATCHES, ROWS = 32, 8  # of the held-out loss: the same rows whatever an arm's micro-batch is
+LARGEST_SCALE = 2.0**24
+PRETRAINING = {"policy": "fp32", "lr": 2e-3, "min_lr": 2e-4}
+
+
+def held_out(twin: Twin, config: Config) -> float:
+    """Mean loss in nats a token on text that no step has seen, under the training policy."""
+    return twin.evaluate(
+        batches.window(
+            corpus.load(config.data.data).val, accum=BATCHES, seed=config.optim.seed, split="val",
+            step=0, batch_size=ROWS, context=config.model.context,
+        )
+    )  # fmt: skip
+
+
+def load(framework: str, config: Config, state: TrainState) -> Twin:
+    built = twin.load(framework, config)
+    built.load(state)
+    return built
 
 
 def train(arm: Arm) -> Result:
     """A run from the seed's weights, timed, with its curve and the held-out loss at its end."""
+
+    def afterwards(twin: Twin, config: Config) -> Result:
+        return {
+            "validation_loss": held_out(twin, config), "state_bytes": state_bytes(config),
+            "tokens_per_step": tokens_per_step(config),
+        }  # fmt: skip
+
     return measure(arm.cell, afterwards)
 
 
-def afterwards(twin: Twin, config: Config) -> Result:
+def train_on(framework: str, config: Config, state: TrainState, steps: int) -> TrainState:
+    """The state after so many steps more."""
+    built = load(framework, config, state)
+    for step in range(state.step, state.step + steps):
+        built.step(built.place(GPT.window(config, step)))()
+    return built.state()
+
+
+def flushed(arm: Arm) -> Result:
+    """Of the initial weights, and of those after the arm's steps under fp32."""
+    config = arm.config
+    start = initial_state(config)
+    end = train_on(arm.framework, config.changed(policy="fp32"), start, arm.steps)
+    return {"weights": {"initial": flushed_shares(arm, start), "trained": flushed_shares(arm, end)}}
+
+
+def flushed_shares(arm: Arm, state: TrainState) -> Result:
+    """Of the gradient elements that are not zero in float64, those that are zero.
+
+    `scale` is the largest power of two under which every float16 gradient is finite.
+    """
+    twins = {policy: twin.load(arm.framework, arm.config.changed(policy=policy))
+             for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
+    batch = GPT.window(arm.config, state.step)[0]
+
+    def trace(policy: str, scale: float = 1.0) -> Trace:
+        twins[policy].load(replace(state, loss_scale=scale, good_steps=0))
+        return twins[policy].trace(batch)
+
+    exact = trace("fp64")
+    scale = LARGEST_SCALE
+    while not is_finite(scaled := trace("fp16", scale)) and scale > 1:
+        scale /= 2
+    found = {"fp16, no scale": trace("fp16"), "fp16, scaled": scaled, "bf16": trace("bf16")}
     return {
-        "validation_loss": held_out(twin, config), "state_bytes": state_bytes(config),
-        "tokens_per_step": tokens_per_step(config),
+        "parameters": {name: zero_share(each.grads, exact.grads) for name, each in found.items()},
+        "activations": {
+            name: zero_share(each.activation_grads, exact.activation_grads)
+            for name, each in found.items()
+        },
+        "scale": scale,
     }  # fmt: skip
 
 
+def is_finite(trace: Trace) -> bool:
+    grads = [*trace.grads.values(), *trace.activation_grads.values()]
+    return all(np.isfinite(grad).all() for grad in grads)
+
+
+def zero_share(grads: Arrays, exact: Arrays) -> float:
+    """Share of the elements."""
+    lost = sum(int(((grads[name] == 0) & (exact[name] != 0)).sum()) for name in exact)
+    return lost / sum(int(np.count_nonzero(grad)) for grad in exact.values())
+
+
+def injected(arm: Arm) -> Result:
+    """A token with an infinite embedding stands in the window of the middle step alone.
+
+    `unchanged` says that this step moved no weight.
+    """
+    at = arm.steps // 2
+    windows = np.stack([GPT.window(arm.config, step) for step in range(arm.steps)])
+    chosen = np.zeros(windows.shape[:2], bool)
+    chosen[at] = True
+    assert GPT.overflowing
+    config, state, windows = GPT.overflowing(arm.config, windows, chosen)
+    built = load(arm.framework, config, state)
+    taken = []
+    for step, window in enumerate(windows):
+        before = built.state().params if step == at else {}
+        taken.append(built.step(built.place(window))())
+        if step == at:
+            after = built.state().params
+            unchanged = all(np.array_equal(before[name], after[name]) for name in after)
+    return {
+        "at": at, "unchanged": unchanged, "losses": [result.loss for result in taken],
+        "loss_scales": [result.loss_scale for result in taken],
+        "skipped_steps": [step for step, result in enumerate(taken) if result.skipped],
+        "loss_scale": built.state().loss_scale,
+    }  # fmt: skip
+
+
+def updates(arm: Arm) -> Result:
+    """The arm's steps at its rate, from weights that as many steps under fp32 have made.
+
+    `lost` has for each step the share of the weights that it left as they were, of those that had
+    a gradient: embeddings of tokens not yet seen have none.
+    """
+    config = arm.config.changed(steps=2 * arm.steps)
+    before = config.changed(**PRETRAINING, warmup=arm.steps // 10)
+    start = train_on(arm.framework, before, initial_state(before), arm.steps)
+    built = load(arm.framework, config, start)
+    first = held_out(built, config)
+    state, losses, lost = built.state(), [], []
+    for step in range(arm.steps, 2 * arm.steps):
+        losses.append(built.step(built.place(GPT.window(config, step)))().loss)
+        former, state = state, built.state()
+        lost.append(unmoved_share(former, state))
+    return {
+        "losses": losses, "lost": lost, "lost_share": float(np.mean(lost)),
+        "validation_losses": [first, held_out(built, config)],
+    }  # fmt: skip
+
+
+def unmoved_share(before: TrainState, after: TrainState) -> float:
+    """Of the weights that had a gradient."""
+    same = moving = 0
+    for name, weight in after.params.items():
+        has_gradient = after.mu[name] != 0
+        moving += int(has_gradient.sum())
+        same += int((has_gradient & (weight == before.params[name])).sum())
+    return same / moving
+
+
 WORKS: dict[str, Callable[[Arm], Result]] = {
-    "train": train, "flushed": flushing.flushed, "injected": injection.injected,
-    "updates": updates.updates, "sums": sums.sums,
+    "train": train, "flushed": flushed, "injected": injected, "updates": updates, "sums": sums,
 }  # fmt: skip
 
 
-def main(given: str, out: str) -> int:
-    arm = made(Arm, process.given(given))
+def main(given: str, name: str, out: str) -> int:
+    arm, began = made(Arm, process.given(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    write(Path(out), {**vars(arm), **guarded(lambda: WORKS[arm.work](arm))})
+    content = {**vars(arm), **guarded(lambda: WORKS[arm.work](arm))}
+    seconds = time.perf_counter() - began
+    results.put(Path(out), [results.row(name, arm.device, seconds, **content)])
     return 0
 
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "RESULT")))
+    return exit_status(
+        lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "NAME", "FILE"))
+    )
 
 
 if __name__ == "__main__":

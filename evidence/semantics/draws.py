@@ -21,7 +21,7 @@ import torch_ref.precision
 import torch_ref.step
 from evidence.semantics.row import Row, as_torch
 from lockstep.model.params import initial
-from parity_tests.pair import start, toy
+from lockstep.parity.toy import start, toy
 
 
 def bernoulli() -> Row:

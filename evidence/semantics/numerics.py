@@ -37,7 +37,8 @@ from evidence.semantics.row import (
 )
 from lockstep.config import Config
 from lockstep.model.params import Arrays, initial
-from parity_tests.pair import toy, window
+from lockstep.parity.pair import GPT
+from lockstep.parity.toy import toy
 from torch_ref.bridge import from_numpy, to_numpy
 
 
@@ -242,7 +243,7 @@ def jax_gradient(
 
 def embedding_gradient() -> Row:
     config, name = one_layer(), "embed.weight"
-    weights, batch = initial(config.model, 0), window(config, 0)[0]
+    weights, batch = initial(config.model, 0), GPT.window(config, 0)[0]
     truth = torch_gradient(one_layer(policy="fp64"), weights, batch)[name]
 
     def of(gradient: Callable, **how: bool) -> float:
@@ -281,7 +282,7 @@ def shared_weight() -> Row:
     apart = autocast(*([x] for x in inputs))
     theirs = jax.jit(jax.grad(one_cast))(*(jnp.asarray(x) for x in (weight.detach(), *inputs)))
 
-    weights, batch = initial(one_layer().model, 0), window(one_layer(), 0)[0]
+    weights, batch = initial(one_layer().model, 0), GPT.window(one_layer(), 0)[0]
     weights["head.weight"] = weights["embed.weight"]
     gaps = []
     for of in (jax_gradient, torch_gradient):

@@ -24,7 +24,7 @@ import torch_ref.precision
 import torch_ref.step
 from evidence.semantics.row import Row, error, gradient_of, normal
 from lockstep.config import OptimConfig
-from parity_tests.pair import toy
+from lockstep.parity.toy import toy
 
 
 def decay() -> Row:

@@ -16,7 +16,7 @@ import jax_impl.model
 import jax_impl.optim
 import jax_impl.precision
 import jax_impl.step
-from parity_tests.pair import toy
+from lockstep.parity.toy import toy
 from torch_ref.bridge import from_numpy, to_numpy
 
 BF16 = ml_dtypes.bfloat16

@@ -25,8 +25,8 @@ import torch_ref.optim
 import torch_ref.precision
 import torch_ref.step
 from evidence.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
+from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates
-from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
 
 
 @dataclass(frozen=True)

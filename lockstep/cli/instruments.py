@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from lockstep import twin
+from lockstep import results, twin
 from lockstep.cli.flags import add_flag, reader
 from lockstep.config import (
     DataConfig,
@@ -77,7 +77,7 @@ def _add_power(commands: Any) -> None:
     sub.add_argument("--list", action="store_true", help="name the bugs and end (default: off)")
     sub.add_argument("--grade", action="store_true",
                      help="how small can the graded bugs be? (default: off)")  # fmt: skip
-    _add_device_and_out(sub, " (with BUGs: their rows of it)")
+    _add_device_and_out(sub)
     sub.set_defaults(command=_power)
 
 
@@ -96,7 +96,7 @@ def _add_specificity(commands: Any) -> None:
     ):
         sub.add_argument(name, type=reader(int), default=default, metavar="N",
                          help=f"{what} (default: {default})")  # fmt: skip
-    _add_device_and_out(sub, " (with PARTs: these of it)")
+    _add_device_and_out(sub)
     sub.set_defaults(command=_specificity)
 
 
@@ -119,11 +119,11 @@ def _add_sensitivity(commands: Any) -> None:
     sub.set_defaults(command=_sensitivity)
 
 
-def _add_device_and_out(sub: Any, also: str = "") -> None:
+def _add_device_and_out(sub: Any) -> None:
     sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
                      help="where the twins run (default: cpu)")  # fmt: skip
     sub.add_argument("--out", default=None, metavar="FILE",
-                     help=f"write the result as JSON{also} (default: not)")  # fmt: skip
+                     help="put the result's rows there, as JSON (default: not)")  # fmt: skip
 
 
 def _power(given: argparse.Namespace) -> int:
@@ -172,6 +172,7 @@ def _out_file(given: argparse.Namespace) -> Path | None:
         return None
     path = Path(given.out)
     directory.require_writable_file(path)
+    results.read(path)  # what is none is not written over
     return path
 
 

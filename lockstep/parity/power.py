@@ -4,12 +4,12 @@ A ladder that has never failed has proven nothing. Each bug is planted in a fres
 twin, and every rung that can stand in its configuration is climbed against the healthy other one.
 """
 
-import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from lockstep import provenance
+from lockstep import results
 from lockstep.errors import UserError
 from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
@@ -18,7 +18,6 @@ from lockstep.parity.ladder import RUNGS, Rung, climb
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
-from lockstep.process import git_commit
 
 STEPS = 30  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught
@@ -100,44 +99,44 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
 def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
     """Prints the table as it grows; returns whether every bug was caught where it should be."""
     chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
-    before = provenance.former(out, "bugs") if names else {}  # the other bugs' rows stay
     others = healthy()
-    table: dict[str, dict[str, Any]] = {}
     complete = True
     say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
     try:
         for bug in chosen:
             if bug.device not in ("cpu", device):
-                table[bug.name] = {"verdicts": {}, "why": f"not run: needs {bug.device}"}
-                say(f"{bug.name:28}  not run: needs {bug.device}")
+                why = f"not run: needs {bug.device}"
+                _put(out, results.row(bug.name, device, verdicts={}, why=why))
+                say(f"{bug.name:28}  {why}")
                 continue
+            began = time.perf_counter()
             verdicts = examine(bug, others, device, RUNGS)
-            table[bug.name] = {"verdicts": verdicts, "commit": git_commit()}
+            seconds = time.perf_counter() - began
+            _put(out, results.row(bug.name, device, seconds, verdicts=verdicts))
             missed = verdicts.get(str(bug.rung)) != Verdict.DIFFERENT
             complete &= not missed
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
     finally:
         _close(others)
-    table = {name: row for name, row in before.items() if name in catalogue.BY_NAME} | table
-    _write(out, device, {"bugs": table}, say)
     return complete
 
 
 def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
     """Prints how small the graded bugs can be and still be seen."""
-    others, sizes = healthy(), dict[str, dict[str, Any]]()
+    others = healthy()
     try:
         for name, unit in GRADES.items():
-            sizes[name] = {"unit": unit}
             # Only float64 has dropout here (see matrix.config).
             for policy in ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16"):
+                began = time.perf_counter()
                 size = smallest(name, policy, others, device)
-                sizes[name][policy] = size
+                found = {"bug": name, "policy": policy, "unit": unit, "size": size}
+                seconds = time.perf_counter() - began
+                _put(out, results.row(f"{name} {policy}", device, seconds, **found))
                 say(f"{name} under {policy}: {f'{size:.1e}' if size else 'not seen at 0.25'}")
     finally:
         _close(others)
-    _write(out, device, {"smallest": sizes}, say)
 
 
 def _close(sides: dict[str, Side]) -> None:
@@ -145,10 +144,9 @@ def _close(sides: dict[str, Side]) -> None:
         side.close()
 
 
-def _write(out: Path | None, device: str, content: dict[str, Any], say: Callable) -> None:
+def _put(out: Path | None, row: results.Row) -> None:
     if out:
-        out.write_text(json.dumps(provenance.about(device) | content, indent=1) + "\n")
-        say(f"written: {out}")
+        results.put(out, [row])
 
 
 def mark(verdict: str | None) -> str:

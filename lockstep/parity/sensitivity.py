@@ -6,15 +6,15 @@ is in half precision (alone), and when only it is not (without); of all layers' 
 also the time of a step with them as islands, over that with none.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from lockstep import provenance
+from lockstep import results
 from lockstep.config import Config, islands
 from lockstep.errors import require
 from lockstep.model.params import Arrays
@@ -35,25 +35,26 @@ Say = Callable[[str], None]
 
 
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
-    """Prints each framework's ranking as it is there, and writes all of them."""
+    """Prints each framework's ranking and puts its row as soon as it is measured."""
     roles = config.precision.roles
     require(roles.mixed, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     strict = config.changed(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
-    results = {}
     try:
         case = Case(pair=GPT, a=sides[0], b=sides[-1], config=strict)
         for side in sides:
-            results[side.framework] = measure(side, case, config)
-            for line in report(side.framework, config, results[side.framework]):
+            began = perf_counter()
+            result = measure(side, case, config)
+            seconds = perf_counter() - began
+            for line in report(side.framework, config, result):
                 say(line)
+            if out:
+                row = {"config": config.to_json(), **result}
+                results.put(out, [results.row(side.framework, config.run.device, seconds, **row)])
+                say(f"written: {out}")
     finally:
         for side in sides:
             side.close()
-    if out:
-        content = provenance.about(config.run.device) | {"config": config.to_json()}
-        out.write_text(json.dumps(content | {"frameworks": results}, indent=1) + "\n")
-        say(f"written: {out}")
 
 
 def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:

@@ -5,13 +5,12 @@ The largest figure of each rule is kept beside its tolerance.
 """
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep import provenance
+from lockstep import results
 from lockstep.errors import require
 from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
@@ -21,7 +20,6 @@ from lockstep.parity.machines import MACHINES
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
-from lockstep.process import git_commit
 
 # Fresh seeds under a policy, and the rest.
 PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites", "machines")
@@ -71,20 +69,18 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     """
     for name in names:
         require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
-    parts = provenance.former(out, "parts") if names else {}
     others = power.healthy()
     quiet = True
     try:
         for name in names or PARTS:
-            record = Record()
+            record, began = Record(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device):
                 _climb(*tried, record, say)
             climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
             say(f"{name}: {len(record.alarms)} false alarms in {climbs} climbs")
             quiet &= not record.alarms
-            parts[name] = {"commit": git_commit(), **vars(record)}
             if out:
-                _write(out, parts, seeds, curve_seeds, device)
+                results.put(out, _rows(name, record, device, time.perf_counter() - began))
                 say(f"written: {out}")
             for side in others.values():
                 side.forget()
@@ -94,12 +90,18 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     return quiet
 
 
-def _write(out: Path, parts: dict[str, Any], seeds: int, curve_seeds: int, device: str) -> None:
-    content = provenance.about(device) | {
-        "seeds": seeds, "curve_seeds": curve_seeds, "parts": parts,
-        "rewrites": [f"{framework}: {name}" for framework, name in named_rewrites()],
-    }  # fmt: skip
-    out.write_text(json.dumps(content, indent=1) + "\n")
+def _rows(part: str, record: Record, device: str, seconds: float) -> list[results.Row]:
+    """One for each rung and policy; the part's time is shared evenly."""
+    cells = [(rung, policy, cell) for rung, row in record.rungs.items()
+             for policy, cell in row.items()]  # fmt: skip
+    return [
+        results.row(
+            f"{part} {rung} {policy}", device, seconds / len(cells), part=part, rung=int(rung),
+            policy=policy, **cell,
+            alarms=[a for a in record.alarms if (str(a["rung"]), a["policy"]) == (rung, policy)],
+        )
+        for rung, policy, cell in cells
+    ]  # fmt: skip
 
 
 def _climb(

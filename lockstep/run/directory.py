@@ -67,7 +67,11 @@ def require_writable_file(path: Path) -> None:
     folder = path.parent
     require_writable(folder)
     require(folder.is_dir(), "--out", path, f"there is no folder {folder}; make it")
-    require(not path.is_dir(), "--out", path, "is a folder; name a file")
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name too long
+        raise _unwritable(path, error) from None
+    require(not is_folder, "--out", path, "is a folder; name a file")
 
 
 def make(out: Path) -> Path:

@@ -1,7 +1,6 @@
 """The grid: what it runs, what it does when a cell cannot, and what its report refuses."""
 
 import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from benchmarks import measure, report, run, suites
 from benchmarks.cells import CONTENDERS, Cell, workload
 from benchmarks.suites import SUITES, Command, Suite
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
+from lockstep import provenance, results
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.parity.tolerances import Tolerance
@@ -74,26 +74,25 @@ def test_an_unknown_contender() -> None:
 
 @pytest.mark.parametrize("contender", ["jax", "torch"])
 def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> None:
-    job = run.Job(cell(contender), tmp_path / "cell.json")
-    assert "tokens/s" in run.perform(job)
-    result = json.loads(job.out.read_text())
+    out = tmp_path / "rows.jsonl"
+    assert "tokens/s" in run.perform(run.Job(cell(contender), "a cell"), "cpu", out)
+    result = results.read(out)["a cell"]
     assert result["status"] == "ok"
-    assert len(result["losses"]) == job.task.total == 4  # type: ignore[union-attr]
+    assert len(result["losses"]) == cell().total == 4
     assert len(result["seconds_per_step"]) == 2
     assert result["peak_bytes"] > 0 and result["predicted_bytes"] > 0
-    assert {"device", "versions", "commit", "command", "config", "about"} <= result.keys()
-    assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+    assert {"cell", "config", "about", "measured"} <= result.keys()
+    assert result["measured"]["seconds"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_our_two_compute_the_same(tmp_path: Path) -> None:
-    results = []
     for contender in ("jax", "torch"):
-        job = run.Job(cell(contender), tmp_path / f"{contender}.json")
-        run.perform(job)
-        results.append(json.loads(job.out.read_text()))
-    assert report.refusal(results) == ""
-    assert results[0]["losses"] == pytest.approx(results[1]["losses"], abs=1e-5)
-    assert report.table(results).count("\n| ") == 3  # the rule and two rows
+        run.perform(run.Job(cell(contender), contender), "cpu", tmp_path / "rows.jsonl")
+    jax, torch = rows = list(results.read(tmp_path / "rows.jsonl").values())
+    assert report.refusal(rows) == ""
+    assert jax["losses"] == pytest.approx(torch["losses"], abs=1e-5)
+    assert report.table(rows).count("\n| ") == 3  # the rule and two rows
 
 
 @pytest.mark.parametrize(
@@ -123,28 +122,31 @@ def test_a_process_that_dies_is_a_result(
     code: int, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     died = subprocess.CompletedProcess([], code, stderr="Traceback\nLast words")
+    monkeypatch.setattr(provenance, "git_commit", lambda: "abc")
     monkeypatch.setattr(run.subprocess, "run", lambda *args, **kwargs: died)
-    monkeypatch.setattr(run.provenance, "about", lambda device: {"device": device})
-    said = run.perform(run.Job(cell(), tmp_path / "cell.json"))
+    out = tmp_path / "rows.jsonl"
+    said = run.perform(run.Job(cell(), "a cell"), "cpu", out)
     assert said.startswith(f"{status}: exit status {code}; Last words")
+    assert results.read(out)["a cell"]["status"] == status
 
 
 # --- the grid
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) -> list[str]:
-    """Jobs write an empty result; after so many somebody presses Ctrl-C."""
+    """Jobs put an empty row; after so many somebody presses Ctrl-C."""
     performed: list[str] = []
 
-    def perform(job: run.Job) -> str:
+    def perform(job: run.Job, device: str, out: Path) -> str:
         if len(performed) == stop_after:
             raise KeyboardInterrupt
-        performed.append(job.out.stem)
-        job.out.write_text("{}")
+        performed.append(job.name)
+        content = run.about(job.task) if isinstance(job.task, Cell) else {}
+        results.put(out, [results.row(job.name, device, **content)])
         return "done"
 
     monkeypatch.setattr(run, "perform", perform)
-    monkeypatch.setattr(run.report, "write", lambda folder: folder / "report.md")
+    monkeypatch.setattr(run.report, "write", lambda file: "report.md")
     return performed
 
 
@@ -157,9 +159,9 @@ def test_rounds_are_interleaved_and_a_command_runs_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     performed = counting(monkeypatch)
-    assert run.run(small_suite(), tmp_path, float("inf")) == 0
+    assert run.run(small_suite(), tmp_path / "rows.jsonl", float("inf")) == 0
     assert [name.split("-")[1] if "-" in name else name for name in performed] == [
-        "jax", "torch", "law", "jax", "torch",
+        "jax", "torch", "command law", "jax", "torch",
     ]  # fmt: skip
 
 
@@ -167,24 +169,39 @@ def test_an_interrupted_grid_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     first = counting(monkeypatch, stop_after=2)
-    assert run.run(small_suite(), tmp_path, float("inf")) == run.STOPPED
+    out = tmp_path / "rows.jsonl"
+    assert run.run(small_suite(), out, float("inf")) == run.STOPPED
     assert "report: " in capsys.readouterr().out
     second = counting(monkeypatch)
-    assert run.run(small_suite(), tmp_path, float("inf")) == 0
+    assert run.run(small_suite(), out, float("inf")) == 0
     assert (len(first), len(second)) == (2, 3) and not set(first) & set(second)
     assert "5 jobs on cpu, 2 done" in capsys.readouterr().out
+    assert run.run(small_suite(), out, float("inf"), again=True) == 0
+    assert len(second) == 3 + 5
+
+
+def test_a_row_of_other_code_or_of_another_cell_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    performed, out = counting(monkeypatch), tmp_path / "rows.jsonl"
+    run.run(small_suite(), out, float("inf"))
+    rows = list(results.read(out).values())
+    other = {**rows[0], "measured": rows[0]["measured"] | {"commit": None}}
+    results.put(out, [other, {**rows[1], "cell": rows[1]["cell"] | {"steps": 9}}])
+    run.run(small_suite(), out, float("inf"))
+    assert performed[5:] == [rows[0]["name"], rows[1]["name"]]
 
 
 def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     performed = counting(monkeypatch)
     now = iter(range(0, 10_000, 40))
     monkeypatch.setattr(run.time, "perf_counter", lambda: next(now))
-    assert run.run(small_suite(), tmp_path, 1.0) == 0
+    assert run.run(small_suite(), tmp_path / "rows.jsonl", 1.0) == 0
     assert len(performed) == 1
 
 
 def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.run", "smoke", "--out", str(tmp_path)]
+    words = [sys.executable, "-m", "benchmarks.run", "smoke", "--out", str(tmp_path / "a.jsonl")]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for line in process.stdout:
@@ -195,8 +212,8 @@ def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
         rest = process.stdout.read()
     assert process.returncode == run.STOPPED
     assert "goes on where it stopped" in rest and "report: " in rest
-    assert list((tmp_path / "cells").iterdir()) == []
-    assert (tmp_path / "report.md").exists()
+    assert not (tmp_path / "a.jsonl").exists()
+    assert (tmp_path / "a" / "report.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,12 +228,15 @@ def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
 # --- the report
 
 
+def measured(**changed: Any) -> dict[str, Any]:
+    return dict.fromkeys(results.MEASURED) | {"device": "cpu", "versions": {"numpy": "2"}} | changed
+
+
 def result(**changed: Any) -> dict[str, Any]:
     given = cell(changed.pop("contender", "torch"), **changed.pop("flags", {}))
     return {
         "cell": {**vars(given)}, "config": given.config.to_json(), "status": "ok",
-        "device": "cpu", "about": {"device": "cpu"}, "versions": {"numpy": "2"}, "cores": 2,
-        "date": "2026-01-01", "commit": "abc", "python": "3.11",
+        "name": given.name, "about": {"device": "cpu"}, "measured": measured(),
         "seconds": {"compile": 1.0, "first step": 1.0}, "seconds_per_step": [0.5, 1.0, 2.0],
         "tokens_per_second": 16.0, "quartiles": [8.0, 32.0], "mfu": None, "peak_bytes": 2**20,
         "reserved_bytes": None, "predicted_bytes": 2**21, "final_loss": 4.0, "loss_scale": 1.0,
@@ -237,16 +257,15 @@ def test_what_computed_the_same_stands_in_one_table() -> None:
         ({"final_loss": 4.0002}, "more than 0.0001"),
         ({"final_loss": float("nan")}, "did not compute the same"),
         ({"about": {"device": "another"}}, "different devices"),
-        ({"device": "cuda"}, "different devices"),
-        ({"versions": {"numpy": "3"}}, "different versions"),
+        ({"measured": measured(device="cuda")}, "different devices"),
+        ({"measured": measured(versions={"numpy": "3"})}, "different versions"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_what_cannot_be_compared_is_refused(changed: dict[str, Any], why: str) -> None:
-    for results in ([result(), result(contender="jax", **changed)],) * 2:
-        text = report.table(results)
-        assert text.startswith("Refused: ") and why in text
-        assert "|" not in text
+    text = report.table([result(), result(contender="jax", **changed)])
+    assert text.startswith("Refused: ") and why in text
+    assert "|" not in text
 
 
 def test_other_work_may_have_another_loss() -> None:
@@ -260,7 +279,7 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
     policy: str, bound: Tolerance
 ) -> None:
     """At every step of the suite `drift`, not at its end alone."""
-    seen = report.load(ROOT / "benchmarks" / "results" / "drift")
+    seen = report.load(ROOT / "benchmarks" / "results" / "drift.jsonl")
     losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
     assert len(losses) == 6
     worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
@@ -282,13 +301,10 @@ def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:
 
 
 def test_a_report_is_made_from_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "cells").mkdir()
-    for contender in ("jax", "torch"):
-        file = tmp_path / "cells" / f"{contender}.json"
-        file.write_text(json.dumps(result(contender=contender)))
-    path = report.write(tmp_path)
+    results.put(tmp_path / "a.jsonl", [result(contender=name) for name in ("jax", "torch")])
+    path = report.write(tmp_path / "a.jsonl")
     assert "| torch | fp32 |" in path.read_text()
-    assert (tmp_path / "t.png").exists()
+    assert (tmp_path / "a" / "t.png").exists()
 
 
 def test_the_suites_are_in_the_help(capsys: pytest.CaptureFixture) -> None:

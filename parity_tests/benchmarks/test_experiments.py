@@ -1,21 +1,21 @@
 """The experiments: what they run, and that what they say follows from the figures."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import plot
 from benchmarks import run as command
 from benchmarks.experiments import (
     accumulation,
     expected,
     overflow,
-    picture,
     policies,
     remat,
     run,
+    sums,
     when_fp32,
     work,
 )
@@ -23,7 +23,9 @@ from benchmarks.experiments.arm import FRAMEWORKS, Arm, both
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS, SCALES
 from benchmarks.measure import Result, guarded
+from lockstep import results
 from lockstep.model import params
+from lockstep.process import ROOT
 
 QUICK: dict[str, Any] = {
     "model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "batch_size": 2,
@@ -115,9 +117,9 @@ def test_small_updates_are_lost_in_bf16_weights(framework: str) -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_long_sums(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work.sums, "LENGTHS", (10, 2_000))
+    monkeypatch.setattr(sums, "LENGTHS", (10, 2_000))
     result = work.WORKS["sums"](arm(framework))
-    narrow, wide = (result["errors"][kind] for kind in (work.sums.NARROW, work.sums.WIDE))
+    narrow, wide = (result["errors"][kind] for kind in (sums.NARROW, sums.WIDE))
     assert narrow[1] > 0.5 and wide[1] < 1e-5  # 256 + 0.5 is 256 in bfloat16
 
 
@@ -128,11 +130,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) ->
     """Arms do nothing; after so many somebody presses Ctrl-C. `policies` has two of them."""
     performed: list[str] = []
 
-    def perform(each: Arm, out: Path, scale: str) -> str:
+    def perform(name: str, each: Arm, out: Path, scale: str) -> str:
         if len(performed) == stop_after:
             raise KeyboardInterrupt
         performed.append(each.name)
-        out.write_text(json.dumps({**vars(each), **made(each.label, each.framework)}))
+        content = {**made(each.label, each.framework), **vars(each)}
+        results.put(out, [results.row(name, each.device, **content)])
         return "done"
 
     monkeypatch.setattr(run, "perform", perform)
@@ -145,35 +148,39 @@ def test_an_experiment_says_its_time_first_and_ends_with_its_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     in_this_process(monkeypatch)
-    assert command.main(["policies", "--out", str(tmp_path)]) == 0
+    out = tmp_path / "a.jsonl"
+    assert command.main(["policies", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "expected time: about 1:01, by a step of each arm"
     assert lines[3].startswith("[1/2] jax fp32: ")
-    content = json.loads((tmp_path / "policies.json").read_text())
-    assert lines[-1] == content["sentence"]
-    assert {"device", "commit", "command", "versions", "arms", "markdown"} <= content.keys()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "policies.png"]
+    assert lines[-1] == policies.sentence(run.load_arms("policies", out))
+    assert list(results.read(out)) == ["policies smoke jax fp32", "policies smoke torch fp32"]
+    assert (tmp_path / "a" / "policies.png").exists()
 
 
 def test_an_interrupted_experiment_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     first = in_this_process(monkeypatch, stop_after=1)
-    assert command.main(["policies", "--out", str(tmp_path)]) == command.STOPPED
+    out = str(tmp_path / "a.jsonl")
+    assert command.main(["policies", "--out", out]) == command.STOPPED
     assert "goes on where it stopped" in capsys.readouterr().out
     second = in_this_process(monkeypatch)
-    assert command.main(["policies", "--out", str(tmp_path)]) == 0
+    assert command.main(["policies", "--out", out]) == 0
     assert (first, second) == (["jax fp32"], ["torch fp32"])
+    assert command.main(["policies", "--out", out, "--again"]) == 0
+    assert second[1:] == ["jax fp32", "torch fp32"]
 
 
 def test_an_arm_runs_in_a_process_and_its_time_is_known_before(tmp_path: Path) -> None:
-    out = tmp_path / "arm.json"
+    out = tmp_path / "arms.jsonl"
     known = expected.seconds([arm()], {})
     assert known and 1 < known < 60
-    assert run.perform(arm(), out, "smoke").startswith("done, ")
-    assert json.loads(out.read_text())["status"] == "ok"
-    said = run.perform(arm(work="no such"), tmp_path / "no.json", "smoke")
+    assert run.perform("it", arm(), out, "smoke").startswith("done, ")
+    assert results.read(out)["it"]["status"] == "ok"
+    said = run.perform("no", arm(work="no such"), out, "smoke")
     assert said.startswith("failed: KeyError")
+    assert list(results.read(out)) == ["it", "no"]
 
 
 def test_an_arm_that_cannot_run_is_a_result() -> None:
@@ -309,7 +316,7 @@ def test_overflow_reports_backoff_and_growth() -> None:
 
 
 def test_when_fp32_says_what_was_lost() -> None:
-    errors = {work.sums.NARROW: [0.5], work.sums.WIDE: [1e-6]}
+    errors = {sums.NARROW: [0.5], sums.WIDE: [1e-6]}
     single = made(when_fp32.SINGLE, lost_share=0.1, lost=[0.1], validation_losses=[3.0, 2.9])
     half = made(when_fp32.HALF, lost_share=0.9, lost=[0.9], validation_losses=[3.0, 3.1])
     arms = Arms([single, half, made(when_fp32.SUMS, lengths=[1_000], errors=errors)])
@@ -323,19 +330,18 @@ def test_when_fp32_says_what_was_lost() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_committed_sentence_is_that_of_the_committed_figures(name: str) -> None:
-    path = run.ROOT / "benchmarks" / "results" / "experiments" / f"{name}.json"
-    content = json.loads(path.read_text())
-    assert content["sentence"] == EXPERIMENTS[name].sentence(Arms(content["arms"]))
-    assert {each["status"] for each in content["arms"]} == {"ok"}
+def test_every_committed_arm_ran(name: str) -> None:
+    arms = run.load_arms(name, ROOT / "benchmarks" / "results" / "experiments.jsonl")
+    assert {each["status"] for each in arms.all} == {"ok"}
+    assert len(arms.all) == len(EXPERIMENTS[name].arms("smoke", "cpu"))
 
 
 def test_every_experiment_draws(tmp_path: Path) -> None:
-    errors = {work.sums.NARROW: [0.5, 0.0], work.sums.WIDE: [1e-6, 0.0]}
-    sums = made(when_fp32.SUMS, lengths=[10, 1_000], errors=errors)
+    errors = {sums.NARROW: [0.5, 0.0], sums.WIDE: [1e-6, 0.0]}
+    summed = made(when_fp32.SUMS, lengths=[10, 1_000], errors=errors)
     labels = [overflow.DYNAMIC, overflow.NONE, overflow.QUICK, overflow.INJECTED, overflow.SINGLE]
-    drawn = Arms([sums, *(made(label, lost=[0.1], skipped_steps=[1]) for label in labels)])
+    drawn = Arms([summed, *(made(label, lost=[0.1], skipped_steps=[1]) for label in labels)])
     for name, experiment in EXPERIMENTS.items():
-        shown = [result for result in drawn.all if name == "when-fp32" or result is not sums]
-        assert picture.draw(experiment.panels(Arms(shown)), tmp_path / f"{name}.png")
+        shown = [result for result in drawn.all if name == "when-fp32" or result is not summed]
+        assert plot.panels(experiment.panels(Arms(shown)), tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000

@@ -79,7 +79,7 @@ def test_what_does_not_hold_is_said() -> None:
         Law(what="b", said="", figure=2.0, bound=1.0, binding=False),
         Law(what="c", said="", figure=math.nan, bound=1.0),
     ]
-    rows = laws.markdown(found).splitlines()[2:]
+    rows = laws.table({"laws": [law.to_json() for law in found]}).splitlines()[2:]
     assert ["does not hold" in row for row in rows] == [True, False, True]
     assert [Law.from_json(law.to_json()) for law in found[:2]] == found[:2]
 

@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evidence import tables
+from evidence import ladder, tables
 from lockstep.process import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,7 +22,7 @@ def missing(text: str, folder: Path) -> list[str]:
         ):
             found.append(f"{file}:{name}")
     for file in re.findall(r"`(?:parity_tests/)?(test_\w+\.py)`", text):
-        found += [] if (ROOT / "parity_tests" / file).exists() else [file]
+        found += [] if any((ROOT / "parity_tests").rglob(file)) else [file]
     for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text):
         found += [] if (folder / link).exists() else [link]
     return found
@@ -40,21 +41,18 @@ def test_what_is_gone_is_seen() -> None:
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
-    assert tables.written(text) == text, "write them anew: python -m evidence.tables"
+    assert tables.render_blocks(text) == text, "write them anew: python -m evidence tables"
 
 
 def test_the_documents_with_tables_are_found() -> None:
     names = {path.name for path in tables.DOCUMENTS}
-    assert {"README.md", "parity.md", "benchmarks.md", "plan.md"} <= names
+    assert {"README.md", "results.md", "parity.md", "benchmarks.md", "plan.md"} <= names
 
 
 def test_a_figure_changed_by_hand_is_seen() -> None:
-    text = tables.written("<!-- table power -->\n<!-- end -->\n")
-    assert (
-        tables.written(text.replace("· | ·", "x | ·", 1))
-        == text
-        != text.replace("· | ·", "x | ·", 1)
-    )
+    text = tables.render_blocks("<!-- table power -->\n<!-- end -->\n")
+    changed = text.replace("· | ·", "x | ·", 1)
+    assert tables.render_blocks(changed) == text != changed
 
 
 def phrases(text: str) -> list[str]:
@@ -78,15 +76,34 @@ def test_every_phrase_names_a_function_on_both_sides() -> None:
     ]
 
 
-def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> None:
-    def outcome(verdict: str, figure: float, policy: str = "bf16") -> dict:
-        worst = {"figure": figure, "bound": 2.0}
-        return {"rung": 3, "policy": policy, "row": "r", "verdict": verdict, "worst": worst}
+def outcome(verdict: str, figure: float, policy: str = "bf16", **more: Any) -> dict[str, Any]:
+    worst = {"figure": figure, "bound": 2.0, "rule": "median error ratio"}
+    found = {"rung": 3, "policy": policy, "row": "r", "verdict": verdict, "worst": worst}
+    return found | {"seconds": 0.5} | more
 
-    lacking = {"rung": 3, "policy": "tf32", "row": "r", "verdict": "not run", "why": "no TF32"}
-    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5), lacking]
-    assert "equal (1.5 of 2; 3)" in tables.status(tables.summarise(outcomes))
-    assert "not run: no TF32" in tables.status(tables.summarise(outcomes))
+
+LACKING = {"rung": 3, "policy": "tf32", "row": "r", "verdict": "not run", "why": "no TF32"}
+
+
+def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> None:
+    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5), LACKING]
+    rows = ladder.summarise(outcomes)
+    assert "equal (1.5 of 2; 3)" in ladder.status(rows)
+    assert "not run: no TF32" in ladder.status(rows)
+    assert rows["bf16 3"]["seconds"] == 1.5
     for verdict, shown in (("inconclusive", "inconclusive"), ("different", "**different**")):
         worse = [*outcomes, outcome(verdict, 0.1), outcome("equal", 1.9)]
-        assert f"{shown} (0.1 of 2; 5)" in tables.status(tables.summarise(worse))
+        assert f"{shown} (0.1 of 2; 5)" in ladder.status(ladder.summarise(worse))
+
+
+def test_a_policy_has_one_line() -> None:
+    curves = {"figure": 0.5, "bound": 3.0, "rule": "gap over envelope"}
+    small = {"figure": 0.94, "bound": 0.95, "rule": "bytes of sqrt over block"}
+    outcomes = [
+        outcome("equal", 1.5), outcome("different", 0.1, rung=4), LACKING,
+        outcome("equal", 0, rung=8, worst=curves), outcome("equal", 0, rung=6, worst=small),
+    ]  # fmt: skip
+    text = ladder.policies(ladder.summarise(outcomes))
+    assert "| `bf16` | 3 of 4 | 1.5 of 2: median error ratio, rung 3 gradients | " in text
+    assert "| 0.5 of 3: gap over envelope |" in text
+    assert "| `tf32` | no TF32 |" in text and "| `fp64` | not measured yet |" in text

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from benchmarks.measure import write
-from lockstep import provenance
+from lockstep import results
 from lockstep.cli.flags import Parser
 from lockstep.cli.flags import reader as number
 from lockstep.errors import LONGEST, UserError, require_range
@@ -97,18 +96,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parity_tests.input.fuzz", description=__doc__)
     parser.add_argument("--cases", type=number(int), default=10_000, metavar="N",
                         help="of each reader (default: 10000)")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the counts as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the counts go, as JSON")
     words = parser.parse_args(argv)
     require_range("--cases", words.cases, 1)
     if words.out:
         require_writable_file(words.out)
-    counts = {}
     for reader in READERS:
-        outcome = run(reader, words.cases, random=True)
-        counts[reader.name] = {"tried": reader.tried, **asdict(outcome)}
-        print(json.dumps({reader.name: asdict(outcome)}), flush=True)
-    if words.out:
-        write(words.out, {**provenance.about("cpu"), "readers": counts})
+        began = time.perf_counter()
+        counts = asdict(run(reader, words.cases, random=True))
+        print(json.dumps({reader.name: counts}), flush=True)
+        if words.out:
+            seconds = time.perf_counter() - began
+            row = results.row(reader.name, "cpu", seconds, tried=reader.tried, **counts)
+            results.put(words.out, [row])
     return 0
 
 

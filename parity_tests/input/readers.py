@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks import report
-from lockstep import exits, provenance
+from lockstep import exits, results
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus
@@ -49,7 +49,10 @@ LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
          "max_position_embeddings": 128, "tie_word_embeddings": False}  # fmt: skip
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_inner": None, "vocab_size": 256,
         "n_positions": 128}  # fmt: skip
-POWER = {"device": "cpu", "bugs": {"no-clip": {"verdicts": {"4": "different"}, "commit": "x"}}}
+POWER = {
+    "name": "no-clip", "verdicts": {"4": "different"},
+    "measured": dict.fromkeys(results.MEASURED) | {"device": "cpu"},
+}  # fmt: skip
 
 
 class Reader(NamedTuple):
@@ -214,10 +217,8 @@ def patterns() -> st.SearchStrategy[Files]:
 
 @functools.cache
 def measured() -> dict[str, Any]:
-    cells = sorted(
-        (ROOT / "benchmarks" / "results" / "cpu" / "cells").glob("frameworks-jax-*.json")
-    )
-    return json.loads(cells[0].read_text())
+    rows = results.read(ROOT / "benchmarks" / "results" / "cpu.jsonl").items()
+    return next(row for name, row in rows if name.startswith("frameworks-jax-"))
 
 
 RUN = st.builds(lambda config: {"config.json": config, **saved()}, files(RECORD))
@@ -236,9 +237,10 @@ READERS = [
            lambda text, _: "recommended" in text or "nothing fits" in text),
     Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),
     Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
-           lambda folder: provenance.former(folder / "power.json", "bugs"),
+           lambda folder: results.read(folder / "power.json"),
            lambda found, _: type(found) is dict),
     Reader("report", "a cell of a benchmark's report",
-           alone("cells/a.json", st.deferred(lambda: files(measured()))), report.tables,
+           alone("a.jsonl", st.deferred(lambda: files(measured()))),
+           lambda folder: report.tables(folder / "a.jsonl"),
            lambda found, _: all(type(text) is str for text in found.values())),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import report
-from lockstep import provenance
+from lockstep import results
 from lockstep.config import islands, sections
 from lockstep.data import corpus
 from lockstep.errors import UserError
@@ -69,7 +69,7 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("cache", corpus, "load_cached", trusting),
     ("plan", shape, "_number", lambda path, content, name, default=None: content.get(name)),
     ("islands", islands, "translate", str),
-    ("result", provenance, "read_json", lambda file, **_: python_s_own(file, limit=0)),
+    ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import provenance
+from lockstep import results
 from lockstep.config import DEEPEST
 from lockstep.data import corpus
 from lockstep.errors import LONGEST, UserError
@@ -34,7 +34,7 @@ READS: dict[str, tuple[str, Callable[[Path], Any]]] = {  # each by the file that
         for name in FILES.values()
     },
     "plan": ("model.json", lambda run: shape.of(str(run / "model.json"), None)),
-    "result": ("result.json", lambda run: provenance.former(run / "result.json", "bugs")),
+    "result": ("result.json", lambda run: results.read(run / "result.json")),
     "text": ("a.txt", lambda run: corpus.load(str(run / "a.txt"))),
     "tokens": ("train.bin", lambda run: corpus.load(str(run))),
 }  # fmt: skip

@@ -91,9 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(here / "linked", here / "text.txt", saved=True)
     (here / "linked" / "log.jsonl").symlink_to(here / "text.txt")
     for name, text in (("spoilt", "{"), ("strange", "{}")):
-        (here / name / "cells").mkdir(parents=True)
-        (here / name / "cells" / "a.json").write_text(text)
-        (here / name / "matmul-jax.json").write_text(text)
+        (here / f"{name}.jsonl").write_text(text)
     (here / "loop.txt").symlink_to("loop.txt")
     for name in ("pipe.txt", "pipe.json"):
         os.mkfifo(here / name)

@@ -1,13 +1,12 @@
 """`lockstep sensitivity`: its rule and its errors on made-up figures, and a small run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep import exits
+from lockstep import exits, results
 from lockstep.cli import commands
 from lockstep.parity.sensitivity import REMOVED, SLOWER, errors, ranked, sentence, worth
 
@@ -64,7 +63,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     shape = "--n-layer 1 --d-model 32 --n-head 2 --context 32 --steps 20 --batch-size 2"
     command = ["sensitivity", "--framework", "torch", *shape.split(), "--out", str(out)]
     assert commands.main(command) == 0
-    result = json.loads(out.read_text())["frameworks"]["torch"]
+    result = results.read(out)["torch"]
     printed = capsys.readouterr().out
     assert sentence("torch", result) in printed
     alone = {name: row["alone"]["gradient"] for name, row in result["modules"].items()}

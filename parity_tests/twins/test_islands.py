@@ -1,7 +1,6 @@
 """`--fp32-islands`: which modules a pattern means, that they and no others multiply in float32, and
 that the twins agree."""
 
-import json
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from jax_impl.step import scanned
+from lockstep import results
 from lockstep.config import Config, from_flags, islands
 from lockstep.errors import UserError
 from lockstep.parity import ladder, matrix
@@ -84,9 +84,10 @@ def test_layers_that_differ_are_unrolled() -> None:
 
 def test_what_was_written_before_there_were_islands_is_read_and_written_as_it_was() -> None:
     configs = [
-        content["config"]
-        for file in (ROOT / "benchmarks" / "results").rglob("*.json")
-        if "config" in (content := json.loads(file.read_text()))
+        row["config"]
+        for file in (ROOT / "benchmarks" / "results").glob("*.jsonl")
+        for row in results.read(file).values()
+        if "config" in row
     ]
     assert len(configs) > 30
     for config in configs:

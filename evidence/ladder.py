@@ -1,0 +1,198 @@
+"""The tables of the parity ladder: its verdicts, its detection of mutants, its false positives."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.experiments.outcome import markdown
+from evidence import bounds
+from lockstep.parity.catalogue import BY_NAME
+from lockstep.parity.ladder import RUNGS
+from lockstep.parity.matrix import FACTORS
+from lockstep.parity.power import SMALLEST, mark
+from lockstep.parity.sensitivity import ranked, removed, sentence
+
+Row = dict[str, Any]
+Rows = dict[str, Row]  # by name
+
+ORDER = ("not run", "equal", "inconclusive", "different")
+SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
+CURVES = 8
+ALSO = {
+    "rewrites": "variants",
+    "machines": "simulated machines",
+}  # parts that are no policy's seeds
+
+
+def summarise(outcomes: Iterable[Row]) -> Rows:
+    """Of each rung and policy: the worst verdict, how many cases, the finding nearest its bound."""
+    rows: Rows = {}
+    for outcome in outcomes:
+        rung, policy = outcome["rung"], outcome["policy"]
+        new: Row = {"rung": rung, "policy": policy, "verdict": "not run", "cases": 0, "seconds": 0}
+        row = rows.setdefault(f"{policy} {rung}", new)
+        row["seconds"] += outcome.get("seconds", 0)
+        if outcome["verdict"] == "not run":
+            row["why"] = outcome["why"]
+            continue
+        row["cases"] += 1
+        found = {"row": outcome["row"], **outcome["worst"]}
+        if _rank(outcome["verdict"], found) > _rank(row["verdict"], row.get("worst")):
+            row |= {"verdict": outcome["verdict"], "worst": found}
+    return rows
+
+
+def _rank(verdict: str, worst: Row | None) -> tuple[int, float]:
+    return ORDER.index(verdict), -1.0 if worst is None else share(worst)
+
+
+def share(worst: Row) -> float:
+    """How much of its bound a figure takes."""
+    return worst["figure"] / worst["bound"] if worst["bound"] else float(worst["figure"] > 0)
+
+
+def figure(worst: Row) -> str:
+    return f"{worst['figure']:.3g} of {worst['bound']:.3g}"
+
+
+def status(rows: Rows) -> str:
+    """Rung by policy: the verdict, the figure nearest its bound, and how many cases."""
+    policies = FACTORS["policy"]
+    cells = [
+        [str(rung), *(_cell(rows.get(f"{policy} {rung.number}")) for policy in policies)]
+        for rung in RUNGS
+    ]
+    return markdown(["rung", *policies], cells)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["verdict"] == "not run":
+        return f"not run: {row['why']}"
+    nearest = f"{figure(row['worst'])}; " if row["worst"]["bound"] else ""
+    return f"{SHOWN[row['verdict']]} ({nearest}{row['cases']})"
+
+
+def policies(rows: Rows) -> str:
+    """A line for each policy."""
+    lines = []
+    for policy in FACTORS["policy"]:
+        climbed = [row for row in rows.values() if row["policy"] == policy]
+        done = [row for row in climbed if row["verdict"] != "not run"]
+        if not done:
+            why = climbed[0]["why"] if climbed else "not measured yet"
+            lines.append([f"`{policy}`", why, "", ""])
+            continue
+        equal = sum(row["verdict"] == "equal" for row in done)
+        gaps = [row for row in done if not row["worst"]["rule"].startswith("bytes of ")]
+        nearest = max(gaps, key=lambda row: share(row["worst"]))
+        curves = next((row["worst"] for row in done if row["rung"] == CURVES), None)
+        lines.append([
+            f"`{policy}`", f"{equal} of {len(done)}",
+            f"{figure(nearest['worst'])}: {nearest['worst']['rule']}, "
+            f"rung {RUNGS[nearest['rung'] - 1]}",
+            f"{figure(curves)}: {curves['rule']}" if curves else "",
+        ])  # fmt: skip
+    head = ["policy", "rungs equal, of those climbed", "figure nearest its tolerance",
+            "gap of the loss curves"]  # fmt: skip
+    return markdown(head, lines)
+
+
+def power(rows: Rows) -> str:
+    """Mutant by rung: x caught, . not, empty where the rung cannot stand."""
+    lines = []
+    for name, bug in BY_NAME.items():
+        row = rows.get(name, {"verdicts": {}, "why": "not measured yet"})
+        marks = []
+        for rung in RUNGS:
+            each = mark(row["verdicts"].get(str(rung.number))).replace(".", "·")
+            marks.append(f"**{each}**" if rung.number == bug.rung and each == "x" else each)
+        what = bug.what + (f" ({row['why']})" if "why" in row else "")
+        lines.append([f"`{name}`", bug.framework, what, *marks])
+    rungs = (f"rung {rung.number}" for rung in RUNGS)
+    return markdown(["mutant", "twin", "what is wrong", *rungs], lines)
+
+
+def smallest(rows: Rows) -> str:
+    shown = ("fp64", "fp32", "bf16")
+    units = {row["bug"]: row["unit"] for row in rows.values()}
+    lines = [
+        [f"`{bug}`", unit, *(_size(rows.get(f"{bug} {policy}")) for policy in shown)]
+        for bug, unit in units.items()
+    ]
+    return markdown(["mutant", "unit of its size", *(f"smallest in {p}" for p in shown)], lines)
+
+
+def _size(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if not row["size"]:
+        return "not caught at 0.25"
+    floor = row["size"] <= 0.25 / 2**SMALLEST  # no smaller one was tried
+    return f"{'at most ' * floor}{row['size']:.1e}"
+
+
+def specificity(rows: Rows) -> str:
+    """False positives and climbs, and the figure of each rule that came nearest to its bound."""
+    lines, also = [], [part for part in ALSO if any(row["part"] == part for row in rows.values())]
+    for rung in RUNGS:
+        for policy in FACTORS["policy"]:
+            cells = [rows.get(f"{part} {rung.number} {policy}") for part in (policy, *also)]
+            if any(cells):
+                lines.append([str(rung), policy, *map(_alarms, cells), _nearest(cells)])
+    tried = (f"false positives, {what}" for what in ("fresh seeds", *map(ALSO.get, also)))
+    head = ["rung", "policy", *tried, "maximum, and its tolerance"]
+    return markdown(head, lines)
+
+
+def _alarms(row: Row | None) -> str:
+    return f"{row['false_alarms']} of {row['climbs']}" if row else ""
+
+
+def _nearest(cells: list[Row | None]) -> str:
+    """Of each rule the figure nearest its bound, whichever part it is from."""
+    worst: Rows = {}
+    for cell in filter(None, cells):
+        for rule, each in cell["worst"].items():
+            if rule not in worst or each["share"] > worst[rule]["share"]:
+                worst[rule] = each
+    return "; ".join(f"{rule} {figure(each)}" for rule, each in worst.items() if each["bound"])
+
+
+def sensitivity(rows: Rows) -> str:
+    """Kinds, then modules: error alone, what the island removes of the whole error, its time."""
+    first = next(iter(rows.values()))
+    policy = first["config"]["precision"]["policy"]
+    least = first["all"]["gradient"] / 10  # of the single modules, those that matter
+    whole = [f"{row['all']['gradient']:.2e}" for row in rows.values()]
+    lines = {"everything": [*whole, *[""] * 2 * len(rows)]}
+    for title in ("kinds", "modules"):
+        for name, costly in ranked(first[title]):
+            if title == "kinds" or costly["alone"]["gradient"] > least:
+                found = [(row, row[title][name]) for row in rows.values()]
+                lines.setdefault(f"`{name}`", [
+                    *(f"{each['alone']['gradient']:.2e}" for _, each in found),
+                    *(f"{removed(row, each):.1%}" for row, each in found),
+                    *(f"{each['time'] - 1:+.1%}" if "time" in each else "" for _, each in found),
+                ])  # fmt: skip
+    titles = (f"gradient's error, alone in {policy}", "share that its island removes", "step time")
+    head = ["modules", *(f"{title}: {name}" for title in titles for name in rows)]
+    said = "\n".join(f"- {sentence(name, row)}" for name, row in rows.items())
+    return markdown(head, [[name, *cells] for name, cells in lines.items()]) + "\n\n" + said
+
+
+def fuzz(rows: Rows) -> str:
+    """Of each reader: its cases, how many were read and refused, the slowest."""
+    lines = [
+        [name, row["tried"], *(f"{row[count]:,}" for count in ("cases", "accepted", "refused")),
+         f"{row['slowest']:.2f}"]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    total = (f"{sum(row['cases'] for row in rows.values()):,}", "", "", "")
+    head = ["reader", "input", "cases", "cases read", "cases refused", "slowest case, s"]
+    return markdown(head, [*lines, ["all", "", *total]])
+
+
+def with_remark(table: str, rows: Rows) -> str:
+    """A table, and below it whether its rows were judged by today's bounds."""
+    return "\n\n".join(filter(None, [table, bounds.remark(list(rows.values()))]))

@@ -1,0 +1,125 @@
+"""What the documents show, part by part: its rows, their file, the command, what they depend on."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.experiments import run as experiments
+from benchmarks.process import CODE
+from benchmarks.run import jobs
+from benchmarks.suites import SUITES
+from evidence import lesson
+from lockstep import provenance, results, twin
+from lockstep.parity import catalogue, power, specificity
+from lockstep.parity.matrix import FACTORS
+from lockstep.process import ROOT
+from lockstep.provenance import TRAINING
+from lockstep.results import Row
+
+LADDER = (*TRAINING, "lockstep/parity", "lockstep/run")
+PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A unit is what can be measured alone: its rows' names are its own, or begin with it.
+
+    `command` has {file} in it, and {some}, the words that measure some units alone, if `choose`
+    gives them; else the command itself skips what is finished, or measures all.
+    """
+
+    name: str
+    file: str
+    command: str
+    units: Callable[[], Iterable[str]]
+    paths: tuple[str, ...] = CODE  # what the figures depend on
+    choose: Callable[[list[str]], str] = lambda units: ""
+    needs: str = ""  # what this machine may not have: shown, and not run
+
+    def call(self, units: Iterable[str] = ()) -> str:
+        """The command for some units; without any, for all."""
+        words = self.choose(list(units)) if units else ""
+        return " ".join(self.command.format(file=self.file, some=words).split())
+
+    def found(self) -> dict[str, list[Row]]:
+        """Unit -> its rows that are there, of a CPU."""
+        rows = results.read(ROOT / self.file, "cpu")
+        return {
+            unit: [row for name, row in rows.items() if f"{name} ".startswith(f"{unit} ")]
+            for unit in self.units()
+        }
+
+    def unfinished(self) -> list[str]:
+        """The units that today's code has not measured, or not all of."""
+        return [
+            unit
+            for unit, rows in self.found().items()
+            if not rows
+            or not all(provenance.is_current(row["measured"], self.paths) for row in rows)
+        ]
+
+
+def _of_rungs(policies: list[str]) -> str:
+    return f"-k '{' or '.join(f'test_rung[{policy}-' for policy in policies)}'"
+
+
+def _fuzzed() -> list[str]:
+    """The readers that have rows: their list stands in the tests, which nothing imports."""
+    return list(results.read(ROOT / "docs" / "results" / "fuzz.jsonl")) or ["checkpoint"]
+
+
+def _docs(name: str, command: str, units: Callable[[], Iterable[str]], *paths: str,
+          choose: Callable[[list[str]], str] = lambda units: "") -> Part:  # fmt: skip
+    return Part(name=name, file=f"docs/results/{name}.jsonl", command=command, units=units,
+                paths=paths, choose=choose)  # fmt: skip
+
+
+def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]]) -> Part:
+    return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units,
+                command=f"python -m benchmarks.{command}")  # fmt: skip
+
+
+def _suite(name: str) -> Part:
+    return _benchmark(name, name, f"run {name} --out {{file}}",
+                      lambda: [job.name for job in jobs(SUITES[name]("cpu"))])  # fmt: skip
+
+
+def _experiment(name: str) -> Part:
+    return _benchmark(name, "experiments", f"run {name} --out {{file}}",
+                      lambda: experiments.row_names(name, "smoke", "cpu"))  # fmt: skip
+
+
+def _optimizer_state(framework: str) -> Part:
+    return _benchmark(f"optimizer-state-{framework}", "experiments",
+                      f"optimizer_state {framework} --out {{file}}",
+                      lambda: [f"optimizer-state {framework}"])  # fmt: skip
+
+
+def _memory(cells: str) -> Part:
+    return _benchmark(f"memory-{cells}", "memory", f"memory {cells.replace('-', ' --')}",
+                      lambda: [cells])  # fmt: skip
+
+
+PARTS = [
+    _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
+          "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
+          choose=_of_rungs),
+    _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
+          "mutants", choose=" ".join),
+    _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,
+          "mutants"),
+    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: specificity.PARTS,
+          *LADDER, "mutants", choose=" ".join),
+    _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
+          lambda: twin.MODULES, *LADDER),
+    _docs("fuzz", "python -m parity_tests.input.fuzz --out {file}", _fuzzed, "lockstep",
+          "parity_tests/input", "benchmarks/report.py"),
+    _suite("cpu"), _suite("drift"),
+    *map(_experiment, experiments.EXPERIMENTS),
+    *map(_optimizer_state, twin.MODULES),
+    *(_memory(each + fresh) for each in twin.MODULES for fresh in ("", "-fresh")),
+    Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
+         command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
+         units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),
+    _docs("learn", "python -m evidence learn", lesson.code_cells, *PROGRAM),
+]  # fmt: skip
+BY_NAME = {part.name: part for part in PARTS}

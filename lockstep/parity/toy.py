@@ -1,0 +1,41 @@
+"""A small config of our model, its twins, and weights under which no bug hides."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lockstep import twin
+from lockstep.config import Config, from_flags
+from lockstep.model.state import TrainState, initial_state
+from lockstep.twin import Twin
+
+FRAMEWORKS = tuple(twin.MODULES)
+
+TOY: dict[str, Any] = {
+    "n_layer": 3, "n_head": 2, "d_model": 32, "context": 16, "vocab": 256, "batch_size": 2,
+    "steps": 20, "clip": 0.5, "numerics": "strict", "device": "cpu",
+}  # fmt: skip
+
+
+def toy(family: str = "tiny", **flags: Any) -> Config:
+    """A config of three narrow layers, strict numerics, clipping active, dropout 0."""
+    return from_flags({"model": family, **TOY, **flags}, accelerator=False)
+
+
+def start(framework: str, config: Config, state: TrainState | None = None) -> Twin:
+    """A twin with its weights loaded, in this process."""
+    built = twin.load(framework, config)
+    built.load(state or initial_state(config))
+    return built
+
+
+def perturbed(config: Config, seed: int = 1) -> TrainState:
+    """Initial weights plus noise: gains of one and biases of zero would hide bugs."""
+    state = initial_state(config)
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    noisy = {
+        name: weight + generator.normal(0, 0.02, weight.shape).astype(np.float32)
+        for name, weight in state.params.items()
+    }
+    return replace(state, params=noisy)

@@ -1,0 +1,107 @@
+"""`make evidence`: runs what is missing, goes on after a kill, and says how long it takes."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from evidence import run
+from evidence.parts import PARTS, Part
+from lockstep import results
+from lockstep.errors import UserError
+
+# Puts a row for each unit; where a file `kill` lies beside it, is killed after one.
+STUB = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, os.getcwd())
+from lockstep import results
+file, units = Path(sys.argv[1]), sys.argv[2:] or ["a", "b", "c"]
+with open(file.parent / "calls", "a") as calls:
+    print(*sys.argv[2:], file=calls)
+for unit in units:
+    results.put(file, [results.row(unit, "cpu", 60.0)])
+    if (file.parent / "kill").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Part:
+    (tmp_path / "stub.py").write_text(STUB)
+    return Part(
+        name="stub", file=str(tmp_path / "stub.jsonl"), units=lambda: "abc", paths=("lockstep",),
+        command=f"python {tmp_path / 'stub.py'} {{file}} {{some}}", choose=" ".join,
+    )  # fmt: skip
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
+
+
+def measure(part: Part, **flags: bool) -> tuple[int, str]:
+    said: list[str] = []
+    status = run.run([], said.append, parts=[part], after=(), **flags)
+    return status, "\n".join(said)
+
+
+def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(
+    part: Part, tmp_path: Path
+) -> None:
+    (tmp_path / "kill").touch()
+    status, said = measure(part)
+    assert status == 1 and "status -9, 1 of 3 measured" in said and "not finished: stub" in said
+    (tmp_path / "kill").unlink()
+    status, said = measure(part)
+    assert status == 0 and "2 of 2 measured" in said
+    assert calls(tmp_path) == ["", "b c"]
+    status, said = measure(part)
+    assert status == 0 and said.startswith("0 units of 1 parts to measure: about 0:00")
+    assert calls(tmp_path) == ["", "b c"]
+
+
+def test_the_time_is_that_of_the_last_run(part: Part, tmp_path: Path) -> None:
+    said = measure(part, listing=True)[1]
+    assert said.startswith("3 units of 1 parts to measure: about 0:00, and 3 of unknown duration")
+    assert not (tmp_path / "calls").exists()
+    measure(part)
+    old = results.read(Path(part.file))["a"]
+    results.put(Path(part.file), [
+        {**old, "name": name, "measured": old["measured"] | {"python": "2.7"}} for name in "ab"
+    ])  # fmt: skip
+    assert measure(part, listing=True)[1].startswith("2 units of 1 parts to measure: about 2:00")
+    assert "stub                     2 of 3    about 2:00" in measure(part, listing=True)[1]
+
+
+def test_a_command_that_measures_nothing_is_not_finished(part: Part, tmp_path: Path) -> None:
+    (tmp_path / "stub.py").write_text("")
+    assert measure(part)[0] == 1
+
+
+def test_what_follows_is_run_and_what_this_machine_has_not_is_named(part: Part) -> None:
+    said: list[str] = []
+    other = Part(name="far", file=part.file, command="x", units=lambda: "a", needs="a GPU")
+    fails = ("python -c 'raise SystemExit(3)'",)
+    assert run.run([], said.append, parts=[other], after=fails) == 1
+    assert "  far                   not run here, needs a GPU: x" in said
+    assert said[-1] == f"not finished: {fails[0]}"
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(UserError, match=r"NAME none: unknown; use parity, power"):
+        run.run(["none"], print)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_part_has_units_and_a_command(part: Part) -> None:
+    units = list(part.units())
+    assert units and len(set(units)) == len(units)
+    program, *words = shlex.split(part.call(units[:2]).partition(" (")[0])
+    assert program in run.PROGRAMS and not any("{" in word for word in words)
+
+
+def test_some_units_of_a_part_are_chosen_by_its_command() -> None:
+    calls = {part.name: part.call(list(part.units())[:2]) for part in PARTS}
+    assert "-k 'test_rung[fp64- or test_rung[fp32-'" in calls["parity"]
+    assert calls["power"].startswith("lockstep power loss-not-divided last-micro-batch-only --out")
+    assert calls["specificity"].startswith("lockstep specificity fp64 fp32 --out")
