@@ -39,6 +39,10 @@ def test_what_is_gone_is_seen() -> None:
     assert len(missing(gone + ", `lockstep/none.py`, `none/`", ROOT)) == 6
 
 
+def test_the_readme_is_a_map() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
