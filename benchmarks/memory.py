@@ -87,7 +87,7 @@ def draw(random: np.random.Generator, among: Range, group: Flags) -> Flags:
     depth = layers - segments * (segments - 2) if group["remat"] == "sqrt" else layers
     token = d * (ROUGH[group["remat"]] * depth + 150) + 10 * vocab
     rows = random.uniform(*among.bytes) / (token * context)
-    layout = "unroll" if group["remat"] == "none" else "scan"  # see docs/benchmarks.md, Recomputing
+    layout = "unroll" if group["remat"] == "none" else "scan"  # see docs/benchmarks.md, Remat
     return {**group, "n_layer": layers, "n_head": heads, "d_model": d, "context": context,
             "vocab": vocab, "batch_size": max(1, round(rows)), "layers": layout}  # fmt: skip
 

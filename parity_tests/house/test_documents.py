@@ -13,7 +13,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 
 def missing(text: str, folder: Path) -> list[str]:
-    """The `file.py:name`, `test_file.py` and links of a document that lead nowhere."""
+    """The `file.py:name`, `test_file.py`, paths and links of a document that lead nowhere."""
     found = []
     for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
         path = ROOT / file
@@ -23,6 +23,8 @@ def missing(text: str, folder: Path) -> list[str]:
             found.append(f"{file}:{name}")
     for file in re.findall(r"`(?:parity_tests/)?(test_\w+\.py)`", text):
         found += [] if any((ROOT / "parity_tests").rglob(file)) else [file]
+    for path in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text):
+        found += [] if (ROOT / path).exists() else [path]
     for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text):
         found += [] if (folder / link).exists() else [link]
     return found
@@ -35,7 +37,11 @@ def test_nothing_leads_nowhere(document: Path) -> None:
 
 def test_what_is_gone_is_seen() -> None:
     gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
-    assert len(missing(gone, ROOT)) == 4
+    assert len(missing(gone + ", `lockstep/none.py`, `none/`", ROOT)) == 6
+
+
+def test_the_readme_is_a_map() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
