@@ -18,7 +18,7 @@ from flax import nnx, traverse_util
 
 from jax_impl.dropout import Dropout
 from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
-from jax_impl.optim import by_tensor, optimizer, tensor_names
+from jax_impl.optim import by_tensor, optimizer, tensor_names, unrolled
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
 from lockstep.config.policy import Roles
@@ -26,8 +26,8 @@ from lockstep.model.params import decayed, first_backward
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
-Losses = tuple[jax.Array, jax.Array]  # scaled, to be differentiated, and as it is
 Params = dict[str, jax.Array]  # flat, so that dispatch costs no walk through a tree in Python
+Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
@@ -90,75 +90,103 @@ class Trainer:
         self.optimizer = optimizer(config.optim, mask, config.precision.roles.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
+        options = compiler_options(config.precision, device)
         self.jit = partial(jax.jit, compiler_options=options)
-        self.step: Any = self.jit(self.step_function, donate_argnums=0)
-        self.loss_and_grads = self.jit(self.loss_and_grads_function)
-        self.evaluate = self.jit(self.evaluate_function)
-        self.logits = self.jit(self.logits_function)
-        self.trace = self.jit(self.trace_function)
+        self.compiled_step: Any = self.jit(self.step_function, donate_argnums=0)
+        self.compiled_grads = self.jit(self.grads_function)
+        self.compiled_evaluate = self.jit(self.evaluate_function)
+        self.compiled_logits = self.jit(self.logits_function)
+        self.compiled_trace = self.jit(self.trace_function)
 
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes it will see."""
         optim, context = self.config.optim, self.config.model.context
         shape = (optim.accum, optim.batch_size, context + 1)
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
-        self.step = self.step.lower(self.state, window).compile()
+        self.compiled_step = self.compiled_step.lower(self.state, window).compile()
 
-    def optimizer_step(self, window: jax.Array) -> Callable[[], StepResult]:
+    def step(self, window: jax.Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
-        self.state, metrics = self.step(self.state, window)
+        self.state, metrics = self.compiled_step(self.state, window)
+        return self.report(metrics)
 
-        finite = metrics.pop("finite")
+    def step_function(self, state: State, window: jax.Array) -> tuple[State, Metrics]:
+        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
+        params, opt_state, finite, loss = self.accumulate(state, window, scale)
+        scale_and_count = self.update_scale(state, scale, finite)
+        new_state = State(params, opt_state, *scale_and_count, state.step + 1)
+        return new_state, self.metrics(state, new_state, loss, finite)
 
-        def wait() -> StepResult:
-            host = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            nonfinite = "" if math.isfinite(host["grad_norm"]) else self.nonfinite(finite)
-            return StepResult(
-                lr=float(self.rates[host.pop("updates")]), nonfinite=nonfinite, **host
-            )
+    def accumulate(
+        self, state: State, window: jax.Array, scale: jmp.LossScale
+    ) -> tuple[Params, Any, jax.Array, jax.Array]:
+        """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
-        return wait
-
-    def nonfinite(self, finite: jax.Array) -> str:
-        """The module whose gradient is the backward pass's first that is not finite."""
-        tensors = zip(tensor_names(self.model.shapes), jax.device_get(finite), strict=True)
-        modules = {module(name) for name, is_finite in tensors if not is_finite}
-        return first_backward(modules, self.config.model)
-
-    def step_function(self, state: State, window: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        accum, precision = len(window), self.config.precision
-        scale = loss_scale(precision, state.loss_scale, state.good_steps)
-        step = state.step + 1
-
-        def scaled_loss(params: Params, batch: jax.Array, micro_step: jax.Array) -> Losses:
-            loss = self.model.loss(params, batch, self.dropout(step, micro_step)) / accum
-            return scale.scale(loss), loss
+        Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the mean loss.
+        """
+        accum = len(window)
 
         def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
             params, opt_state, finite = carry
             micro_step, batch = numbered_batch
-            grads, loss = jax.grad(scaled_loss, has_aux=True)(params, batch, micro_step)
-            grads = scale.unscale(grads)
-            if precision.roles.loss_scaling:
-                finite &= by_tensor(jmp.all_finite, grads)
-                grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
+            dropout = self.dropout(state.step + 1, micro_step)
+            share = partial(self.micro_batch_loss, batch=batch, accum=accum, dropout=dropout)
+            loss, grads = self.backward(share, params, scale)
+            grads, finite = self.unscale(grads, finite, scale)
             do_step = finite.all() & (micro_step == accum - 1)
-            updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
-            return (optax.apply_updates(params, updates), opt_state, finite), loss
+            params, opt_state = self.update(grads, opt_state, params, do_step)
+            return (params, opt_state, finite), loss
 
         carry = (state.params, state.optimizer, jnp.ones(len(tensor_names(state.params)), bool))
         if accum == 1:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
-        params, opt_state, finite = carry
-        if precision.roles.loss_scaling:
-            scale = scale.adjust(finite.all())
-            new_scale, good_steps = scale.loss_scale, scale.counter
-        else:
-            new_scale, good_steps = state.loss_scale, state.good_steps
-        new_state = State(params, opt_state, new_scale, good_steps, step)
-        return new_state, self.metrics(state, new_state, losses.sum(), finite)
+        return *carry, losses.sum()
+
+    def micro_batch_loss(
+        self, params: Params, batch: jax.Array, accum: int, dropout: Dropout
+    ) -> jax.Array:
+        """One micro-batch's part of the window's mean loss."""
+        return self.model.loss(params, batch, dropout) / accum
+
+    def backward(
+        self, loss: Callable[[Params], jax.Array], params: Params, scale: jmp.LossScale
+    ) -> tuple[jax.Array, Params]:
+        """The loss, and the scaled gradients."""
+
+        def scaled_loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            value = loss(params)
+            return scale.scale(value), value
+
+        grads, value = jax.grad(scaled_loss, has_aux=True)(params)
+        return value, grads
+
+    def unscale(
+        self, grads: Params, finite: jax.Array, scale: jmp.LossScale
+    ) -> tuple[Params, jax.Array]:
+        """And looks for gradients that are not finite: from the first on, all are zero."""
+        grads = scale.unscale(grads)
+        if self.config.precision.roles.loss_scaling:
+            finite &= by_tensor(jmp.all_finite, grads)
+            grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
+        return grads, finite
+
+    def update(
+        self, grads: Params, opt_state: Any, params: Params, do_step: jax.Array
+    ) -> tuple[Params, Any]:
+        """Adds to the accumulator; where `do_step`, clips the sum and takes one step of AdamW."""
+        updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
+        return optax.apply_updates(params, updates), opt_state
+
+    def update_scale(
+        self, state: State, scale: jmp.LossScale, finite: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The next loss scale, and the good steps since it last changed."""
+        if not self.config.precision.roles.loss_scaling:
+            return state.loss_scale, state.good_steps
+        scale = scale.adjust(finite.all())
+        return scale.loss_scale, scale.counter
 
     def dropout(self, step: jax.Array, micro_step: jax.Array) -> Dropout:
         config = self.config
@@ -166,10 +194,7 @@ class Trainer:
             config.model.dropout, seed=config.optim.seed, step=step, micro_step=micro_step
         )
 
-    def metrics(
-        self, before: State, after: State, loss: jax.Array, finite: jax.Array
-    ) -> dict[str, jax.Array]:
-        """`finite` (P,): of each parameter's scaled gradient, where that is looked at."""
+    def metrics(self, before: State, after: State, loss: jax.Array, finite: jax.Array) -> Metrics:
         norm, of_update = (
             optax.tree.get(after.optimizer, name) for name in ("grad_norm", "finite")
         )
@@ -183,34 +208,59 @@ class Trainer:
             "loss_scale": before.loss_scale,
         }
 
-    def loss_and_grads_function(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
+    def report(self, metrics: Metrics) -> Callable[[], StepResult]:
+        """Copies to the host when called."""
+        finite = metrics.pop("finite")
+
+        def wait() -> StepResult:
+            host = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            nonfinite = "" if math.isfinite(host["grad_norm"]) else self.first_nonfinite(finite)
+            rate = float(self.rates[host.pop("updates")])
+            return StepResult(lr=rate, nonfinite=nonfinite, **host)
+
+        return wait
+
+    def first_nonfinite(self, finite: jax.Array) -> str:
+        """The module whose gradient is the backward pass's first that is not finite."""
+        tensors = zip(tensor_names(self.model.shapes), jax.device_get(finite), strict=True)
+        modules = {module(name) for name, is_finite in tensors if not is_finite}
+        return first_backward(modules, self.config.model)
+
+    def loss_and_grads(self, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
+        return self.compiled_grads(self.state, batch)
+
+    def grads_function(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
-
-        def scaled_loss(params: Params) -> Losses:
-            loss = self.model.loss(params, batch)
-            return scale.scale(loss), loss
-
-        grads, loss = jax.grad(scaled_loss, has_aux=True)(state.params)
+        loss, grads = self.backward(partial(self.model.loss, batch=batch), state.params, scale)
         return loss, scale.unscale(grads)
 
-    def evaluate_function(self, params: Params, batches: jax.Array) -> jax.Array:
+    def evaluate(self, batches: jax.Array) -> jax.Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
+        return self.compiled_evaluate(self.state.params, batches)
+
+    def evaluate_function(self, params: Params, batches: jax.Array) -> jax.Array:
         params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
         return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
 
-    def logits_function(self, params: Params, tokens: jax.Array) -> jax.Array:
+    def logits(self, tokens: jax.Array) -> jax.Array:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        return self.compiled_logits(self.state.params, tokens)
+
+    def logits_function(self, params: Params, tokens: jax.Array) -> jax.Array:
         params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
         return self.eval_model(params, tokens)
+
+    def trace(self, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
+        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
+
+        The latter are those of unrolled layers.
+        """
+        return self.compiled_trace(unrolled(self.state.params), self.state, batch)
 
     def trace_function(
         self, params: Params, state: State, batch: jax.Array
     ) -> tuple[jax.Array, Params, Params, Params]:
-        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
-
-        `params` are those of unrolled layers, and so are the gradients.
-        """
         plain = Model(self.config, self.config.precision.roles, self.device, plain=True)
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 

@@ -52,20 +52,18 @@ class JaxTwin:
         return jax.device_put(window, self.device)
 
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
-        return self.trainer.optimizer_step(window)
+        return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
-        loss, grads = self.trainer.loss_and_grads(self.trainer.state, batch)
+        loss, grads = self.trainer.loss_and_grads(self.place(batch))
         return float(loss), bridge.to_canonical(grads, self.config.model, self.trainer.model.scan)
 
     def evaluate(self, batches: np.ndarray) -> float:
-        return float(self.trainer.evaluate(self.trainer.state.params, batches))
+        return float(self.trainer.evaluate(self.place(batches)))
 
     def trace(self, batch: np.ndarray) -> Trace:
-        model, dtype = self.config.model, self.config.precision.roles.param
-        params = bridge.from_canonical(self.state().params, model, False, dtype)
-        traced = self.trainer.trace(params, self.trainer.state, batch)
-        loss, seen, seen_grads, grads = jax.device_get(traced)
+        model = self.config.model
+        loss, seen, seen_grads, grads = jax.device_get(self.trainer.trace(self.place(batch)))
         b, t = batch.shape[0], batch.shape[1] - 1
         seen, seen_grads = (
             {n: x[n].reshape(b, t, -1) for n in intermediates(model)} for x in (seen, seen_grads)
@@ -76,7 +74,7 @@ class JaxTwin:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = self.trainer.logits(self.trainer.state.params, padded)
+        logits = self.trainer.logits(self.place(padded))
         return np.asarray(logits[0, len(tokens) - 1], np.float64)
 
     def step_bytes(self, window: np.ndarray) -> int:

@@ -31,7 +31,7 @@ def to_canonical(tensors: dict[str, Tensor]) -> Arrays:
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    trainer.step, trainer.updates = state.step, state.updates
+    trainer.steps, trainer.updates = state.step, state.updates
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
@@ -54,7 +54,7 @@ def save(trainer: Trainer) -> TrainState:
         params={name: to_numpy(named[name]) for name in shapes(trainer.config.model)},
         mu={name: to_numpy(moments[p]["exp_avg"]) for name, p in named.items()},
         nu={name: to_numpy(moments[p]["exp_avg_sq"]) for name, p in named.items()},
-        step=trainer.step,
+        step=trainer.steps,
         updates=int(next(iter(moments.values()))["step"]),  # Adam's own count
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],

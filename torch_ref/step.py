@@ -49,7 +49,7 @@ class Trainer:
         self.optimizer = adamw(self.model, config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.rates = learning_rates(config.optim)
-        self.step = self.updates = 0
+        self.steps = self.updates = 0
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
     def compile(self) -> None:
@@ -70,49 +70,70 @@ class Trainer:
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def optimizer_step(self, window: Tensor) -> Callable[[], StepResult]:
+    def step(self, window: Tensor) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
-        scale = self.scaler.get_scale()
-        self.step += 1
-        total = self.backward(window)
+        scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
+        self.steps += 1
+        loss = self.accumulate(window)
+        self.unscale()
+        norm, norms = self.clip()
+        self.update(rate)
+        skipped = self.update_scale(scale)
+        self.updates += not skipped  # and so the schedule stands still on a skipped step
+        return self.report(loss, norm, norms, rate, scale, skipped)
+
+    def accumulate(self, window: Tensor) -> Tensor:
+        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
+        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
+        for micro_step in range(len(window)):
+            loss = self.micro_batch_loss(window, micro_step)
+            self.backward(loss)
+            total += loss.detach()
+        return total
+
+    def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
+        """One micro-batch's part of the window's mean loss."""
+        dropout = self.dropout(micro_step)
+        return self.batch_loss(self.model, window[micro_step], self.roles, dropout) / len(window)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self) -> None:
+        """And looks for gradients that are not finite."""
         self.scaler.unscale_(self.optimizer)
-        parameters = list(self.model.parameters())
-        norm, norms = clip_by_global_norm(parameters, self.config.optim.clip)
-        rate = float(self.rates[self.updates])
+
+    def clip(self) -> tuple[Tensor, Tensor]:
+        """The norm of the gradient before clipping, and those of its tensors (P,)."""
+        return clip_by_global_norm(list(self.model.parameters()), self.config.optim.clip)
+
+    def update(self, rate: float) -> None:
+        """One step of AdamW, unless a gradient was not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)
-        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        skipped = self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
-        self.updates += not skipped  # and so the schedule stands still on a skipped step
-        return self.result(total, norm, norms, rate, scale, skipped)
 
-    def backward(self, window: Tensor) -> Tensor:
-        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
-        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
-        for micro_step, batch in enumerate(window):
-            dropout = self.dropout(micro_step)
-            loss = self.batch_loss(self.model, batch, self.roles, dropout) / len(window)
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
-        return total
+    def update_scale(self, scale: float) -> bool:
+        """Whether the step was skipped."""
+        self.scaler.update()
+        return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config
         return Dropout(
             config.model.dropout,
             seed=config.optim.seed,
-            step=self.step,
+            step=self.steps,
             micro_step=micro_step,
             strict=config.precision.strict,
         )
 
-    def result(
-        self, total: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
+    def report(
+        self, loss: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
     ) -> Callable[[], StepResult]:
         """Starts the copy to the host now, waits for it when called."""
-        metrics = torch.cat([x.to(total.dtype).reshape(-1) for x in (total, norm, norms)])
+        metrics = torch.cat([x.to(loss.dtype).reshape(-1) for x in (loss, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.device.type == "cuda" else None
         if copied:
@@ -122,12 +143,12 @@ class Trainer:
             if copied:
                 copied.synchronize()
             loss, norm, *norms = host.tolist()
-            nonfinite = "" if math.isfinite(norm) else self.nonfinite(norms)
+            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(norms)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
 
-    def nonfinite(self, norms: list[float]) -> str:
+    def first_nonfinite(self, norms: list[float]) -> str:
         """The module whose gradient is the backward pass's first that is not finite."""
         tensors = zip(dict(self.model.named_parameters()), norms, strict=True)
         modules = {name.rpartition(".")[0] for name, x in tensors if not math.isfinite(x)}
@@ -137,11 +158,11 @@ class Trainer:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         loss = self.batch_loss(self.model, batch, self.roles)
         self.scaler.scale(loss).backward()
-        grads = self.unscaled(dict(self.model.named_parameters()))
+        grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), grads
 
-    def unscaled(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def unscale_grads(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Their `.grad`, at least in float32: in float16 they would flush to zero."""
         scale = self.scaler.get_scale()
         grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}
@@ -181,8 +202,8 @@ class Trainer:
         plain.register_forward_hook(record(logits))
         loss = batch_loss(plain, batch, self.roles)
         self.scaler.scale(loss).backward()
-        grads = self.unscaled(dict(plain.named_parameters()))
-        return loss.detach(), seen, self.unscaled(seen), grads
+        grads = self.unscale_grads(dict(plain.named_parameters()))
+        return loss.detach(), seen, self.unscale_grads(seen), grads
 
     def evaluation_model(self) -> GPT:
         """The model itself, or a copy of its weights in the evaluation policy."""

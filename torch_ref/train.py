@@ -56,7 +56,7 @@ class TorchTwin:
         return tokens.to(self.device, non_blocking=True)
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
-        return self.trainer.optimizer_step(window)
+        return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         loss, grads = self.trainer.loss_and_grads(self.place(batch))
