@@ -69,7 +69,7 @@ def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    config, dtype = trainer.config.model, trainer.config.precision.roles.param
+    config, dtype = trainer.config.model, trainer.dtypes.param
     params, mu, nu = (
         from_canonical(arrays, config, trainer.model.scan, dtype)
         for arrays in (state.params, state.mu, state.nu)

@@ -21,7 +21,7 @@ from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
 from jax_impl.optim import by_tensor, optimizer, tensor_names, unrolled
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.model.params import decayed, first_backward
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
@@ -43,16 +43,17 @@ class State(NamedTuple):
 class Model:
     """The NNX module as a pure function of a flat dict of parameters."""
 
-    def __init__(self, config: Config, roles: Roles, device: jax.Device, *, plain: bool = False):
+    def __init__(self, config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False):
         """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
-        fused, blocks = fused_attention(config, roles, device), query_blocks(config)
+        fused, blocks = fused_attention(config, dtypes, device), query_blocks(config)
         remat = "none" if plain else config.execution.remat
         self.scan = not plain and scanned(config)
         make = partial(
-            GPT, config.model, roles, fused=fused, blocks=blocks, remat=remat, scan=self.scan
+            GPT, config.model, dtypes, fused=fused, blocks=blocks, remat=remat, scan=self.scan
         )
-        self.roles = roles
-        self.graph, self.abstract = nnx.split(nnx.eval_shape(make))
+        self.dtypes = dtypes
+        self.graph, shapes = nnx.split(nnx.eval_shape(make))
+        self.abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes.param), shapes)
         flat = traverse_util.flatten_dict(nnx.to_pure_dict(self.abstract))
         self.paths = {".".join(map(str, path)): path for path in flat}
         self.shapes = {".".join(map(str, path)): leaf for path, leaf in flat.items()}
@@ -69,7 +70,7 @@ class Model:
         self, params: Params, batch: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
     ) -> jax.Array:
         """Mean loss of (B, T+1) tokens."""
-        return mean_loss(self(params, batch[:, :-1], dropout, tap), batch[:, 1:], self.roles)
+        return mean_loss(self(params, batch[:, :-1], dropout, tap), batch[:, 1:], self.dtypes)
 
 
 def scanned(config: Config) -> bool:
@@ -84,10 +85,11 @@ class Trainer:
 
     def __init__(self, config: Config, device: jax.Device) -> None:
         self.config, self.device = config, device
-        self.model = Model(config, config.precision.roles, device)
-        self.eval_model = Model(config, config.precision.eval_roles, device)
+        self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
+        self.model = Model(config, self.dtypes, device)
+        self.eval_model = Model(config, self.eval_dtypes, device)
         mask = {name: decayed(name.replace("kernel", "weight")) for name in self.model.shapes}
-        self.optimizer = optimizer(config.optim, mask, config.precision.roles.param)
+        self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
         options = compiler_options(config.precision, device)
@@ -112,24 +114,24 @@ class Trainer:
 
     def step_function(self, state: State, window: jax.Array) -> tuple[State, Metrics]:
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
-        params, opt_state, finite, loss = self.accumulate(state, window, scale)
-        scale_and_count = self.update_scale(state, scale, finite)
-        new_state = State(params, opt_state, *scale_and_count, state.step + 1)
-        return new_state, self.metrics(state, new_state, loss, finite)
+        state = state._replace(step=state.step + 1)
+        params, opt_state, finite, losses = self.accumulate(state, window, scale)
+        new_state = State(params, opt_state, *self.update_scale(state, scale, finite), state.step)
+        return new_state, self.metrics(state, new_state, losses.sum(), finite)
 
     def accumulate(
         self, state: State, window: jax.Array, scale: jmp.LossScale
     ) -> tuple[Params, Any, jax.Array, jax.Array]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
-        Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the mean loss.
+        Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the losses (N,).
         """
         accum = len(window)
 
         def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
             params, opt_state, finite = carry
             micro_step, batch = numbered_batch
-            dropout = self.dropout(state.step + 1, micro_step)
+            dropout = self.dropout(state.step, micro_step)
             share = partial(self.micro_batch_loss, batch=batch, accum=accum, dropout=dropout)
             loss, grads = self.backward(share, params, scale)
             grads, finite = self.unscale(grads, finite, scale)
@@ -142,7 +144,7 @@ class Trainer:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
-        return *carry, losses.sum()
+        return *carry, losses
 
     def micro_batch_loss(
         self, params: Params, batch: jax.Array, accum: int, dropout: Dropout
@@ -167,7 +169,7 @@ class Trainer:
     ) -> tuple[Params, jax.Array]:
         """And looks for gradients that are not finite: from the first on, all are zero."""
         grads = scale.unscale(grads)
-        if self.config.precision.roles.loss_scaling:
+        if self.dtypes.loss_scaling:
             finite &= by_tensor(jmp.all_finite, grads)
             grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
         return grads, finite
@@ -183,7 +185,7 @@ class Trainer:
         self, state: State, scale: jmp.LossScale, finite: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The next loss scale, and the good steps since it last changed."""
-        if not self.config.precision.roles.loss_scaling:
+        if not self.dtypes.loss_scaling:
             return state.loss_scale, state.good_steps
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
@@ -240,7 +242,7 @@ class Trainer:
         return self.compiled_evaluate(self.state.params, batches)
 
     def evaluate_function(self, params: Params, batches: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
+        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
         return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
 
     def logits(self, tokens: jax.Array) -> jax.Array:
@@ -248,7 +250,7 @@ class Trainer:
         return self.compiled_logits(self.state.params, tokens)
 
     def logits_function(self, params: Params, tokens: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda p: p.astype(self.eval_model.roles.param), params)
+        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
         return self.eval_model(params, tokens)
 
     def trace(self, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
@@ -261,7 +263,7 @@ class Trainer:
     def trace_function(
         self, params: Params, state: State, batch: jax.Array
     ) -> tuple[jax.Array, Params, Params, Params]:
-        plain = Model(self.config, self.config.precision.roles, self.device, plain=True)
+        plain = Model(self.config, self.dtypes, self.device, plain=True)
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
         def scaled_loss(params: Params, slots: Params) -> tuple[jax.Array, Any]:

@@ -53,8 +53,12 @@ def clip_as_optax(right: Callable, clip: float) -> optax.GradientTransformation:
 
 def forget_island(name: str) -> Plant:
     """A place that asks for the policy of the model, not for that of its module."""
-    return wrap(model, "make_policy", lambda right, roles, module="": right(
-        roles, "" if module.endswith(name) else module))  # fmt: skip
+
+    def wrong(right: Callable, dtypes: Any) -> jmp.Policy:
+        forgotten = dtypes.path.endswith(name)
+        return right(dtypes.policy if forgotten else dtypes)
+
+    return wrap(model, "policy", wrong)
 
 
 def share_first_graph(right: Callable, self: Any) -> Any:
@@ -78,10 +82,10 @@ def attend_in_compute(q: Any, k: Any, v: Any, policy: jmp.Policy) -> jax.Array:
     return jnp.einsum("bhts,bshk->bthk", probs, v)
 
 
-def loss_in_compute(logits: jax.Array, targets: jax.Array, roles: Any) -> jax.Array:
+def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any) -> jax.Array:
     """Cross-entropy keeps its input's dtype in optax."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return losses.astype(roles.output).mean()
+    return losses.astype(dtypes.output).mean()
 
 
 def stop_at_norm(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ import optax
 from jax_impl import model, optim, step
 from jax_impl.remat import recompute_cheap
 from lockstep.config import OptimConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.train.schedule import learning_rates
 from mutants.patch import Plant, after, assign, both, wrap
 
@@ -112,9 +112,9 @@ def silu(x: jax.Array) -> jax.Array:
     return x * jnp.exp(-jax.nn.softplus(-x))
 
 
-def loss_by_logsumexp(logits_BTV: jax.Array, targets_BT: jax.Array, roles: Roles) -> jax.Array:
+def loss_by_logsumexp(logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes) -> jax.Array:
     """logsumexp minus the target's logit in place of optax's cross-entropy."""
-    logits = logits_BTV.astype(roles.output)
+    logits = logits_BTV.astype(dtypes.output)
     targets = jnp.take_along_axis(logits, targets_BT[..., None], axis=-1).squeeze(-1)
     return (jax.nn.logsumexp(logits, axis=-1) - targets).mean()
 

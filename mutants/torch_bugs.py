@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from lockstep.config import policy
+from lockstep.config.policy import Dtypes, Roles
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import torch_step
@@ -86,23 +88,23 @@ def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> 
 # --- precision
 
 
-def widen_under_autocast(function: Callable, roles: Any, module: str) -> Callable:
+def widen_under_autocast(function: Callable, dtypes: Dtypes) -> Callable:
     """The island's tensors are widened, and autocast narrows them again."""
-    wide = precision.dtype(roles.output)
-    return lambda *args: function(
-        *(x.to(wide) if isinstance(x, Tensor) and roles.island(module) else x for x in args)
-    )
+    if dtypes.compute == dtypes.policy.compute:
+        return function
+    own = precision.dtype(dtypes.compute)
+    return lambda *args: function(*(x.to(own) if isinstance(x, Tensor) else x for x in args))
 
 
-def widen_to_float32(right: Callable, function: Callable, roles: Any, module: str) -> Callable:
+def widen_to_float32(right: Callable, roles: Roles, patterns: str, modules: Any) -> Dtypes:
     """`.float()`, under float64 too."""
-    return right(function, replace(roles, output="float32"), module)
+    return replace(right(replace(roles, output="float32"), patterns, modules), output=roles.output)
 
 
-def cast_whole_tree(right: Callable, gpt: Any, batch: Tensor, roles: Any, *masks: Any) -> Tensor:
-    kind = precision.dtype(roles.compute)
+def cast_whole_tree(right: Callable, gpt: Any, batch: Tensor, dtypes: Dtypes, *rest: Any) -> Tensor:
+    kind = precision.dtype(dtypes.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
-    return right(lambda *args: functional_call(gpt, weights, args), batch, roles, *masks)
+    return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest)
 
 
 def allow_tf32(config: Any) -> None:
@@ -112,12 +114,12 @@ def allow_tf32(config: Any) -> None:
 # --- loss, data, evaluation
 
 
-def shift_targets(right: Callable, logits: Tensor, targets: Tensor, roles: Any) -> Tensor:
-    return right(logits, targets.roll(1, 1), roles)
+def shift_targets(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
+    return right(logits, targets.roll(1, 1), dtypes)
 
 
-def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, roles: Any) -> Tensor:
-    return right(logits[:, :-1], targets[:, :-1], roles)
+def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
+    return right(logits[:, :-1], targets[:, :-1], dtypes)
 
 
 def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], StepResult]:
@@ -198,7 +200,7 @@ BUGS: dict[str, Plant] = {
     "logits-in-float32": after_making(widen_head),
     "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
     "island-under-autocast": assign(model, "matmul", widen_under_autocast),
-    "island-in-float32": wrap(model, "matmul", widen_to_float32),
+    "island-in-float32": wrap(policy, "by_module", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": after(train, "configure", allow_tf32),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),

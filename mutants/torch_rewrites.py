@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import model, optim, step
 from torch_ref.precision import dtype
@@ -105,9 +105,9 @@ def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
     return self.down(widely(gelu, self.up(x_BTD)))
 
 
-def loss_by_logsumexp(logits_BTV: Tensor, targets_BT: Tensor, roles: Roles) -> Tensor:
+def loss_by_logsumexp(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
     """logsumexp minus the target's logit in place of cross_entropy."""
-    logits = logits_BTV.to(dtype(roles.output))
+    logits = logits_BTV.to(dtype(dtypes.output))
     targets = logits.gather(-1, targets_BT[..., None]).squeeze(-1)
     return (logits.logsumexp(-1) - targets).mean()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.params import first_backward, intermediates
 from lockstep.train.schedule import learning_rates
@@ -23,20 +23,20 @@ from torch_ref.optim import adamw, clip_by_global_norm
 from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
 
 
-def make_model(config: Config, roles: Roles, device: torch.device, *, plain: bool = False) -> GPT:
+def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
     fused = fused_attention(config.precision)
     remat = "none" if plain else config.execution.remat
     with device:
-        model = GPT(config.model, roles, fused=fused, remat=remat)
-    return model.to(dtype(roles.param))
+        model = GPT(config.model, dtypes, fused=fused, remat=remat)
+    return model.to(dtype(dtypes.param))
 
 
-def batch_loss(model: GPT, batch: Tensor, roles: Roles, dropout: Dropout | None = None) -> Tensor:
+def batch_loss(model: GPT, batch: Tensor, dtypes: Dtypes, dropout: Dropout | None = None) -> Tensor:
     """Mean loss of (B, T+1) tokens."""
-    with autocast(roles, batch.device):
+    with autocast(dtypes, batch.device):
         logits = model(batch[:, :-1], dropout)
-        return mean_loss(logits, batch[:, 1:], roles)
+        return mean_loss(logits, batch[:, 1:], dtypes)
 
 
 class Trainer:
@@ -44,8 +44,8 @@ class Trainer:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.roles, self.eval_roles = config.precision.roles, config.precision.eval_roles
-        self.model = make_model(config, self.roles, device)
+        self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
+        self.model = make_model(config, self.dtypes, device)
         self.optimizer = adamw(self.model, config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.rates = learning_rates(config.optim)
@@ -63,7 +63,7 @@ class Trainer:
         shape = (self.config.optim.batch_size, self.config.model.context + 1)
         batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
-            self.batch_loss(self.model, batch, self.roles, self.dropout(0)).backward()
+            self.batch_loss(self.model, batch, self.dtypes, self.dropout(0)).backward()
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).partition("\n")[0]
             remedy = "install what it misses or drop --compile"
@@ -84,7 +84,7 @@ class Trainer:
 
     def accumulate(self, window: Tensor) -> Tensor:
         """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
-        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
+        total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
         for micro_step in range(len(window)):
             loss = self.micro_batch_loss(window, micro_step)
             self.backward(loss)
@@ -94,7 +94,7 @@ class Trainer:
     def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
         dropout = self.dropout(micro_step)
-        return self.batch_loss(self.model, window[micro_step], self.roles, dropout) / len(window)
+        return self.batch_loss(self.model, window[micro_step], self.dtypes, dropout) / len(window)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -156,7 +156,7 @@ class Trainer:
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        loss = self.batch_loss(self.model, batch, self.roles)
+        loss = self.batch_loss(self.model, batch, self.dtypes)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,19 +173,19 @@ class Trainer:
     def evaluate(self, batches: Tensor) -> Tensor:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
         model = self.evaluation_model()
-        return torch.stack([batch_loss(model, b, self.eval_roles) for b in batches]).mean()
+        return torch.stack([batch_loss(model, b, self.eval_dtypes) for b in batches]).mean()
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
-        with autocast(self.eval_roles, self.device):
+        with autocast(self.eval_dtypes, self.device):
             return self.evaluation_model()(tokens)
 
     def trace(
         self, batch: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
-        plain = make_model(self.config, self.roles, self.device, plain=True)
+        plain = make_model(self.config, self.dtypes, self.device, plain=True)
         plain.load_state_dict(self.model.state_dict())
         seen: dict[str, Tensor] = {}
 
@@ -200,15 +200,15 @@ class Trainer:
         for name in named:
             plain.get_submodule(name).register_forward_hook(record(name))
         plain.register_forward_hook(record(logits))
-        loss = batch_loss(plain, batch, self.roles)
+        loss = batch_loss(plain, batch, self.dtypes)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(dict(plain.named_parameters()))
         return loss.detach(), seen, self.unscale_grads(seen), grads
 
     def evaluation_model(self) -> GPT:
         """The model itself, or a copy of its weights in the evaluation policy."""
-        if self.eval_roles == self.roles:
+        if self.eval_dtypes == self.dtypes:
             return self.model
-        model = make_model(self.config, self.eval_roles, self.device)
+        model = make_model(self.config, self.eval_dtypes, self.device)
         model.load_state_dict(self.model.state_dict())
         return model

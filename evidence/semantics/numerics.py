@@ -67,7 +67,7 @@ def silu() -> Row:
 def gelu_form() -> Row:
     x = 2 * normal(1 << 14)
     config = toy("gpt2")
-    mlp = torch_ref.model.MLP(config.model, config.precision.roles, "mlp")
+    mlp = torch_ref.model.MLP(config.model, config.dtypes)
     mlp.up, mlp.down = torch.nn.Identity(), torch.nn.Identity()  # type: ignore[assignment]
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.model._gelu(jnp.asarray(x)))
@@ -211,7 +211,7 @@ def torch_gradient(
     config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
 ) -> Arrays:
     """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
-    roles = config.precision.roles
+    roles = config.dtypes
     model = torch_ref.step.make_model(config, roles, CPU)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -224,7 +224,7 @@ def torch_gradient(
 
 @cache
 def jax_gradient_function(config: Config, whole: bool) -> Callable:
-    roles = config.precision.roles
+    roles = config.dtypes
     model = jax_impl.step.Model(config, roles, jax.devices("cpu")[0])
     cast = jax_impl.precision.policy(roles).cast_to_compute if whole else lambda params: params
     return strict_jit(jax.grad(lambda some, rest, batch: model.loss(cast(some | rest), batch)))
@@ -326,7 +326,7 @@ def cross_entropy() -> Row:
     labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
     tensors = as_torch(logits), torch.from_numpy(labels)
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
-    roles = toy(policy="bf16").precision.roles
+    roles = toy(policy="bf16").dtypes
     with torch.autocast("cpu", torch.bfloat16):
         left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
     native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)

@@ -82,7 +82,7 @@ def read_jax(config: Config) -> Program:
     _, vjp = jax.eval_shape(
         lambda params: jax.vjp(lambda p: trainer.model.loss(p, tokens[0]), params), state.params
     )
-    plain = Model(config, config.precision.roles, trainer.device, plain=True).shapes
+    plain = Model(config, config.dtypes, trainer.device, plain=True).shapes
     _, seen, _, _ = jax.eval_shape(trainer.trace_function, plain, trainer.state, tokens[0])
     roles = {
         "parameters": state.params,
@@ -181,7 +181,7 @@ def read_torch(config: Config) -> Program:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        trainer.batch_loss(trainer.model, twin.place(tokens[0]), trainer.roles)
+        trainer.batch_loss(trainer.model, twin.place(tokens[0]), trainer.dtypes)
     moments = trainer.optimizer.state.values()
     roles = {
         "parameters": list(trainer.model.parameters()),

@@ -184,7 +184,7 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
     loss = jax_impl.step.Model.loss
 
     def jax_loss(self: Any, params: Any, *args: Any, **rest: Any) -> jax.Array:
-        cast = jax.tree.map(lambda p: p.astype(self.roles.compute), params)
+        cast = jax.tree.map(lambda p: p.astype(self.dtypes.compute), params)
         return loss(self, cast, *args, **rest)
 
     def torch_loss(model: Any, batch: Any, roles: Any, dropout: Any = None) -> torch.Tensor:
