@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jax_impl.optim import STACKED
 from jax_impl.step import Params, State, Trainer, updates_made
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
@@ -43,8 +44,8 @@ def _place(name: str, ndim: int, scan: bool) -> Place:
     return Place(re.sub(r"^blocks\.\d+", "blocks", key), int(stacked[1]), kernel)
 
 
-def to_canonical(params: Params, config: ModelConfig, scan: bool) -> Arrays:
-    host = jax.device_get(params)
+def to_canonical(params: Params, config: ModelConfig) -> Arrays:
+    host, scan = jax.device_get(params), any(map(STACKED.match, params))
 
     def take(place: Place) -> np.ndarray:
         array = host[place.key] if place.layer is None else host[place.key][place.layer]
@@ -85,10 +86,10 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
-    state, scan = trainer.state, trainer.model.scan
+    state = trainer.state
     params, mu, nu = (
-        to_canonical(arrays, trainer.config.model, scan)
-        for arrays in (
+        to_canonical(tensors, trainer.config.model)
+        for tensors in (
             state.params,
             optax.tree.get(state.optimizer, "mu"),
             optax.tree.get(state.optimizer, "nu"),

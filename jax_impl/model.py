@@ -23,8 +23,8 @@ from jax_impl.remat import AFFINE, recompute_cheap, remat_sublayer, through_bloc
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.constants import NORM_EPS
 
-EPS = 1e-5
 Tap = Callable[[str, jax.Array], jax.Array]
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
@@ -88,12 +88,12 @@ def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Ar
     # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + EPS) * scale + bias
+    return centred * jax.lax.rsqrt(variance + NORM_EPS) * scale + bias
 
 
 @recompute_cheap
 def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPS) * scale
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + NORM_EPS) * scale
 
 
 def make_norm(config: ModelConfig) -> nnx.Module:

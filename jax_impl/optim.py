@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.config import OptimConfig
+from lockstep.model.constants import ADAM_EPS
 from lockstep.train.schedule import learning_rates
 
-EPS = 1e-8
 STACKED = re.compile(r"blocks\.(?!\d)")  # the name of what all scanned layers have in one array
 
 
@@ -87,7 +87,7 @@ def adamw(
             lambda count: rates[count],
             config.beta1,
             config.beta2,
-            eps=EPS,
+            eps=ADAM_EPS,
             weight_decay=config.weight_decay,
             mask=decay_mask,
         ),

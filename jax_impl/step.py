@@ -1,13 +1,14 @@
 """One optimizer step over a window of micro-batches, as one pure compiled function.
 
-scale -> gradient, N times -> unscale -> clip -> step -> update the scale. One decision per
-optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
+A stage is a method of `Trainer`: micro_batch_loss, backward, unscale, update; update_scale, report.
+The optimizer clips, and updates with the last micro-batch. One decision per optimizer step: if any
+gradient of any micro-batch was not finite, nothing moves but the scale.
 """
 
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +32,6 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """What a step changes."""
-
     params: Params
     optimizer: Any
     loss_scale: jax.Array
@@ -78,8 +77,20 @@ def scanned(config: Config) -> bool:
     return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24 and config.alike)
 
 
+def compiled(function: Callable) -> Callable:
+    """A method of the state and tokens, compiled; it is called with the tokens alone."""
+
+    def method(self: Any, tokens: jax.Array) -> Any:
+        name = function.__name__
+        if name not in self.compiled:
+            self.compiled[name] = self.jit(partial(function, self))
+        return self.compiled[name](self.state, tokens)
+
+    return wraps(function)(method)
+
+
 class Trainer:
-    """What a step changes (`state`) and the compiled step that changes it."""
+    """What a step changes, and the step that changes it."""
 
     state: State
 
@@ -94,22 +105,18 @@ class Trainer:
         options = compiler_options(config.precision, device)
         options = compiler_options(config.precision, device)
         self.jit = partial(jax.jit, compiler_options=options)
-        self.compiled_step: Any = self.jit(self.step_function, donate_argnums=0)
-        self.compiled_grads = self.jit(self.grads_function)
-        self.compiled_evaluate = self.jit(self.evaluate_function)
-        self.compiled_logits = self.jit(self.logits_function)
-        self.compiled_trace = self.jit(self.trace_function)
+        self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
 
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes it will see."""
         optim, context = self.config.optim, self.config.model.context
         shape = (optim.accum, optim.batch_size, context + 1)
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
-        self.compiled_step = self.compiled_step.lower(self.state, window).compile()
+        self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
 
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
-        self.state, metrics = self.compiled_step(self.state, window)
+        self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
     def step_function(self, state: State, window: jax.Array) -> tuple[State, Metrics]:
@@ -228,41 +235,31 @@ class Trainer:
         modules = {module(name) for name, is_finite in tensors if not is_finite}
         return first_backward(modules, self.config.model)
 
-    def loss_and_grads(self, batch: jax.Array) -> tuple[jax.Array, Params]:
+    @compiled
+    def loss_and_grads(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        return self.compiled_grads(self.state, batch)
-
-    def grads_function(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
         loss, grads = self.backward(partial(self.model.loss, batch=batch), state.params, scale)
         return loss, scale.unscale(grads)
 
-    def evaluate(self, batches: jax.Array) -> jax.Array:
+    @compiled
+    def evaluate(self, state: State, batches: jax.Array) -> jax.Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
-        return self.compiled_evaluate(self.state.params, batches)
-
-    def evaluate_function(self, params: Params, batches: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
+        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
         return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
 
-    def logits(self, tokens: jax.Array) -> jax.Array:
+    @compiled
+    def logits(self, state: State, tokens: jax.Array) -> jax.Array:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
-        return self.compiled_logits(self.state.params, tokens)
-
-    def logits_function(self, params: Params, tokens: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
+        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
         return self.eval_model(params, tokens)
 
-    def trace(self, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
+    @compiled
+    def trace(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
         """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
 
         The latter are those of unrolled layers.
         """
-        return self.compiled_trace(unrolled(self.state.params), self.state, batch)
-
-    def trace_function(
-        self, params: Params, state: State, batch: jax.Array
-    ) -> tuple[jax.Array, Params, Params, Params]:
         plain = Model(self.config, self.dtypes, self.device, plain=True)
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
@@ -276,6 +273,7 @@ class Trainer:
             loss = plain.loss(params, batch, tap=tap)
             return scale.scale(loss), (loss, seen)
 
+        params = unrolled(state.params)
         _, (_, shapes) = jax.eval_shape(scaled_loss, params, {})
         slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
         both = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)

@@ -71,7 +71,7 @@ def normalize_fast(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax
     """E[x^2] - E[x]^2, the default of Flax's norms."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
-    return (x - mean) * jax.lax.rsqrt(variance + model.EPS) * scale + bias
+    return (x - mean) * jax.lax.rsqrt(variance + model.NORM_EPS) * scale + bias
 
 
 def attend_in_compute(q: Any, k: Any, v: Any, policy: jmp.Policy) -> jax.Array:
@@ -91,7 +91,7 @@ def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any) -> jax.A
 def stop_at_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     """The norm's statistics are taken for constants in the backward pass."""
     mean = jax.lax.stop_gradient(jnp.square(x).mean(-1, keepdims=True))
-    return x * jax.lax.rsqrt(mean + model.EPS) * scale
+    return x * jax.lax.rsqrt(mean + model.NORM_EPS) * scale
 
 
 def copy_square_kernels(right: Callable, name: str, ndim: int, scan: bool) -> bridge.Place:

@@ -88,13 +88,13 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
 @recompute_cheap
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
-    deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + model.EPS)
+    deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + model.NORM_EPS)
     return scale * ((x - x.mean(-1, keepdims=True)) / deviation) + bias
 
 
 @recompute_cheap
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return scale * (x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + model.EPS))
+    return scale * (x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + model.NORM_EPS))
 
 
 def widely(function: Callable, x: jax.Array) -> jax.Array:
@@ -135,7 +135,7 @@ def written_out_adamw(
     def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         t = state.count + 1
         root = jnp.sqrt(1 - beta2**t)
-        rate, eps = rates[state.count], optim.EPS * root
+        rate, eps = rates[state.count], optim.ADAM_EPS * root
         mu = jax.tree.map(lambda m, g: m + (1 - beta1) * (g - m), state.mu, grads)
         nu = jax.tree.map(lambda v, g: v + (1 - beta2) * (g * g - v), state.nu, grads)
 

@@ -177,7 +177,7 @@ def lose_growth_tracker(trainer: Any, state: Any) -> None:
 
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
-    "norm-eps": assign(model, "EPS", 1e-6),
+    "norm-eps": assign(model, "NORM_EPS", 1e-6),
     "norms-in-bfloat16": both(
         wrap(model.LayerNorm, "forward", normalize_in_bfloat16),
         wrap(model.RMSNorm, "forward", normalize_in_bfloat16),

@@ -80,12 +80,12 @@ def layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
     """By means and roots in place of its kernel."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
-    normal = centred * torch.rsqrt(variance + model.EPS) * self.weight.to(x.dtype)
+    normal = centred * torch.rsqrt(variance + model.NORM_EPS) * self.weight.to(x.dtype)
     return normal if self.bias is None else normal + self.bias.to(x.dtype)
 
 
 def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + model.EPS).sqrt() * self.weight.to(x.dtype)
+    return x / (x.square().mean(-1, keepdim=True) + model.NORM_EPS).sqrt() * self.weight.to(x.dtype)
 
 
 def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def use_adamw(kind: type[torch.optim.AdamW], **kernel: bool) -> Plant:
         groups = right(module, config).param_groups
         kept = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
         betas = config.beta1, config.beta2
-        return kind(kept, lr=config.lr, betas=betas, eps=optim.EPS, **kernel)
+        return kind(kept, lr=config.lr, betas=betas, eps=optim.ADAM_EPS, **kernel)
 
     return wrap(step, "adamw", make)
 

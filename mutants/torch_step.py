@@ -199,7 +199,7 @@ BUGS: dict[str, Plant] = {
     "skipped-step-schedule": on_skip(advance_schedule),
     "skipped-step-decays": on_skip(decay_weights),
     "no-bias-correction": wrap(AdamW, "step", without_bias_correction),
-    "adam-eps": assign(optim, "EPS", 1e-6),
+    "adam-eps": assign(optim, "ADAM_EPS", 1e-6),
     "betas-swapped": wrap(step, "adamw", swap_betas),
     "coupled-decay": assign(torch.optim, "AdamW", torch.optim.Adam),
     "decay": wrap(step, "adamw", with_decay),

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.constants import NORM_EPS
 from torch_ref.dropout import Dropout
 from torch_ref.precision import dtype, matmul
 from torch_ref.remat import remat_sublayer, through_blocks
-
-EPS = 1e-5
 
 
 class Linear(nn.Linear):
@@ -37,12 +36,12 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x_BTD: Tensor) -> Tensor:
         weight = self.weight.to(x_BTD.dtype)
         bias = None if self.bias is None else self.bias.to(x_BTD.dtype)
-        return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, EPS)
+        return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, NORM_EPS)
 
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, self.normalized_shape, self.weight.to(x_BTD.dtype), EPS)
+        return F.rms_norm(x_BTD, self.normalized_shape, self.weight.to(x_BTD.dtype), NORM_EPS)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

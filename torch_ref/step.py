@@ -1,7 +1,8 @@
 """One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
 
-scale -> backward, N times -> unscale -> clip -> step -> update the scale. One decision per
-optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
+A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, clip, update, update_scale,
+report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
+moves but the scale.
 """
 
 import math
@@ -40,7 +41,7 @@ def batch_loss(model: GPT, batch: Tensor, dtypes: Dtypes, dropout: Dropout | Non
 
 
 class Trainer:
-    """What a step changes (weights, moments, scale, counters) and the step that changes it."""
+    """What a step changes, and the step that changes it."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device

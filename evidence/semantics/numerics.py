@@ -128,7 +128,7 @@ def linear() -> tuple[Row, Row]:
     return outputs, gradient
 
 
-def exact_norm(x: np.ndarray, eps: float = jax_impl.model.EPS) -> np.ndarray:
+def exact_norm(x: np.ndarray, eps: float = jax_impl.model.NORM_EPS) -> np.ndarray:
     return F.layer_norm(as_torch(x).double(), x.shape[-1:], eps=eps).numpy()
 
 
@@ -237,7 +237,7 @@ def jax_gradient(
     params = jax_impl.bridge.from_canonical(weights, config.model, False, "float32")
     some = {name: params.pop(name) for name in ("embed", "head.kernel") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
-    return jax_impl.bridge.to_canonical(grads | params, config.model, False)
+    return jax_impl.bridge.to_canonical(grads | params, config.model)
 
 
 def embedding_gradient() -> Row:
