@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jax_impl.optim import STACKED
-from jax_impl.step import Params, State, Trainer, updates_made
+from jax_impl.step import Params, State, Trainer, update_count
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
@@ -100,7 +100,7 @@ def save(trainer: Trainer) -> TrainState:
         mu=mu,
         nu=nu,
         step=int(state.step),
-        updates=int(updates_made(state.optimizer)),
+        updates=int(update_count(state.optimizer)),
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
     )

@@ -228,17 +228,17 @@ class Block(nnx.Module):
         return tap(f"blocks.{layer}", x_RD)
 
 
-def untapped(name: str, x: jax.Array) -> jax.Array:
+def no_tap(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
 @jax.custom_vjp
-def slotted(x: jax.Array, slot: jax.Array) -> jax.Array:
+def add_slot(x: jax.Array, slot: jax.Array) -> jax.Array:
     """x itself, to the last bit; the gradient of the unused slot is that of x."""
     return x
 
 
-slotted.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
+add_slot.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
 
 
 class GPT(nnx.Module):
@@ -277,7 +277,7 @@ class GPT(nnx.Module):
         self.tied_head = policy(head)
 
     def __call__(
-        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> jax.Array:
         dropout = dropout or Dropout.off()
         t = tokens_BT.shape[1]

@@ -50,7 +50,7 @@ def tensor_names(shapes: dict[str, Any]) -> list[str]:
     ]
 
 
-def unrolled(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def unstack(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """With a tensor of its own for each layer of those that scanned layers stack."""
     out: dict[str, jax.Array] = {}
     for name, x in tensors.items():

@@ -73,7 +73,7 @@ def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array)
     )
 
 
-def fused_wanted(config: PrecisionConfig, device: jax.Device) -> bool:
+def wants_fused(config: PrecisionConfig, device: jax.Device) -> bool:
     """Asked for, or left to us on a GPU; strict numerics write attention out."""
     default = config.attention == "auto" and not config.strict and device.platform == "gpu"
     return config.attention == "fused" or default
@@ -81,7 +81,7 @@ def fused_wanted(config: PrecisionConfig, device: jax.Device) -> bool:
 
 def fused_attention(config: Config, dtypes: Dtypes, device: jax.Device) -> bool:
     """cuDNN's attention exists for half precision on CUDA, and for some head dims only."""
-    possible = fused_wanted(config.precision, device) and device.platform == "gpu" and dtypes.mixed
+    possible = wants_fused(config.precision, device) and device.platform == "gpu" and dtypes.mixed
     return possible and cudnn_works(dtypes.compute, config.model.d_head)
 
 
@@ -116,7 +116,7 @@ def attention_backend(config: Config, device: jax.Device) -> str:
         attends = [kind for name, kind in dtypes.modules.items() if name.endswith(".attend")]
         written_out = any(kind != dtypes.compute for kind in attends)
         return f"cudnn, islands {reference}" if written_out else "cudnn"
-    if not fused_wanted(config.precision, device):
+    if not wants_fused(config.precision, device):
         return reference
     kind = f"{dtypes.compute}, head dim {config.model.d_head}"
     return f"{reference} (no cuDNN attention for {kind} on {device.platform})"

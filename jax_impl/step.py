@@ -18,8 +18,8 @@ import optax
 from flax import nnx, traverse_util
 
 from jax_impl.dropout import Dropout
-from jax_impl.model import GPT, Tap, mean_loss, slotted, untapped
-from jax_impl.optim import by_tensor, optimizer, tensor_names, unrolled
+from jax_impl.model import GPT, Tap, add_slot, mean_loss, no_tap
+from jax_impl.optim import by_tensor, optimizer, tensor_names, unstack
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
@@ -46,7 +46,7 @@ class Model:
         """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
         fused, blocks = fused_attention(config, dtypes, device), query_blocks(config)
         remat = "none" if plain else config.execution.remat
-        self.scan = not plain and scanned(config)
+        self.scan = not plain and scans_layers(config)
         make = partial(
             GPT, config.model, dtypes, fused=fused, blocks=blocks, remat=remat, scan=self.scan
         )
@@ -58,7 +58,7 @@ class Model:
         self.shapes = {".".join(map(str, path)): leaf for path, leaf in flat.items()}
 
     def __call__(
-        self, params: Params, tokens: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+        self, params: Params, tokens: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> jax.Array:
         tree = traverse_util.unflatten_dict({self.paths[name]: a for name, a in params.items()})
         state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
@@ -66,18 +66,18 @@ class Model:
         return nnx.merge(self.graph, state)(tokens, dropout, tap)
 
     def loss(
-        self, params: Params, batch: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+        self, params: Params, batch: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> jax.Array:
         """Mean loss of (B, T+1) tokens."""
         return mean_loss(self(params, batch[:, :-1], dropout, tap), batch[:, 1:], self.dtypes)
 
 
-def scanned(config: Config) -> bool:
+def scans_layers(config: Config) -> bool:
     layers = config.execution.layers
     return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24 and config.alike)
 
 
-def compiled(function: Callable) -> Callable:
+def jit_method(function: Callable) -> Callable:
     """A method of the state and tokens, compiled; it is called with the tokens alone."""
 
     def method(self: Any, tokens: jax.Array) -> Any:
@@ -213,7 +213,7 @@ class Trainer:
             "grad_norm": jnp.where(skipped, jnp.nan, norm),
             "finite": jnp.where(skipped, finite, of_update),
             "skipped": skipped,
-            "updates": updates_made(before.optimizer),
+            "updates": update_count(before.optimizer),
             "loss_scale": before.loss_scale,
         }
 
@@ -235,26 +235,26 @@ class Trainer:
         modules = {module(name) for name, is_finite in tensors if not is_finite}
         return first_backward(modules, self.config.model)
 
-    @compiled
+    @jit_method
     def loss_and_grads(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
         loss, grads = self.backward(partial(self.model.loss, batch=batch), state.params, scale)
         return loss, scale.unscale(grads)
 
-    @compiled
+    @jit_method
     def evaluate(self, state: State, batches: jax.Array) -> jax.Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
         params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
         return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
 
-    @compiled
+    @jit_method
     def logits(self, state: State, tokens: jax.Array) -> jax.Array:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
         params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
         return self.eval_model(params, tokens)
 
-    @compiled
+    @jit_method
     def trace(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
         """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
 
@@ -268,12 +268,12 @@ class Trainer:
 
             def tap(name: str, x: jax.Array) -> jax.Array:
                 seen[name] = x
-                return slotted(x, slots[name]) if slots else x
+                return add_slot(x, slots[name]) if slots else x
 
             loss = plain.loss(params, batch, tap=tap)
             return scale.scale(loss), (loss, seen)
 
-        params = unrolled(state.params)
+        params = unstack(state.params)
         _, (_, shapes) = jax.eval_shape(scaled_loss, params, {})
         slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
         both = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)
@@ -288,6 +288,6 @@ def module(key: str) -> str:
     return re.sub(r"\.(kernel|scale|bias)$", "", key)
 
 
-def updates_made(opt_state: Any) -> jax.Array:
+def update_count(opt_state: Any) -> jax.Array:
     """Adam's count, which is also the schedule's position."""
     return optax.tree.get_all_with_path(opt_state, "count")[0][1]

@@ -78,7 +78,7 @@ class Dtypes(Roles):
 
 def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:
     """A policy in a model of these modules, with the islands that the patterns choose."""
-    wide = {name for name in modules if patterns and islands.holds(patterns, name)}
+    wide = {name for name in modules if patterns and islands.match(patterns, name)}
     computes = {name: roles.output if name in wide else roles.compute for name in modules}
     return Dtypes(**vars(roles), policy=roles, modules=computes)
 

@@ -59,7 +59,7 @@ def small(family: str, policy: str, accum: int) -> Config:
 # --- the rules
 
 
-def wrong(op: Op, config: Config) -> bool:
+def is_wrong(op: Op, config: Config) -> bool:
     roles = config.precision.roles
     param, compute, output = {roles.param}, {roles.compute}, {roles.output}
     into, out = ({value.dtype for value in values} for values in (op.inputs, op.outputs))
@@ -120,7 +120,7 @@ def violations(framework: str, program: Program, config: Config) -> set[str]:
 
     wanted = intermediate_roles(config)
     return {
-        *(str(op) for op in program.ops if wrong(op, config)),
+        *(str(op) for op in program.ops if is_wrong(op, config)),
         *(f"saved {value}" for value in program.saved if misplaced(value)),
         *(f"{role} {found}" for role, found in program.state.items() if found != {param}),
         *(
