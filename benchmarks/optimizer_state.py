@@ -43,11 +43,11 @@ def parts(framework: str, policy: str) -> dict[str, float]:
 
 
 def gradients_in_jax(built: Any, window: np.ndarray) -> list[Any]:
-    return list(built.trainer.loss_and_grads(built.trainer.state, window[0])[1].values())
+    return list(built.trainer.loss_and_grads(window[0])[1].values())
 
 
 def gradients_in_torch(built: Any, window: np.ndarray) -> list[Any]:
-    built.trainer.backward(built.place(window))
+    built.trainer.accumulate(built.place(window))
     return [parameter.grad for parameter in built.trainer.model.parameters()]
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_impl.step import Params, State, Trainer, updates_made
+from jax_impl.optim import STACKED
+from jax_impl.step import Params, State, Trainer, update_count
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
@@ -43,8 +44,8 @@ def _place(name: str, ndim: int, scan: bool) -> Place:
     return Place(re.sub(r"^blocks\.\d+", "blocks", key), int(stacked[1]), kernel)
 
 
-def to_canonical(params: Params, config: ModelConfig, scan: bool) -> Arrays:
-    host = jax.device_get(params)
+def to_canonical(params: Params, config: ModelConfig) -> Arrays:
+    host, scan = jax.device_get(params), any(map(STACKED.match, params))
 
     def take(place: Place) -> np.ndarray:
         array = host[place.key] if place.layer is None else host[place.key][place.layer]
@@ -69,7 +70,7 @@ def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    config, dtype = trainer.config.model, trainer.config.precision.roles.param
+    config, dtype = trainer.config.model, trainer.dtypes.param
     params, mu, nu = (
         from_canonical(arrays, config, trainer.model.scan, dtype)
         for arrays in (state.params, state.mu, state.nu)
@@ -85,10 +86,10 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
-    state, scan = trainer.state, trainer.model.scan
+    state = trainer.state
     params, mu, nu = (
-        to_canonical(arrays, trainer.config.model, scan)
-        for arrays in (
+        to_canonical(tensors, trainer.config.model)
+        for tensors in (
             state.params,
             optax.tree.get(state.optimizer, "mu"),
             optax.tree.get(state.optimizer, "nu"),
@@ -99,7 +100,7 @@ def save(trainer: Trainer) -> TrainState:
         mu=mu,
         nu=nu,
         step=int(state.step),
-        updates=int(updates_made(state.optimizer)),
+        updates=int(update_count(state.optimizer)),
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
     )

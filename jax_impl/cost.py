@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from jax_impl.step import Trainer
 
 
-def step_bytes(trainer: Trainer, window: np.ndarray) -> int:
+def step_bytes(trainer: Trainer, window: jax.Array) -> int:
     """XLA's temporaries, as the compiled step itself accounts for them; nothing is run."""
     step = trainer.jit(trainer.step_function, donate_argnums=0)
     accounts = step.lower(trainer.state, window).compile().memory_analysis()
@@ -18,7 +17,7 @@ def step_bytes(trainer: Trainer, window: np.ndarray) -> int:
     return accounts.temp_size_in_bytes
 
 
-def step_flops(trainer: Trainer, window: np.ndarray) -> int:
+def step_flops(trainer: Trainer, window: jax.Array) -> int:
     """Two for each multiply-add of each matmul, recomputed ones too; traced, not run."""
     return _flops(jax.make_jaxpr(trainer.step_function)(trainer.state, window).jaxpr)
 

@@ -7,7 +7,7 @@ draws the same masks under strict numerics.
 import jax
 import jax.numpy as jnp
 
-SITES = {"embedding": 0, "attention": 1, "mlp": 2}
+from lockstep.model.constants import DROPOUT_SITES
 
 
 class Dropout:
@@ -28,7 +28,7 @@ class Dropout:
     def __call__(self, x: jax.Array, layer: jax.Array | int, site: str) -> jax.Array:
         if not self.rate:
             return x
-        key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), SITES[site])
+        key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), DROPOUT_SITES[site])
         # A Python float would draw 64-bit uniforms under x64: other masks.
         keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
         # Not divided: XLA would multiply by the reciprocal where torch divides.

@@ -2,7 +2,7 @@
 
 `policy.cast_to_compute` casts the matmuls' inputs, one by one: the tree of parameters is never
 cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss) says so.
-A module with matmuls has a policy by its name: that of an island computes in the output dtype.
+Each module with matmuls has a policy of its own.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_impl.dropout import Dropout
-from jax_impl.precision import policy as make_policy
+from jax_impl.precision import policy
 from jax_impl.remat import AFFINE, recompute_cheap, remat_sublayer, through_blocks
 from lockstep.config import ModelConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.constants import NORM_EPS
 
-EPS = 1e-5
 Tap = Callable[[str, jax.Array], jax.Array]
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
@@ -53,10 +53,10 @@ affine.defvjp(_affine_forward, _affine_backward)
 class Linear(nnx.Module):
     """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
 
-    def __init__(self, d_in: int, d_out: int, *, bias: bool, roles: Roles, name: str) -> None:
-        self.policy = policy = make_policy(roles, name)
-        self.kernel = nnx.Param(jnp.zeros((d_in, d_out), policy.param_dtype))
-        self.bias = nnx.Param(jnp.zeros((d_out,), policy.param_dtype)) if bias else None
+    def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
+        self.policy = policy(dtypes)
+        self.kernel = nnx.Param(jnp.zeros((d_in, d_out)))
+        self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
         x_RD, kernel = self.policy.cast_to_compute((x_RD, self.kernel[...]))
@@ -66,10 +66,9 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
-        self.scale = nnx.Param(jnp.ones((config.d_model,), policy.param_dtype))
-        zeros = jnp.zeros((config.d_model,), policy.param_dtype)
-        self.bias = nnx.Param(zeros) if config.bias else None
+    def __init__(self, d: int, *, bias: bool) -> None:
+        self.scale = nnx.Param(jnp.ones((d,)))
+        self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
         bias = 0 if self.bias is None else self.bias[...].astype(x_RD.dtype)
@@ -77,8 +76,8 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
-        self.scale = nnx.Param(jnp.ones((config.d_model,), policy.param_dtype))
+    def __init__(self, d: int) -> None:
+        self.scale = nnx.Param(jnp.ones((d,)))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
         return _rms_norm(x_RD, self.scale[...].astype(x_RD.dtype))
@@ -89,16 +88,18 @@ def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Ar
     # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + EPS) * scale + bias
+    return centred * jax.lax.rsqrt(variance + NORM_EPS) * scale + bias
 
 
 @recompute_cheap
 def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPS) * scale
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + NORM_EPS) * scale
 
 
-def make_norm(config: ModelConfig, policy: jmp.Policy) -> nnx.Module:
-    return LayerNorm(config, policy) if config.norm == "layernorm" else RMSNorm(config, policy)
+def make_norm(config: ModelConfig) -> nnx.Module:
+    if config.norm == "layernorm":
+        return LayerNorm(config.d_model, bias=config.bias)
+    return RMSNorm(config.d_model)
 
 
 @recompute_cheap
@@ -161,15 +162,13 @@ def attend_fused(
 
 
 class Attention(nnx.Module):
-    def __init__(
-        self, config: ModelConfig, roles: Roles, name: str, fused: bool, blocks: int
-    ) -> None:
-        self.config, self.policy = config, make_policy(roles, f"{name}.attend")
-        self.fused = fused and not roles.island(f"{name}.attend")  # cuDNN's is in half precision
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool, blocks: int) -> None:
+        self.config, self.policy = config, policy(dtypes.at("attend"))
+        self.fused = fused and dtypes.at("attend").mixed  # cuDNN's is in half precision
         self.blocks = blocks
-        linear = partial(Linear, bias=config.bias, roles=roles)
-        self.qkv = linear(config.d_model, 3 * config.d_model, name=f"{name}.qkv")
-        self.proj = linear(config.d_model, config.d_model, name=f"{name}.proj")
+        linear = partial(Linear, bias=config.bias)
+        self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
+        self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
 
     def __call__(self, x_RD: jax.Array, t: int) -> jax.Array:
         parts = jnp.split(self.qkv(x_RD), 3, axis=-1)
@@ -187,15 +186,16 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, roles: Roles, name: str) -> None:
-        linear = partial(Linear, bias=config.bias, roles=roles)
-        gated = config.mlp == "swiglu"
-        self.gate = linear(config.d_model, config.d_mlp, name=f"{name}.gate") if gated else None
-        self.up = linear(config.d_model, config.d_mlp, name=f"{name}.up")
-        self.down = linear(config.d_mlp, config.d_model, name=f"{name}.down")
+    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
+        linear = partial(Linear, bias=config.bias)
+        self.gated = config.mlp == "swiglu"
+        if self.gated:
+            self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
+        self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
+        self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
-        if self.gate is not None:
+        if self.gated:
             return self.down(_silu(self.gate(x_RD)) * self.up(x_RD))
         return self.down(_gelu(self.up(x_RD)))
 
@@ -204,13 +204,13 @@ class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
     def __init__(
-        self, config: ModelConfig, roles: Roles, name: str, fused: bool, blocks: int, remat: str
+        self, config: ModelConfig, dtypes: Dtypes, fused: bool, blocks: int, remat: str
     ) -> None:
-        self.remat, policy = remat, make_policy(roles)
-        self.norm1 = make_norm(config, policy)
-        self.attn = Attention(config, roles, f"{name}.attn", fused, blocks)
-        self.norm2 = make_norm(config, policy)
-        self.mlp = MLP(config, roles, f"{name}.mlp")
+        self.remat = remat
+        self.norm1 = make_norm(config)
+        self.attn = Attention(config, dtypes.at("attn"), fused, blocks)
+        self.norm2 = make_norm(config)
+        self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
         self, x_RD: jax.Array, t: int, layer: jax.Array | int, dropout: Dropout, tap: Tap
@@ -228,17 +228,17 @@ class Block(nnx.Module):
         return tap(f"blocks.{layer}", x_RD)
 
 
-def untapped(name: str, x: jax.Array) -> jax.Array:
+def no_tap(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
 @jax.custom_vjp
-def slotted(x: jax.Array, slot: jax.Array) -> jax.Array:
+def add_slot(x: jax.Array, slot: jax.Array) -> jax.Array:
     """x itself, to the last bit; the gradient of the unused slot is that of x."""
     return x
 
 
-slotted.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
+add_slot.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
 
 
 class GPT(nnx.Module):
@@ -251,7 +251,7 @@ class GPT(nnx.Module):
     def __init__(
         self,
         config: ModelConfig,
-        roles: Roles,
+        dtypes: Dtypes,
         *,
         fused: bool = False,
         blocks: int = 1,
@@ -259,31 +259,30 @@ class GPT(nnx.Module):
         scan: bool = False,
     ) -> None:
         self.config, self.remat, self.scan = config, remat, scan
-        self.policy = policy = make_policy(roles)
-        zeros = partial(jnp.zeros, dtype=policy.param_dtype)
-        self.embed = nnx.Param(zeros((config.vocab, config.d_model)))
-        learned = config.position == "learned"
-        self.position = nnx.Param(zeros((config.context, config.d_model))) if learned else None
+        self.policy = policy(dtypes)
+        self.embed = nnx.Param(jnp.zeros((config.vocab, config.d_model)))
+        if config.position == "learned":
+            self.position = nnx.Param(jnp.zeros((config.context, config.d_model)))
 
         def make_block(layer: int) -> Block:
-            return Block(config, roles, f"blocks.{layer}", fused, blocks, remat)
+            return Block(config, dtypes.at(f"blocks.{layer}"), fused, blocks, remat)
 
         if scan:  # the first stands for all, which have the same islands
             self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
         else:
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
-        self.norm = make_norm(config, policy)
-        linear = partial(Linear, bias=False, roles=roles, name="head")
-        self.head = None if config.tied else linear(config.d_model, config.vocab)
-        self.head_policy = make_policy(roles, "head")
+        self.norm = make_norm(config)
+        head = dtypes.at("head")
+        self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
+        self.tied_head = policy(head)
 
     def __call__(
-        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = untapped
+        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> jax.Array:
         dropout = dropout or Dropout.off()
         t = tokens_BT.shape[1]
         x_BTD = self.policy.cast_to_output(tap("embed", self.embed[...][tokens_BT]))
-        if self.position is not None:
+        if hasattr(self, "position"):
             x_BTD = x_BTD + self.policy.cast_to_output(self.position[...][:t])
         x_RD = dropout(x_BTD.reshape(-1, self.config.d_model), -1, "embedding")
 
@@ -298,7 +297,7 @@ class GPT(nnx.Module):
             logits_RV = self.head(x_RD)
         else:
             # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-            x_RD, embed = self.head_policy.cast_to_compute((x_RD, self.embed[...]))
+            x_RD, embed = self.tied_head.cast_to_compute((x_RD, self.embed[...]))
             logits_RV = x_RD @ embed.T
         return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
 
@@ -307,7 +306,7 @@ class GPT(nnx.Module):
         return nnx.split(self.blocks) if self.scan else [nnx.split(b) for b in self.blocks]
 
 
-def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, roles: Roles) -> jax.Array:
+def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes) -> jax.Array:
     """Mean cross-entropy in nats, in the output dtype."""
-    logits = logits_BTV.astype(roles.output)
+    logits = logits_BTV.astype(dtypes.output)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()

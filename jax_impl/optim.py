@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.config import OptimConfig
+from lockstep.model.constants import ADAM_EPS
 from lockstep.train.schedule import learning_rates
 
-EPS = 1e-8
 STACKED = re.compile(r"blocks\.(?!\d)")  # the name of what all scanned layers have in one array
 
 
@@ -50,6 +50,15 @@ def tensor_names(shapes: dict[str, Any]) -> list[str]:
     ]
 
 
+def unstack(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """With a tensor of its own for each layer of those that scanned layers stack."""
+    out: dict[str, jax.Array] = {}
+    for name, x in tensors.items():
+        layers = enumerate(x) if STACKED.match(name) else [(None, x)]
+        out |= {name if i is None else STACKED.sub(f"blocks.{i}.", name): y for i, y in layers}
+    return out
+
+
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
     """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
 
@@ -78,7 +87,7 @@ def adamw(
             lambda count: rates[count],
             config.beta1,
             config.beta2,
-            eps=EPS,
+            eps=ADAM_EPS,
             weight_decay=config.weight_decay,
             mask=decay_mask,
         ),

@@ -1,6 +1,5 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
-import dataclasses
 from functools import cache
 from typing import Any
 
@@ -12,16 +11,13 @@ import jmp
 import optax
 
 from lockstep.config import Config, PrecisionConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 
 
-def policy(roles: Roles, module: str = "") -> jmp.Policy:
-    """jmp's, of a module with matmuls or of the rest; an island computes in the output dtype."""
-    made = jmp.get_policy(roles.spec)
-    if module and roles.island(module):
-        return dataclasses.replace(made, compute_dtype=made.output_dtype)
-    return made
+def policy(dtypes: Dtypes) -> jmp.Policy:
+    """jmp's, of a model or of a module in it."""
+    return jmp.get_policy(dtypes.spec)
 
 
 def find_device(asked: str) -> jax.Device:
@@ -77,16 +73,16 @@ def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array)
     )
 
 
-def fused_wanted(config: PrecisionConfig, device: jax.Device) -> bool:
+def wants_fused(config: PrecisionConfig, device: jax.Device) -> bool:
     """Asked for, or left to us on a GPU; strict numerics write attention out."""
     default = config.attention == "auto" and not config.strict and device.platform == "gpu"
     return config.attention == "fused" or default
 
 
-def fused_attention(config: Config, roles: Roles, device: jax.Device) -> bool:
+def fused_attention(config: Config, dtypes: Dtypes, device: jax.Device) -> bool:
     """cuDNN's attention exists for half precision on CUDA, and for some head dims only."""
-    possible = fused_wanted(config.precision, device) and device.platform == "gpu" and roles.mixed
-    return possible and cudnn_works(roles.compute, config.model.d_head)
+    possible = wants_fused(config.precision, device) and device.platform == "gpu" and dtypes.mixed
+    return possible and cudnn_works(dtypes.compute, config.model.d_head)
 
 
 @cache
@@ -115,13 +111,14 @@ def attention_backend(config: Config, device: jax.Device) -> str:
     """The attention in use: "cudnn", or "reference" and, where it falls back to that, why."""
     blocks = query_blocks(config)
     reference = f"reference in {blocks} causal blocks" if blocks > 1 else "reference"
-    roles = config.precision.roles
-    if fused_attention(config, roles, device):
-        written_out = any(roles.island(n) for n in config.model.matmuls if n.endswith(".attend"))
+    dtypes = config.dtypes
+    if fused_attention(config, dtypes, device):
+        attends = [kind for name, kind in dtypes.modules.items() if name.endswith(".attend")]
+        written_out = any(kind != dtypes.compute for kind in attends)
         return f"cudnn, islands {reference}" if written_out else "cudnn"
-    if not fused_wanted(config.precision, device):
+    if not wants_fused(config.precision, device):
         return reference
-    kind = f"{roles.compute}, head dim {config.model.d_head}"
+    kind = f"{dtypes.compute}, head dim {config.model.d_head}"
     return f"{reference} (no cuDNN attention for {kind} on {device.platform})"
 
 

@@ -1,11 +1,4 @@
-"""Rematerialization: what the backward pass recomputes instead of keeping.
-
-none      keep everything
-sublayer  keep each sublayer's input (attention and mlp)
-block     keep each block's input
-sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
-dots      keep the outputs of the weight matmuls, recompute the rest of each block
-"""
+"""Rematerialization. What each mode keeps: see `lockstep.model.segments`."""
 
 from collections.abc import Callable
 from functools import partial

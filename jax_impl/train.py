@@ -52,38 +52,37 @@ class JaxTwin:
         return jax.device_put(window, self.device)
 
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
-        return self.trainer.optimizer_step(window)
+        return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
-        loss, grads = self.trainer.loss_and_grads(self.trainer.state, batch)
-        return float(loss), bridge.to_canonical(grads, self.config.model, self.trainer.model.scan)
+        loss, grads = self.trainer.loss_and_grads(self.place(batch))
+        return loss.item(), bridge.to_canonical(grads, self.config.model)
 
     def evaluate(self, batches: np.ndarray) -> float:
-        return float(self.trainer.evaluate(self.trainer.state.params, batches))
+        return self.trainer.evaluate(self.place(batches)).item()
 
     def trace(self, batch: np.ndarray) -> Trace:
-        model, dtype = self.config.model, self.config.precision.roles.param
-        params = bridge.from_canonical(self.state().params, model, False, dtype)
-        traced = self.trainer.trace(params, self.trainer.state, batch)
-        loss, seen, seen_grads, grads = jax.device_get(traced)
+        model = self.config.model
+        loss, *seen, grads = jax.device_get(self.trainer.trace(self.place(batch)))
         b, t = batch.shape[0], batch.shape[1] - 1
-        seen, seen_grads = (
-            {n: x[n].reshape(b, t, -1) for n in intermediates(model)} for x in (seen, seen_grads)
+        outputs, output_grads = (
+            {name: tensors[name].reshape(b, t, -1) for name in intermediates(model)}
+            for tensors in seen
         )
-        return Trace(float(loss), seen, seen_grads, bridge.to_canonical(grads, model, False))
+        return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = self.trainer.logits(self.trainer.state.params, padded)
+        logits = self.trainer.logits(self.place(padded))
         return np.asarray(logits[0, len(tokens) - 1], np.float64)
 
     def step_bytes(self, window: np.ndarray) -> int:
-        return step_bytes(self.trainer, window)
+        return step_bytes(self.trainer, self.place(window))
 
     def step_flops(self, window: np.ndarray) -> int:
-        return step_flops(self.trainer, window)
+        return step_flops(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:
         stats = self.device.memory_stats() or {}

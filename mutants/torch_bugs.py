@@ -1,13 +1,11 @@
-"""Planted bugs: small, named, each a mistake somebody has made, for the life of one process.
+"""Mutants of the PyTorch twin: small, named, each a mistake somebody has made.
 
-`lockstep/parity/bugs.py` says what each is and which rung must catch it.
+`lockstep.parity.catalogue` says what each is and which rung must catch it.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,209 +13,46 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from lockstep.config import policy
+from lockstep.config.policy import Dtypes, Roles
+from lockstep.model import rotary
 from lockstep.twin import StepResult
-from mutants import torch_recipe
-from torch_ref import bridge, dropout, model, optim, precision, remat, step, train
-
-# --- the loss scale
-
-
-def unscaled() -> None:
-    step.grad_scaler = lambda config, device: torch.amp.GradScaler(device.type, enabled=False)
-
-
-def growth_one_late() -> None:
-    scaler = precision.grad_scaler
-
-    def late(config: Any, device: Any) -> torch.amp.GradScaler:
-        made = scaler(config, device)
-        if made.is_enabled():
-            made.set_growth_interval(made.get_growth_interval() + 1)
-        return made
-
-    step.grad_scaler = late
-
-
-def overflow_not_looked_for() -> None:
-    unscale = torch.amp.GradScaler._unscale_grads_
-
-    def blind(self: Any, *args: Any) -> Any:
-        found = unscale(self, *args)
-        return {device: torch.zeros_like(flag) for device, flag in found.items()}
-
-    torch.amp.GradScaler._unscale_grads_ = blind
-
-
-# --- the optimizer
-
-
-def no_bias_correction() -> None:
-    """Adam's correction tends to 1 as its count grows."""
-    far = 10_000_000
-    wrapped = torch.optim.AdamW.step
-
-    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for moments in self.state.values():
-            moments["step"] += far
-        result = wrapped(self, *args, **kwargs)
-        for moments in self.state.values():
-            moments["step"] -= far
-        return result
-
-    torch.optim.AdamW.step = stepped
-
-
-def decay_also(kind: str) -> Callable[[], None]:
-    def plant() -> None:
-        right = optim.decayed
-        optim.decayed = lambda name: right(name) or kind in name
-
-    return plant
-
-
-def with_config(**factors: float) -> Callable[..., None]:
-    """AdamW made with an attribute of its config multiplied by 1 + size."""
-
-    def plant(size: float = 0.1) -> None:
-        right = optim.adamw
-        (name,) = factors
-
-        def wrong(parameters: Any, config: Any) -> Any:
-            given = vars(config) | {name: getattr(config, name) * (1 + size)}
-            return right(parameters, SimpleNamespace(**given))
-
-        step.adamw = wrong
-
-    return plant
-
-
-def learning_rate(size: float = 0.1) -> None:
-    """The rate that is logged is right; the one that is used is not."""
-    wrapped = torch.optim.AdamW.step
-
-    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for group in self.param_groups:
-            group["lr"] *= 1 + size
-        return wrapped(self, *args, **kwargs)
-
-    torch.optim.AdamW.step = stepped
-
-
-def adam_eps(size: float = 1e-6) -> None:
-    optim.EPS = size
-
-
-def betas_swapped() -> None:
-    right = optim.adamw
-
-    def wrong(parameters: Any, config: Any) -> Any:
-        made = vars(config) | {"beta1": config.beta2, "beta2": config.beta1}
-        return right(parameters, SimpleNamespace(**made))
-
-    step.adamw = wrong
-
-
-def coupled_decay() -> None:
-    torch.optim.AdamW = torch.optim.Adam
-
+from mutants import torch_step
+from mutants.patch import Plant, after, assign, both, wrap
+from torch_ref import bridge, dropout, model, precision, step, train
+from torch_ref.dropout import Dropout
 
 # --- the model
 
 
-def norm_eps(size: float = 1e-6) -> None:
-    model.EPS = size
+def normalize_in_bfloat16(right: Callable, self: Any, x: Tensor) -> Tensor:
+    return right(self, x.bfloat16()).to(x.dtype)
 
 
-def norms_in_bfloat16() -> None:
-    for kind in (model.LayerNorm, model.RMSNorm):
-        right = kind.forward
-        kind.forward = lambda self, x, right=right: right(self, x.bfloat16()).to(x.dtype)
+def attend_with(change: Callable) -> Plant:
+    """The written-out attention of changed queries, keys and values."""
+    return wrap(model, "attend", lambda right, q, k, v, wide, **size: right(
+        *change(q, k, v, **size), wide))  # fmt: skip
 
 
-def functional(name: str, wrong: Callable) -> None:
-    """Another function in `model`'s F."""
-    model.F = SimpleNamespace(**(vars(F) | {name: wrong}))
+def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    cos, sin = cos_TK[: x.shape[1], None], sin_TK[: x.shape[1], None]
+    even, odd = x.to(cos.dtype)[..., ::2], x.to(cos.dtype)[..., 1::2]
+    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return turned.flatten(-2).to(x.dtype)
 
 
-def erf_gelu() -> None:
-    functional("gelu", lambda x, approximate: F.gelu(x))
+def rotate_in_float32(right: Callable, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return right(x, cos.float(), sin.float()).to(x.dtype)
 
 
-def attend_with(change: Callable) -> Callable[..., None]:
-    """The written-out attention on changed queries, keys and values."""
-
-    def plant(*size: float) -> None:
-        right = model.attend
-        model.attend = lambda q, k, v, wide: right(*change(q, k, v, *size), wide)
-
-    return plant
+def gate_up(self: Any, x: Tensor) -> Tensor:
+    return self.down(self.gate(x) * F.silu(self.up(x)))
 
 
-def causal_mask_off_by_one() -> None:
-    tril = Tensor.tril
-    right = model.attend
-
-    def attend(*args: Any) -> Tensor:
-        Tensor.tril = lambda self: tril(self, 1)
-        try:
-            return right(*args)
-        finally:
-            Tensor.tril = tril
-
-    model.attend = attend
-
-
-def fused_sees_all() -> None:
-    sdpa = F.scaled_dot_product_attention
-    functional("scaled_dot_product_attention", lambda q, k, v, is_causal: sdpa(q, k, v))
-
-
-def rope_base() -> None:
-    def table(context: int, head_dim: int) -> tuple[Any, Any]:
-        rates = 500_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        angles = torch.arange(context, dtype=torch.float64)[:, None] * rates
-        return angles.cos().numpy(), angles.sin().numpy()
-
-    model.rotary = SimpleNamespace(table=table)
-
-
-def rope_interleaved() -> None:
-    def rotate(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        t = x.shape[1]
-        cos, sin = cos_TK[:t, None], sin_TK[:t, None]
-        wide = x.to(cos.dtype)
-        even, odd = wide[..., ::2], wide[..., 1::2]
-        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-        return turned.flatten(-2).to(x.dtype)
-
-    model.rotate = rotate
-
-
-def rope_in_float32() -> None:
-    right = model.rotate
-    model.rotate = lambda x, cos, sin: right(x, cos.float(), sin.float()).to(x.dtype)
-
-
-def swiglu_swapped() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.down(self.gate(x) * F.silu(self.up(x)))
-
-    model.MLP.forward = forward
-
-
-def after_making(change: Callable[[Any], None]) -> Callable[[], None]:
-    """A change to each GPT as it is made."""
-
-    def plant() -> None:
-        right = model.GPT.__init__
-
-        def made(self: Any, *args: Any, **kwargs: Any) -> None:
-            right(self, *args, **kwargs)
-            change(self)
-
-        model.GPT.__init__ = made
-
-    return plant
+def after_making(change: Callable[[Any], None]) -> Plant:
+    """A change to each GPT once it is made."""
+    return after(model.GPT, "__init__", lambda self, *args, **rest: change(self))
 
 
 def untie(gpt: Any) -> None:
@@ -228,7 +63,7 @@ def scale_by_frequency(gpt: Any) -> None:
     gpt.embed.scale_grad_by_freq = True
 
 
-def positions_from_one(gpt: Any) -> None:
+def count_from_one(gpt: Any) -> None:
     right = gpt.embed.forward
 
     def look_up(tokens: Tensor) -> Tensor:
@@ -238,7 +73,7 @@ def positions_from_one(gpt: Any) -> None:
     gpt.embed.forward = look_up
 
 
-def logits_in_float32(gpt: Any) -> None:
+def widen_head(gpt: Any) -> None:
     def head(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x, gpt.embed.weight)
@@ -246,231 +81,150 @@ def logits_in_float32(gpt: Any) -> None:
     gpt.head = head
 
 
-def residual_in_bfloat16() -> None:
-    right = model.Block.forward
-    model.Block.forward = lambda self, x, *rest: right(self, x.bfloat16(), *rest).to(x.dtype)
+def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
+    return right(self, x.bfloat16(), *rest).to(x.dtype)
 
 
-def island_under_autocast() -> None:
+# --- precision
+
+
+def widen_under_autocast(function: Callable, dtypes: Dtypes) -> Callable:
     """The island's tensors are widened, and autocast narrows them again."""
-
-    def matmul(function: Callable, roles: Any, module: str) -> Callable:
-        wide = precision.dtype(roles.output)
-        return lambda *args: function(
-            *(x.to(wide) if isinstance(x, Tensor) and roles.island(module) else x for x in args)
-        )
-
-    model.matmul = matmul
+    if dtypes.compute == dtypes.policy.compute:
+        return function
+    own = precision.dtype(dtypes.compute)
+    return lambda *args: function(*(x.to(own) if isinstance(x, Tensor) else x for x in args))
 
 
-def island_in_float32() -> None:
+def widen_to_float32(right: Callable, roles: Roles, patterns: str, modules: Any) -> Dtypes:
     """`.float()`, under float64 too."""
-    right = precision.matmul
-    model.matmul = lambda function, roles, module: right(
-        function, replace(roles, output="float32"), module
-    )
+    return replace(right(replace(roles, output="float32"), patterns, modules), output=roles.output)
 
 
-def whole_tree_cast() -> None:
-    right = step.batch_loss
-
-    def called(gpt: Any, weights: Any, *args: Any) -> Any:
-        return functional_call(gpt, weights, args)
-
-    def loss(gpt: Any, batch: Tensor, roles: Any, masks: Any = None) -> Tensor:
-        kind = precision.dtype(roles.compute)
-        weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
-        return right(partial(called, gpt, weights), batch, roles, masks)
-
-    step.batch_loss = loss
+def cast_whole_tree(right: Callable, gpt: Any, batch: Tensor, dtypes: Dtypes, *rest: Any) -> Tensor:
+    kind = precision.dtype(dtypes.compute)
+    weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
+    return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest)
 
 
-# --- loss and data
+def allow_tf32(config: Any) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def targets_shifted() -> None:
-    right = step.mean_loss
-    step.mean_loss = lambda logits, targets, roles: right(logits, targets.roll(1, 1), roles)
+# --- loss, data, evaluation
 
 
-def last_token_dropped() -> None:
-    right = step.mean_loss
-    step.mean_loss = lambda logits, targets, roles: right(logits[:, :-1], targets[:, :-1], roles)
+def shift_targets(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
+    return right(logits, targets.roll(1, 1), dtypes)
 
 
-def label_smoothing(size: float = 1e-3) -> None:
-    wrong = partial(F.cross_entropy, label_smoothing=size)
-    functional("cross_entropy", wrong)
+def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
+    return right(logits[:, :-1], targets[:, :-1], dtypes)
 
 
-def batches_differ() -> None:
+def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], StepResult]:
     """From the eleventh step on the rows are those of the window before."""
-    right = train.TorchTwin.step
-
-    def stepped(self: Any, window: Tensor) -> Callable[[], StepResult]:
-        former, self.former = getattr(self, "former", window), window
-        return right(self, former if self.trainer.step >= 10 else window)
-
-    train.TorchTwin.step = stepped
+    former, self.former = getattr(self, "former", window), window
+    return right(self, former if self.trainer.steps >= 10 else window)
 
 
-def evaluation_drops() -> None:
-    right = step.Trainer.evaluate
-
-    def evaluate(self: Any, batches: Tensor) -> Tensor:
-        loss = step.batch_loss
-        step.batch_loss = lambda *args: loss(*args, self.dropout(0))
-        try:
-            return right(self, batches)
-        finally:
-            step.batch_loss = loss
-
-    step.Trainer.evaluate = evaluate
-
-
-def logits_one_late() -> None:
-    right = train.TorchTwin.logits
-    train.TorchTwin.logits = lambda self, tokens: right(self, tokens[:-1])
+def drop_in_evaluation(right: Callable, self: Any, batches: Tensor) -> Tensor:
+    loss = step.batch_loss
+    step.batch_loss = lambda *args: loss(*args, self.dropout(0))
+    try:
+        return right(self, batches)
+    finally:
+        step.batch_loss = loss
 
 
 # --- dropout and remat
 
 
-def mask_keyed_without(part: str) -> Callable[[], None]:
-    def plant() -> None:
-        made, called = dropout.Dropout.__init__, dropout.Dropout.__call__
-
-        def init(self: Any, rate: float, **key: Any) -> None:
-            made(self, rate, **(key | ({"micro_step": 0} if part == "micro-step" else {})))
-
-        def call(self: Any, x: Tensor, layer: int, site: str) -> Tensor:
-            return called(self, x, min(layer, 0) if part == "layer" else layer, site)
-
-        dropout.Dropout.__init__ = init
-        dropout.Dropout.__call__ = call
-
-    return plant
+def forget_micro_step(right: Callable, self: Dropout, rate: float, **key: Any) -> None:
+    right(self, rate, **(key | {"micro_step": 0}))
 
 
-def dropout_not_rescaled() -> None:
-    right = dropout.Dropout.__call__
-    dropout.Dropout.__call__ = lambda self, x, *place: right(self, x, *place) * (1 - self.rate)
-
-
-def dropout_redrawn() -> None:
+def redraw(right: Callable, self: Any, x: Tensor, layer: int, site: str) -> Tensor:
     """A second call at the same place, which is that of the recomputed forward, draws anew."""
-    right = dropout.Dropout.__call__
-
-    def call(self: Any, x: Tensor, layer: int, site: str) -> Tensor:
-        if not self.rate:
-            return x
-        self.calls = getattr(self, "calls", Counter[tuple[int, str]]())
-        self.calls[layer, site] += 1
-        return right(self, x, layer + 1000 * (self.calls[layer, site] - 1), site)
-
-    dropout.Dropout.__call__ = call
+    self.calls = getattr(self, "calls", Counter[tuple[int, str]]())
+    self.calls[layer, site] += 1
+    return right(self, x, layer + 1000 * (self.calls[layer, site] - 1), site)
 
 
-def mask_probability(size: float = 0.01) -> None:
-    """The probability that masks are drawn with is off; the rescaling is right."""
-    right = dropout.bernoulli
-    dropout.bernoulli = lambda key, p, *rest: right(key, p + size, *rest)
+def with_remat(**names: str) -> Plant:
+    """Another remat mode by the name of one; "other" stands for all that are not named."""
+    return wrap(model, "through_blocks", lambda right, *args, remat: right(
+        *args, remat=names.get(remat, names.get("other", remat))))  # fmt: skip
 
 
-def sqrt_runs_block() -> None:
-    right = remat.through_blocks
-    names = {"sqrt": "block"}
-    model.through_blocks = lambda *args, remat: right(*args, remat=names.get(remat, remat))
+# --- resuming
 
 
-def remat_does_nothing() -> None:
-    right = remat.through_blocks
-    model.through_blocks = lambda *args, remat: right(*args, remat="none")
-    model.remat_sublayer = lambda sublayer, remat: sublayer
+def lose_moment(name: str) -> Plant:
+    """A resumed run forgets part of Adam's state."""
+
+    def act(trainer: Any, state: Any) -> None:
+        for moments in trainer.optimizer.state.values():
+            moments[name].zero_()
+
+    return after(bridge, "load", act)
 
 
-# --- resuming, switches
+def lose_growth_tracker(trainer: Any, state: Any) -> None:
+    if trainer.scaler.is_enabled():
+        trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"_growth_tracker": 0})
 
 
-def loses(name: str) -> Callable[[], None]:
-    """A resumed run forgets part of its state."""
-
-    def plant() -> None:
-        right = bridge.load
-
-        def load(trainer: Any, state: Any) -> None:
-            right(trainer, state)
-            for moments in trainer.optimizer.state.values():
-                if name in moments:
-                    moments[name].zero_()
-            if name == "growth tracker" and trainer.scaler.is_enabled():
-                kept = trainer.scaler.state_dict() | {"_growth_tracker": 0}
-                trainer.scaler.load_state_dict(kept)
-
-        bridge.load = load
-
-    return plant
-
-
-def tf32_left_on() -> None:
-    right = precision.configure
-
-    def configure(config: Any) -> torch.device:
-        device = right(config)
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-        return device
-
-    train.configure = configure
-
-
-BUGS: dict[str, Callable[..., None]] = {
-    **{name: torch_recipe.with_mistake(name) for name in torch_recipe.MISTAKES},
-    "fp16-without-scaling": unscaled,
-    "growth-one-late": growth_one_late,
-    "overflow-not-looked-for": overflow_not_looked_for,
-    "no-bias-correction": no_bias_correction,
-    "decay-on-norms": decay_also("norm"),
-    "decay-on-embeddings": decay_also("embed"),
-    "decay": with_config(weight_decay=1),
-    "learning-rate": learning_rate,
-    "adam-eps": adam_eps,
-    "betas-swapped": betas_swapped,
-    "coupled-decay": coupled_decay,
-    "norm-eps": norm_eps,
-    "norms-in-bfloat16": norms_in_bfloat16,
-    "erf-gelu": erf_gelu,
+BUGS: dict[str, Plant] = {
+    **torch_step.BUGS,
+    "norm-eps": assign(model, "NORM_EPS", 1e-6),
+    "norms-in-bfloat16": both(
+        wrap(model.LayerNorm, "forward", normalize_in_bfloat16),
+        wrap(model.RMSNorm, "forward", normalize_in_bfloat16),
+    ),
+    "erf-gelu": wrap(F, "gelu", lambda right, x, approximate: right(x)),
     "softmax-scale": attend_with(lambda q, k, v, size=0.1: (q * (1 + size), k, v)),
     "query-for-key": attend_with(lambda q, k, v: (k, q, v)),
     "values-of-next-head": attend_with(lambda q, k, v: (q, k, v.roll(1, 2))),
-    "causal-mask-off-by-one": causal_mask_off_by_one,
-    "fused-sees-all": fused_sees_all,
-    "rope-base": rope_base,
-    "rope-interleaved": rope_interleaved,
-    "rope-in-float32": rope_in_float32,
-    "swiglu-swapped": swiglu_swapped,
+    "causal-mask-off-by-one": wrap(Tensor, "tril", lambda right, ones: right(ones, 1)),
+    "fused-sees-all": wrap(
+        F, "scaled_dot_product_attention", lambda right, q, k, v, is_causal: right(q, k, v)
+    ),
+    "rope-base": assign(rotary, "BASE", 500_000.0),
+    "rope-interleaved": assign(model, "rotate", rotate_neighbours),
+    "rope-in-float32": wrap(model, "rotate", rotate_in_float32),
+    "swiglu-swapped": assign(model.MLP, "forward", gate_up),
     "untied-head": after_making(untie),
     "embedding-by-frequency": after_making(scale_by_frequency),
-    "positions-from-one": after_making(positions_from_one),
-    "logits-in-float32": after_making(logits_in_float32),
-    "residual-in-bfloat16": residual_in_bfloat16,
-    "island-under-autocast": island_under_autocast,
-    "island-in-float32": island_in_float32,
-    "whole-tree-cast": whole_tree_cast,
-    "targets-shifted": targets_shifted,
-    "last-token-dropped": last_token_dropped,
-    "label-smoothing": label_smoothing,
-    "batches-differ": batches_differ,
-    "evaluation-drops": evaluation_drops,
-    "logits-one-late": logits_one_late,
-    "mask-without-micro-step": mask_keyed_without("micro-step"),
-    "mask-without-layer": mask_keyed_without("layer"),
-    "dropout-not-rescaled": dropout_not_rescaled,
-    "dropout-redrawn": dropout_redrawn,
-    "mask-probability": mask_probability,
-    "sqrt-runs-block": sqrt_runs_block,
-    "remat-does-nothing": remat_does_nothing,
-    "moments-lost": loses("exp_avg_sq"),
-    "adam-count-lost": loses("step"),
-    "growth-tracker-lost": loses("growth tracker"),
-    "tf32-left-on": tf32_left_on,
-}
+    "positions-from-one": after_making(count_from_one),
+    "logits-in-float32": after_making(widen_head),
+    "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
+    "island-under-autocast": assign(model, "matmul", widen_under_autocast),
+    "island-in-float32": wrap(policy, "by_module", widen_to_float32),
+    "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
+    "tf32-left-on": after(train, "configure", allow_tf32),
+    "targets-shifted": wrap(step, "mean_loss", shift_targets),
+    "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
+    "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
+        *args, label_smoothing=size)),
+    "batches-differ": wrap(train.TorchTwin, "step", repeat_window),
+    "evaluation-drops": wrap(step.Trainer, "evaluate", drop_in_evaluation),
+    "logits-one-late": wrap(
+        train.TorchTwin, "logits", lambda right, self, tokens: right(self, tokens[:-1])
+    ),
+    "mask-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
+    "mask-without-layer": wrap(Dropout, "__call__", lambda right, self, x, layer, site: right(
+        self, x, min(layer, 0), site)),
+    "dropout-not-rescaled": wrap(Dropout, "__call__", lambda right, self, x, *place: right(
+        self, x, *place) * (1 - self.rate)),
+    "dropout-redrawn": wrap(Dropout, "__call__", redraw),
+    "mask-probability": wrap(dropout, "bernoulli", lambda right, key, p, *rest, size=0.01: right(
+        key, p + size, *rest)),
+    "sqrt-runs-block": with_remat(sqrt="block"),
+    "remat-does-nothing": both(
+        with_remat(other="none"), assign(model, "remat_sublayer", lambda sublayer, remat: sublayer)
+    ),
+    "moments-lost": lose_moment("exp_avg_sq"),
+    "adam-count-lost": lose_moment("step"),
+    "growth-tracker-lost": after(bridge, "load", lose_growth_tracker),
+}  # fmt: skip

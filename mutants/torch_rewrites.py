@@ -1,15 +1,12 @@
-"""Harmless rewrites: the same twin by another order of operations, kernel or layout.
+"""Semantics-preserving variants: the same twin by another order of operations, kernel or layout.
 
-They measure the ladder's false alarms. Each changes the twin for the life of the process, must
-come before the first twin is built, and leaves the roles of `lockstep.config.policy` alone. SDPA's
-math kernel is none of them: it works in float32 inside, where the twin rounds scores and
-probabilities.
+They measure the ladder's false-positive rate. Each must come before the first twin is built, and
+leaves the roles of `lockstep.config.policy` alone. SDPA's math kernel is none of them: it works in
+float32 inside, where the twin rounds scores and probabilities.
 """
 
-# mypy: disable-error-code="method-assign"
-
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -18,107 +15,80 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
-from lockstep.config.policy import Roles
-from mutants import torch_recipe
+from lockstep.config.policy import Dtypes
+from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import model, optim, step
 from torch_ref.precision import dtype
+from torch_ref.step import Trainer
 
 
-def qkv_split() -> None:
+def split_qkv(self: model.Attention, *args: Any) -> None:
     """Queries, keys and values by three matmuls in place of one."""
-    built = model.Attention.__init__
 
-    def split(self: nn.Linear, x: Tensor) -> Tensor:
-        biases = (None,) * 3 if self.bias is None else self.bias.chunk(3)
-        parts = zip(self.weight.chunk(3), biases)
+    def forward(x: Tensor) -> Tensor:
+        layer = self.qkv
+        biases = (None,) * 3 if layer.bias is None else layer.bias.chunk(3)
+        parts = zip(layer.weight.chunk(3), biases)
         return torch.cat([F.linear(x, weight, bias) for weight, bias in parts], dim=-1)
 
-    def init(self: model.Attention, *args: Any) -> None:
-        built(self, *args)
-        self.qkv.forward = partial(split, self.qkv)
-
-    model.Attention.__init__ = init
+    self.qkv.forward = forward
 
 
-def linear_transposed() -> None:
+def transpose_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """(W @ x^T)^T in place of x @ W^T, in every linear layer but a tied head."""
-
-    def forward(self: nn.Linear, x: Tensor) -> Tensor:
-        columns = x.flatten(0, -2).T
-        if self.bias is None:
-            y = self.weight @ columns
-        else:
-            y = torch.addmm(self.bias[:, None], self.weight, columns)
-        return y.T.unflatten(0, x.shape[:-1])
-
-    model.Linear.forward = forward
+    columns = x.flatten(0, -2).T
+    if self.bias is None:
+        y = self.weight @ columns
+    else:
+        y = torch.addmm(self.bias[:, None], self.weight, columns)
+    return y.T.unflatten(0, x.shape[:-1])
 
 
-def embedding_by_index() -> None:
-    """weight[tokens] in place of the embedding's kernel: another order in its gradient's sums."""
-
-    def forward(self: nn.Embedding, tokens: Tensor) -> Tensor:
-        return self.weight[tokens]
-
-    nn.Embedding.forward = forward
+def index_embedding(self: nn.Embedding, tokens: Tensor) -> Tensor:
+    """In place of the embedding's kernel: another order in its gradient's sums."""
+    return self.weight[tokens]
 
 
-def attention_by_einsum() -> None:
+def attend_by_einsum(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
     """Contractions named by their axes; scores are held keys by queries."""
-
-    def attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
-        t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
-        scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(wide) * d_head**-0.5
-        causal_ST = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
-        probs_BHST = torch.where(causal_ST, scores_BHST, -torch.inf).softmax(dim=-2)
-        return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
-
-    model.attend = attend
+    t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
+    scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(wide) * d_head**-0.5
+    causal_ST = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
+    probs_BHST = torch.where(causal_ST, scores_BHST, -torch.inf).softmax(dim=-2)
+    return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
 
 
-def additive_mask() -> None:
+def attend_additively(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
     """Minus infinity is added above the diagonal; the softmax is written out."""
-
-    def attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
-        t, d_head = q.shape[-2:]
-        mask_TT = torch.full((t, t), -torch.inf, dtype=wide, device=q.device).triu(1)
-        scores_BHTT = (q @ k.transpose(-2, -1)).to(wide) / d_head**0.5 + mask_TT
-        raised_BHTT = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
-        probs_BHTT = raised_BHTT / raised_BHTT.sum(-1, keepdim=True)
-        return (probs_BHTT.to(v.dtype) @ v).transpose(1, 2)
-
-    model.attend = attend
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
+    t, d_head = q.shape[-2:]
+    mask_TT = torch.full((t, t), -torch.inf, dtype=wide, device=q.device).triu(1)
+    scores_BHTT = (q @ k.transpose(-2, -1)).to(wide) / d_head**0.5 + mask_TT
+    raised_BHTT = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
+    probs_BHTT = raised_BHTT / raised_BHTT.sum(-1, keepdim=True)
+    return (probs_BHTT.to(v.dtype) @ v).transpose(1, 2)
 
 
-def rotation_by_complex_numbers() -> None:
+def rotate_by_complex_numbers(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Each pair of channels is one complex number, turned by one multiplication."""
-
-    def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        turn = torch.complex(cos_TK, sin_TK)[: x_BTHK.shape[1], None]
-        turned = torch.complex(*x_BTHK.to(cos_TK.dtype).chunk(2, dim=-1)) * turn
-        return torch.cat([turned.real, turned.imag], dim=-1).to(x_BTHK.dtype)
-
-    model.rotate = rotate
+    turn = torch.complex(cos_TK, sin_TK)[: x_BTHK.shape[1], None]
+    turned = torch.complex(*x_BTHK.to(cos_TK.dtype).chunk(2, dim=-1)) * turn
+    return torch.cat([turned.real, turned.imag], dim=-1).to(x_BTHK.dtype)
 
 
-def norms_written_out() -> None:
-    """LayerNorm and RMSNorm by means and roots in place of their kernels."""
-
-    def layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
-        normal = centred * torch.rsqrt(variance + model.EPS) * self.weight.to(x.dtype)
-        return normal if self.bias is None else normal + self.bias.to(x.dtype)
-
-    def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + model.EPS).sqrt() * self.weight.to(x.dtype)
-
-    model.LayerNorm.forward = layer_norm
-    model.RMSNorm.forward = rms_norm
+def layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
+    """By means and roots in place of its kernel."""
+    centred = x - x.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    normal = centred * torch.rsqrt(variance + model.NORM_EPS) * self.weight.to(x.dtype)
+    return normal if self.bias is None else normal + self.bias.to(x.dtype)
 
 
-def activations_written_out() -> None:
+def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + model.NORM_EPS).sqrt() * self.weight.to(x.dtype)
+
+
+def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
     """GELU and SiLU by tanh and the logistic function, in float32 inside and rounded once."""
 
     def gelu(x: Tensor) -> Tensor:
@@ -130,54 +100,32 @@ def activations_written_out() -> None:
     def widely(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-    def forward(self: model.MLP, x_BTD: Tensor) -> Tensor:
-        if self.gated:
-            return self.down(widely(silu, self.gate(x_BTD)) * self.up(x_BTD))
-        return self.down(widely(gelu, self.up(x_BTD)))
-
-    model.MLP.forward = forward
+    if self.gated:
+        return self.down(widely(silu, self.gate(x_BTD)) * self.up(x_BTD))
+    return self.down(widely(gelu, self.up(x_BTD)))
 
 
-def loss_by_logsumexp() -> None:
+def loss_by_logsumexp(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
     """logsumexp minus the target's logit in place of cross_entropy."""
-
-    def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, roles: Roles) -> Tensor:
-        logits = logits_BTV.to(dtype(roles.output))
-        targets = logits.gather(-1, targets_BT[..., None]).squeeze(-1)
-        return (logits.logsumexp(-1) - targets).mean()
-
-    step.mean_loss = mean_loss
+    logits = logits_BTV.to(dtype(dtypes.output))
+    targets = logits.gather(-1, targets_BT[..., None]).squeeze(-1)
+    return (logits.logsumexp(-1) - targets).mean()
 
 
-def micro_batches_backwards() -> None:
+def count_backwards(right: Callable, self: Trainer, window: Tensor, micro_step: int) -> Tensor:
     """The last micro-batch of a window first, each with its own dropout."""
-
-    def backward(self: step.Trainer, window: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
-        for micro_step in reversed(range(len(window))):
-            dropout = self.dropout(micro_step)
-            loss = self.batch_loss(self.model, window[micro_step], self.roles, dropout)
-            loss = loss / len(window)
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
-        return total
-
-    step.Trainer.backward = backward
+    return right(self, window, len(window) - 1 - micro_step)
 
 
-def norm_by_loop() -> None:
+def clip_by_loop(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
     """The global norm by hypot, tensor after tensor."""
-
-    def clip(parameters: Iterable[Tensor], max_norm: float) -> tuple[Tensor, Tensor]:
-        grads = [p.grad for p in parameters if p.grad is not None]
-        norms = [g.norm() for g in grads]
-        norm = reduce(torch.hypot, norms)
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for g in grads:
-            g.mul_(factor)
-        return norm, torch.stack(norms)
-
-    step.clip_by_global_norm = clip
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norms = [g.norm() for g in grads]
+    norm = reduce(torch.hypot, norms)
+    factor = torch.clamp(clip / (norm + 1e-6), max=1.0)
+    for g in grads:
+        g.mul_(factor)
+    return norm, torch.stack(norms)
 
 
 class WrittenOutAdamW(torch.optim.AdamW):
@@ -201,64 +149,35 @@ class WrittenOutAdamW(torch.optim.AdamW):
                 p.sub_(group["lr"] * (group["weight_decay"] * p + direction))
 
 
-def _use_adamw(kind: type[torch.optim.AdamW], **kernel: bool) -> None:
-    usual = step.adamw
-
-    def adamw(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-        groups = usual(module, config).param_groups
+def use_adamw(kind: type[torch.optim.AdamW], **kernel: bool) -> Plant:
+    def make(right: Callable, module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+        groups = right(module, config).param_groups
         kept = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
         betas = config.beta1, config.beta2
-        return kind(kept, lr=config.lr, betas=betas, eps=optim.EPS, **kernel)
+        return kind(kept, lr=config.lr, betas=betas, eps=optim.ADAM_EPS, **kernel)
 
-    step.adamw = adamw
-
-
-def foreach_adamw() -> None:
-    """torch's AdamW in lists of tensors in place of its fused kernel."""
-    _use_adamw(torch.optim.AdamW, foreach=True)
+    return wrap(step, "adamw", make)
 
 
-def single_tensor_adamw() -> None:
-    """torch's AdamW tensor after tensor in place of its fused kernel."""
-    _use_adamw(torch.optim.AdamW, foreach=False)
-
-
-def adamw_written_out() -> None:
-    """AdamW in the reordered form of its paper."""
-    _use_adamw(WrittenOutAdamW, foreach=False)
-
-
-def recipe_written_out() -> None:
-    """The step that mistakes are planted in, without any."""
-    torch_recipe.with_mistake("")()
-
-
-def two_threads() -> None:
-    """Two threads in every kernel that splits its work."""
-    torch.set_num_threads(2)
-
-
-def without_onednn() -> None:
-    """On a CPU, ATen's and BLAS's own kernels in place of oneDNN's."""
-    torch.backends.mkldnn.set_flags(False)
-
-
-REWRITES: dict[str, Callable[[], None]] = {
-    "qkv-split": qkv_split,
-    "linear-transposed": linear_transposed,
-    "embedding-by-index": embedding_by_index,
-    "attention-by-einsum": attention_by_einsum,
-    "additive-mask": additive_mask,
-    "rotation-by-complex-numbers": rotation_by_complex_numbers,
-    "norms-written-out": norms_written_out,
-    "activations-written-out": activations_written_out,
-    "loss-by-logsumexp": loss_by_logsumexp,
-    "micro-batches-backwards": micro_batches_backwards,
-    "norm-by-loop": norm_by_loop,
-    "foreach-adamw": foreach_adamw,
-    "single-tensor-adamw": single_tensor_adamw,
-    "adamw-written-out": adamw_written_out,
-    "recipe-written-out": recipe_written_out,
-    "two-threads": two_threads,
-    "without-onednn": without_onednn,
+REWRITES: dict[str, Plant] = {
+    "qkv-split": after(model.Attention, "__init__", split_qkv),
+    "linear-transposed": assign(model.Linear, "forward", transpose_linear),
+    "embedding-by-index": assign(nn.Embedding, "forward", index_embedding),
+    "attention-by-einsum": assign(model, "attend", attend_by_einsum),
+    "additive-mask": assign(model, "attend", attend_additively),
+    "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
+    "norms-written-out": both(
+        assign(model.LayerNorm, "forward", layer_norm), assign(model.RMSNorm, "forward", rms_norm)
+    ),
+    "activations-written-out": assign(model.MLP, "forward", mlp_written_out),
+    "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
+    "micro-batches-backwards": wrap(Trainer, "micro_batch_loss", count_backwards),
+    "norm-by-loop": assign(step, "clip_by_global_norm", clip_by_loop),
+    # lists of tensors, or tensor after tensor, in place of the fused kernel
+    "foreach-adamw": use_adamw(torch.optim.AdamW, foreach=True),
+    "single-tensor-adamw": use_adamw(torch.optim.AdamW, foreach=False),
+    "adamw-written-out": use_adamw(WrittenOutAdamW, foreach=False),
+    "two-threads": partial(torch.set_num_threads, 2),
+    # on a CPU, ATen's and BLAS's own kernels
+    "without-onednn": partial(torch.backends.mkldnn.set_flags, False),
 }

@@ -1,10 +1,13 @@
 """Between the trainer's state and the canonical one. The names are already the state-dict's."""
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 from torch_ref.step import Trainer
@@ -25,13 +28,13 @@ def from_numpy(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
-def to_canonical(tensors: dict[str, Tensor]) -> Arrays:
-    return {name: to_numpy(tensor) for name, tensor in tensors.items()}
+def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
+    return {name: to_numpy(tensors[name]) for name in shapes(config)}
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    trainer.step, trainer.updates = state.step, state.updates
+    trainer.steps, trainer.updates = state.step, state.updates
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
@@ -47,14 +50,21 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
-    named = dict(trainer.model.named_parameters())
-    moments = trainer.optimizer.state
+    named, moments = dict(trainer.model.named_parameters()), trainer.optimizer.state
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
+    params, mu, nu = (
+        to_canonical(tensors, trainer.config.model)
+        for tensors in (
+            named,
+            {name: moments[p]["exp_avg"] for name, p in named.items()},
+            {name: moments[p]["exp_avg_sq"] for name, p in named.items()},
+        )
+    )
     return TrainState(
-        params={name: to_numpy(named[name]) for name in shapes(trainer.config.model)},
-        mu={name: to_numpy(moments[p]["exp_avg"]) for name, p in named.items()},
-        nu={name: to_numpy(moments[p]["exp_avg_sq"]) for name, p in named.items()},
-        step=trainer.step,
+        params=params,
+        mu=mu,
+        nu=nu,
+        step=trainer.steps,
         updates=int(next(iter(moments.values()))["step"]),  # Adam's own count
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],

@@ -16,11 +16,11 @@ def step_bytes(trainer: Trainer, window: Tensor) -> int:
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        trainer.backward(window)
+        trainer.accumulate(window)
         peak = torch.cuda.max_memory_allocated() - before
     else:
         with Live() as live:
-            trainer.backward(window)
+            trainer.accumulate(window)
         peak = live.peak
     trainer.optimizer.zero_grad(set_to_none=True)
     return peak
@@ -29,7 +29,7 @@ def step_bytes(trainer: Trainer, window: Tensor) -> int:
 def step_flops(trainer: Trainer, window: Tensor) -> int:
     """Two for each multiply-add of each matmul, recomputed ones too."""
     with FlopCounterMode(display=False) as counter:
-        trainer.backward(window)
+        trainer.accumulate(window)
     trainer.optimizer.zero_grad(set_to_none=True)
     return counter.get_total_flops()
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SITES = {"embedding": 0, "attention": 1, "mlp": 2}
+from lockstep.model.constants import DROPOUT_SITES
+
 MASK32 = 0xFFFFFFFF
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -68,7 +69,7 @@ class Dropout:
             return x
         if not self.strict:
             return F.dropout(x, self.rate)
-        key = fold_in(fold_in(self.key, layer + 1), SITES[site])
+        key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
         keep = bernoulli(key, 1 - self.rate, x.shape, x.device)
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)

@@ -2,8 +2,8 @@
 
 `torch.autocast` casts the matmuls' inputs to the compute dtype. What must stay in the output
 dtype (residual, norms, softmax, rotation, loss) says so here: on a CPU autocast would leave it in
-its input's dtype, on CUDA it would not. Where a module's name makes it an island, its function of
-matmuls is called outside of autocast, in the output dtype.
+its input's dtype, on CUDA it would not. A module whose dtype is not the policy's calls its matmuls
+outside of autocast.
 """
 
 from functools import partial
@@ -13,21 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import ModelConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.constants import NORM_EPS
 from torch_ref.dropout import Dropout
 from torch_ref.precision import dtype, matmul
 from torch_ref.remat import remat_sublayer, through_blocks
-
-EPS = 1e-5
 
 
 class Linear(nn.Linear):
     """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
 
-    def __init__(self, d_in: int, d_out: int, *, bias: bool, roles: Roles, name: str) -> None:
+    def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
         super().__init__(d_in, d_out, bias=bias)
-        self.linear = matmul(F.linear, roles, name)
+        self.linear = matmul(F.linear, dtypes)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.linear(x_BTD, self.weight, self.bias)
@@ -37,12 +36,12 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x_BTD: Tensor) -> Tensor:
         weight = self.weight.to(x_BTD.dtype)
         bias = None if self.bias is None else self.bias.to(x_BTD.dtype)
-        return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, EPS)
+        return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, NORM_EPS)
 
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, self.normalized_shape, self.weight.to(x_BTD.dtype), EPS)
+        return F.rms_norm(x_BTD, self.normalized_shape, self.weight.to(x_BTD.dtype), NORM_EPS)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -77,13 +76,13 @@ def attend_fused(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dty
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, roles: Roles, name: str, fused: bool) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool) -> None:
         super().__init__()
-        self.n_head, self.wide = config.n_head, dtype(roles.output)
-        self.attend = matmul(attend_fused if fused else attend, roles, f"{name}.attend")
-        linear = partial(Linear, bias=config.bias, roles=roles)
-        self.qkv = linear(config.d_model, 3 * config.d_model, name=f"{name}.qkv")
-        self.proj = linear(config.d_model, config.d_model, name=f"{name}.proj")
+        self.n_head, self.wide = config.n_head, dtype(dtypes.output)
+        self.attend = matmul(attend_fused if fused else attend, dtypes.at("attend"))
+        linear = partial(Linear, bias=config.bias)
+        self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
+        self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
         self.rope = config.position == "rope"
         if self.rope:  # no buffers: `.to(dtype)` would cast them
             tables = rotary.table(config.context, config.d_head)
@@ -101,14 +100,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, roles: Roles, name: str) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
-        linear = partial(Linear, bias=config.bias, roles=roles)
+        linear = partial(Linear, bias=config.bias)
         self.gated = config.mlp == "swiglu"
         if self.gated:
-            self.gate = linear(config.d_model, config.d_mlp, name=f"{name}.gate")
-        self.up = linear(config.d_model, config.d_mlp, name=f"{name}.up")
-        self.down = linear(config.d_mlp, config.d_model, name=f"{name}.down")
+            self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
+        self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
+        self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
@@ -120,15 +119,13 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(
-        self, config: ModelConfig, roles: Roles, name: str, fused: bool, remat: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool, remat: str) -> None:
         super().__init__()
         self.remat = remat
         self.norm1 = make_norm(config)
-        self.attn = Attention(config, roles, f"{name}.attn", fused)
+        self.attn = Attention(config, dtypes.at("attn"), fused)
         self.norm2 = make_norm(config)
-        self.mlp = MLP(config, roles, f"{name}.mlp")
+        self.mlp = MLP(config, dtypes.at("mlp"))
 
     def forward(self, x_BTD: Tensor, layer: int, dropout: Dropout) -> Tensor:
         def attention(x: Tensor) -> Tensor:
@@ -145,20 +142,21 @@ class GPT(nn.Module):
     """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype."""
 
     def __init__(
-        self, config: ModelConfig, roles: Roles, *, fused: bool = False, remat: str = "none"
+        self, config: ModelConfig, dtypes: Dtypes, *, fused: bool = False, remat: str = "none"
     ) -> None:
         super().__init__()
-        self.remat, self.wide = remat, dtype(roles.output)
+        self.remat, self.wide = remat, dtype(dtypes.output)
         self.embed = nn.Embedding(config.vocab, config.d_model)
         if config.position == "learned":
             self.position = nn.Embedding(config.context, config.d_model)
         self.blocks = nn.ModuleList(
-            Block(config, roles, f"blocks.{layer}", fused, remat) for layer in range(config.n_layer)
+            Block(config, dtypes.at(f"blocks.{layer}"), fused, remat)
+            for layer in range(config.n_layer)
         )
         self.norm = make_norm(config)
-        linear = partial(Linear, bias=False, roles=roles, name="head")
-        self.head = None if config.tied else linear(config.d_model, config.vocab)
-        self.tied_head = matmul(F.linear, roles, "head")
+        head = dtypes.at("head")
+        self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
+        self.tied_head = matmul(F.linear, head)
 
     def forward(self, tokens_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
         dropout = dropout or Dropout.off()
@@ -172,7 +170,7 @@ class GPT(nn.Module):
         return self.head(x_BTD) if self.head else self.tied_head(x_BTD, self.embed.weight)
 
 
-def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, roles: Roles) -> Tensor:
+def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
     """Mean cross-entropy in nats, in the output dtype."""
-    logits = logits_BTV.to(dtype(roles.output))
+    logits = logits_BTV.to(dtype(dtypes.output))
     return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
+from lockstep.model.constants import ADAM_EPS
 from lockstep.model.params import decayed
-
-EPS = 1e-8
 
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
@@ -32,5 +31,5 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for name, p in named.items() if not decayed(name)], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=EPS, fused=True
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True
     )

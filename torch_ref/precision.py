@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lockstep.config import Config, PrecisionConfig
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 
 
@@ -49,22 +49,22 @@ def configure(config: Config) -> torch.device:
     return device
 
 
-def autocast(roles: Roles, device: torch.device) -> AbstractContextManager:
-    """Casts matmul inputs to the compute dtype; off where there is nothing to cast."""
-    return torch.autocast(device.type, dtype=dtype(roles.compute), enabled=roles.mixed)
+def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:
+    """Casts matmul inputs to the policy's dtype; off where there is nothing to cast."""
+    return torch.autocast(device.type, dtype=dtype(dtypes.compute), enabled=dtypes.mixed)
 
 
-def matmul(function: Callable[..., Tensor], roles: Roles, module: str) -> Callable[..., Tensor]:
-    """A function left to autocast; in an island outside of it, of tensors in the output dtype."""
-    if not roles.island(module):
+def matmul(function: Callable[..., Tensor], dtypes: Dtypes) -> Callable[..., Tensor]:
+    """A module's function left to autocast; outside of it where its dtype is not the policy's."""
+    if dtypes.compute == dtypes.policy.compute:
         return function
-    wide = dtype(roles.output)
+    own = dtype(dtypes.compute)
 
-    def in_output_dtype(x: Tensor, *rest: Any) -> Tensor:
+    def cast_by_hand(x: Tensor, *rest: Any) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return function(*(y.to(wide) if isinstance(y, Tensor) else y for y in (x, *rest)))
+            return function(*(y.to(own) if isinstance(y, Tensor) else y for y in (x, *rest)))
 
-    return in_output_dtype
+    return cast_by_hand
 
 
 def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:

@@ -1,7 +1,8 @@
 """One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
 
-scale -> backward, N times -> unscale -> clip -> step -> update the scale. One decision per
-optimizer step: if any gradient of any micro-batch was not finite, nothing moves but the scale.
+A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, clip, update, update_scale,
+report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
+moves but the scale.
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.params import first_backward, intermediates
 from lockstep.train.schedule import learning_rates
@@ -23,33 +24,33 @@ from torch_ref.optim import adamw, clip_by_global_norm
 from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
 
 
-def make_model(config: Config, roles: Roles, device: torch.device, *, plain: bool = False) -> GPT:
+def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
     fused = fused_attention(config.precision)
     remat = "none" if plain else config.execution.remat
     with device:
-        model = GPT(config.model, roles, fused=fused, remat=remat)
-    return model.to(dtype(roles.param))
+        model = GPT(config.model, dtypes, fused=fused, remat=remat)
+    return model.to(dtype(dtypes.param))
 
 
-def batch_loss(model: GPT, batch: Tensor, roles: Roles, dropout: Dropout | None = None) -> Tensor:
+def batch_loss(model: GPT, batch: Tensor, dtypes: Dtypes, dropout: Dropout | None = None) -> Tensor:
     """Mean loss of (B, T+1) tokens."""
-    with autocast(roles, batch.device):
+    with autocast(dtypes, batch.device):
         logits = model(batch[:, :-1], dropout)
-        return mean_loss(logits, batch[:, 1:], roles)
+        return mean_loss(logits, batch[:, 1:], dtypes)
 
 
 class Trainer:
-    """What a step changes (weights, moments, scale, counters) and the step that changes it."""
+    """What a step changes, and the step that changes it."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.roles, self.eval_roles = config.precision.roles, config.precision.eval_roles
-        self.model = make_model(config, self.roles, device)
+        self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
+        self.model = make_model(config, self.dtypes, device)
         self.optimizer = adamw(self.model, config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.rates = learning_rates(config.optim)
-        self.step = self.updates = 0
+        self.steps = self.updates = 0
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
     def compile(self) -> None:
@@ -63,56 +64,77 @@ class Trainer:
         shape = (self.config.optim.batch_size, self.config.model.context + 1)
         batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
-            self.batch_loss(self.model, batch, self.roles, self.dropout(0)).backward()
+            self.batch_loss(self.model, batch, self.dtypes, self.dropout(0)).backward()
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).partition("\n")[0]
             remedy = "install what it misses or drop --compile"
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def optimizer_step(self, window: Tensor) -> Callable[[], StepResult]:
+    def step(self, window: Tensor) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
-        scale = self.scaler.get_scale()
-        self.step += 1
-        total = self.backward(window)
+        scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
+        self.steps += 1
+        loss = self.accumulate(window)
+        self.unscale()
+        norm, norms = self.clip()
+        self.update(rate)
+        skipped = self.update_scale(scale)
+        self.updates += not skipped  # and so the schedule stands still on a skipped step
+        return self.report(loss, norm, norms, rate, scale, skipped)
+
+    def accumulate(self, window: Tensor) -> Tensor:
+        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
+        total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
+        for micro_step in range(len(window)):
+            loss = self.micro_batch_loss(window, micro_step)
+            self.backward(loss)
+            total += loss.detach()
+        return total
+
+    def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
+        """One micro-batch's part of the window's mean loss."""
+        dropout = self.dropout(micro_step)
+        return self.batch_loss(self.model, window[micro_step], self.dtypes, dropout) / len(window)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self) -> None:
+        """And looks for gradients that are not finite."""
         self.scaler.unscale_(self.optimizer)
-        parameters = list(self.model.parameters())
-        norm, norms = clip_by_global_norm(parameters, self.config.optim.clip)
-        rate = float(self.rates[self.updates])
+
+    def clip(self) -> tuple[Tensor, Tensor]:
+        """The norm of the gradient before clipping, and those of its tensors (P,)."""
+        return clip_by_global_norm(list(self.model.parameters()), self.config.optim.clip)
+
+    def update(self, rate: float) -> None:
+        """One step of AdamW, unless a gradient was not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)
-        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        skipped = self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
-        self.updates += not skipped  # and so the schedule stands still on a skipped step
-        return self.result(total, norm, norms, rate, scale, skipped)
 
-    def backward(self, window: Tensor) -> Tensor:
-        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
-        total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
-        for micro_step, batch in enumerate(window):
-            dropout = self.dropout(micro_step)
-            loss = self.batch_loss(self.model, batch, self.roles, dropout) / len(window)
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
-        return total
+    def update_scale(self, scale: float) -> bool:
+        """Whether the step was skipped."""
+        self.scaler.update()
+        return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config
         return Dropout(
             config.model.dropout,
             seed=config.optim.seed,
-            step=self.step,
+            step=self.steps,
             micro_step=micro_step,
             strict=config.precision.strict,
         )
 
-    def result(
-        self, total: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
+    def report(
+        self, loss: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
     ) -> Callable[[], StepResult]:
         """Starts the copy to the host now, waits for it when called."""
-        metrics = torch.cat([x.to(total.dtype).reshape(-1) for x in (total, norm, norms)])
+        metrics = torch.cat([x.to(loss.dtype).reshape(-1) for x in (loss, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.device.type == "cuda" else None
         if copied:
@@ -122,12 +144,12 @@ class Trainer:
             if copied:
                 copied.synchronize()
             loss, norm, *norms = host.tolist()
-            nonfinite = "" if math.isfinite(norm) else self.nonfinite(norms)
+            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(norms)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
 
-    def nonfinite(self, norms: list[float]) -> str:
+    def first_nonfinite(self, norms: list[float]) -> str:
         """The module whose gradient is the backward pass's first that is not finite."""
         tensors = zip(dict(self.model.named_parameters()), norms, strict=True)
         modules = {name.rpartition(".")[0] for name, x in tensors if not math.isfinite(x)}
@@ -135,13 +157,13 @@ class Trainer:
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        loss = self.batch_loss(self.model, batch, self.roles)
+        loss = self.batch_loss(self.model, batch, self.dtypes)
         self.scaler.scale(loss).backward()
-        grads = self.unscaled(dict(self.model.named_parameters()))
+        grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), grads
 
-    def unscaled(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def unscale_grads(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Their `.grad`, at least in float32: in float16 they would flush to zero."""
         scale = self.scaler.get_scale()
         grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}
@@ -152,19 +174,19 @@ class Trainer:
     def evaluate(self, batches: Tensor) -> Tensor:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
         model = self.evaluation_model()
-        return torch.stack([batch_loss(model, b, self.eval_roles) for b in batches]).mean()
+        return torch.stack([batch_loss(model, b, self.eval_dtypes) for b in batches]).mean()
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
-        with autocast(self.eval_roles, self.device):
+        with autocast(self.eval_dtypes, self.device):
             return self.evaluation_model()(tokens)
 
     def trace(
         self, batch: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
-        plain = make_model(self.config, self.roles, self.device, plain=True)
+        plain = make_model(self.config, self.dtypes, self.device, plain=True)
         plain.load_state_dict(self.model.state_dict())
         seen: dict[str, Tensor] = {}
 
@@ -179,15 +201,15 @@ class Trainer:
         for name in named:
             plain.get_submodule(name).register_forward_hook(record(name))
         plain.register_forward_hook(record(logits))
-        loss = batch_loss(plain, batch, self.roles)
+        loss = batch_loss(plain, batch, self.dtypes)
         self.scaler.scale(loss).backward()
-        grads = self.unscaled(dict(plain.named_parameters()))
-        return loss.detach(), seen, self.unscaled(seen), grads
+        grads = self.unscale_grads(dict(plain.named_parameters()))
+        return loss.detach(), seen, self.unscale_grads(seen), grads
 
     def evaluation_model(self) -> GPT:
         """The model itself, or a copy of its weights in the evaluation policy."""
-        if self.eval_roles == self.roles:
+        if self.eval_dtypes == self.dtypes:
             return self.model
-        model = make_model(self.config, self.eval_roles, self.device)
+        model = make_model(self.config, self.eval_dtypes, self.device)
         model.load_state_dict(self.model.state_dict())
         return model

@@ -56,21 +56,23 @@ class TorchTwin:
         return tokens.to(self.device, non_blocking=True)
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
-        return self.trainer.optimizer_step(window)
+        return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         loss, grads = self.trainer.loss_and_grads(self.place(batch))
-        return loss.item(), bridge.to_canonical(grads)
+        return loss.item(), bridge.to_canonical(grads, self.config.model)
 
     def evaluate(self, batches: np.ndarray) -> float:
         return self.trainer.evaluate(self.place(batches)).item()
 
     def trace(self, batch: np.ndarray) -> Trace:
-        loss, *traced = self.trainer.trace(self.place(batch))
-        seen, seen_grads, grads = (bridge.to_canonical(tensors) for tensors in traced)
-        names = intermediates(self.config.model)
-        seen, seen_grads = ({n: x[n] for n in names} for x in (seen, seen_grads))
-        return Trace(loss.item(), seen, seen_grads, grads)
+        model = self.config.model
+        loss, *seen, grads = self.trainer.trace(self.place(batch))
+        outputs, output_grads = (
+            {name: bridge.to_numpy(tensors[name]) for name in intermediates(model)}
+            for tensors in seen
+        )
+        return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         logits = self.trainer.logits(self.place(tokens[None]))

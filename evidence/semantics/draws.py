@@ -30,7 +30,7 @@ def bernoulli() -> Row:
     expected = torch_ref.dropout.Dropout(rate, strict=True, **step)(as_torch(x), 0, "mlp").numpy()
     with jax.enable_x64(True):
         dropout = jax_impl.dropout.Dropout(rate, **step)
-        site = jax_impl.dropout.SITES["mlp"]
+        site = jax_impl.dropout.DROPOUT_SITES["mlp"]
         key = jax.random.fold_in(jax.random.fold_in(dropout.key, 1), site)
         default = jax.random.bernoulli(key, 1 - rate, x.shape)
         ours = dropout(jnp.asarray(x), 0, "mlp")
@@ -54,7 +54,7 @@ def initialisation() -> Row:
     config = toy(n_layer=1)
     model, drawn = config.model, initial(config.model, 0)
     loaded = jax_impl.bridge.from_canonical(drawn, model, False, "float32")
-    a = jax_impl.bridge.to_canonical(loaded, model, False)
+    a = jax_impl.bridge.to_canonical(loaded, model)
     b = start("torch", config).state().params
     equal = all(a[name].tobytes() == b[name].tobytes() for name in a)
     ratio = a["head.weight"].std() / b["head.weight"].std() if equal else np.nan

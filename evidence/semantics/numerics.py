@@ -68,7 +68,7 @@ def silu() -> Row:
 def gelu_form() -> Row:
     x = 2 * normal(1 << 14)
     config = toy("gpt2")
-    mlp = torch_ref.model.MLP(config.model, config.precision.roles, "mlp")
+    mlp = torch_ref.model.MLP(config.model, config.dtypes)
     mlp.up, mlp.down = torch.nn.Identity(), torch.nn.Identity()  # type: ignore[assignment]
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.model._gelu(jnp.asarray(x)))
@@ -129,7 +129,7 @@ def linear() -> tuple[Row, Row]:
     return outputs, gradient
 
 
-def exact_norm(x: np.ndarray, eps: float = jax_impl.model.EPS) -> np.ndarray:
+def exact_norm(x: np.ndarray, eps: float = jax_impl.model.NORM_EPS) -> np.ndarray:
     return F.layer_norm(as_torch(x).double(), x.shape[-1:], eps=eps).numpy()
 
 
@@ -212,7 +212,7 @@ def torch_gradient(
     config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
 ) -> Arrays:
     """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
-    roles = config.precision.roles
+    roles = config.dtypes
     model = torch_ref.step.make_model(config, roles, CPU)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -225,7 +225,7 @@ def torch_gradient(
 
 @cache
 def jax_gradient_function(config: Config, whole: bool) -> Callable:
-    roles = config.precision.roles
+    roles = config.dtypes
     model = jax_impl.step.Model(config, roles, jax.devices("cpu")[0])
     cast = jax_impl.precision.policy(roles).cast_to_compute if whole else lambda params: params
     return strict_jit(jax.grad(lambda some, rest, batch: model.loss(cast(some | rest), batch)))
@@ -238,7 +238,7 @@ def jax_gradient(
     params = jax_impl.bridge.from_canonical(weights, config.model, False, "float32")
     some = {name: params.pop(name) for name in ("embed", "head.kernel") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
-    return jax_impl.bridge.to_canonical(grads | params, config.model, False)
+    return jax_impl.bridge.to_canonical(grads | params, config.model)
 
 
 def embedding_gradient() -> Row:
@@ -327,7 +327,7 @@ def cross_entropy() -> Row:
     labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
     tensors = as_torch(logits), torch.from_numpy(labels)
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
-    roles = toy(policy="bf16").precision.roles
+    roles = toy(policy="bf16").dtypes
     with torch.autocast("cpu", torch.bfloat16):
         left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
     native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)

@@ -47,7 +47,7 @@ def decay() -> Row:
     leaf = torch.ones(1, requires_grad=True)
     usual = of_torch(torch.optim.AdamW([leaf], lr=config.lr), leaf)
     default = of(optax.adamw(config.lr))
-    model = torch_ref.model.MLP(toy().model, toy().precision.roles, "mlp")
+    model = torch_ref.model.MLP(toy().model, toy().dtypes)
     torch.nn.init.ones_(model.up.weight)
     named = torch.nn.ModuleDict({"mlp": model})
     ours = (

@@ -15,19 +15,19 @@ from lockstep.errors import UserError, require
 LONGEST = 10_000  # characters; the names of all modules of 60 layers
 
 
-def holds(patterns: str, name: str) -> bool:
+def match(patterns: str, name: str) -> bool:
     """Whether a module is an island."""
-    return any(map(_compiled(patterns), _wholes(name)))
+    return any(map(_compile(patterns), _prefixes(name)))
 
 
 def check(patterns: str, names: Sequence[str]) -> None:
     """Raises UserError if one of the patterns fits none of a model's modules."""
     length = len(patterns)
     require(length <= LONGEST, "--fp32-islands", f"of {length} characters", f"use up to {LONGEST}")
-    wholes = list(dict.fromkeys(whole for name in names for whole in _wholes(name)))
+    prefixes = list(dict.fromkeys(prefix for name in names for prefix in _prefixes(name)))
     for pattern in dict.fromkeys(patterns.split(",")):
-        if not any(map(re.compile(translate(pattern)).match, wholes)):
-            known = list(dict.fromkeys(map(kind, wholes)))
+        if not any(map(re.compile(translate(pattern)).match, prefixes)):
+            known = list(dict.fromkeys(map(kind, prefixes)))
             close = difflib.get_close_matches(pattern, known, cutoff=0.5) or known[:3]
             raise UserError(
                 f"--fp32-islands {pattern or repr('')}: fits no module; use {', '.join(close)} ..."
@@ -36,7 +36,7 @@ def check(patterns: str, names: Sequence[str]) -> None:
 
 def in_every_layer(patterns: str, names: Sequence[str]) -> bool:
     """Whether all layers have the same islands, so that one program can be all of them."""
-    kinds = {(kind(name), holds(patterns, name)) for name in names}
+    kinds = {(kind(name), match(patterns, name)) for name in names}
     return len(kinds) == len({kind(name) for name in names})
 
 
@@ -46,11 +46,11 @@ def kind(name: str) -> str:
 
 
 @lru_cache(maxsize=8)  # a model asks for each of its modules
-def _compiled(patterns: str) -> Callable[[str], re.Match[str] | None]:
+def _compile(patterns: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile("|".join(map(translate, patterns.split(",")))).match
 
 
-def _wholes(name: str) -> list[str]:
+def _prefixes(name: str) -> list[str]:
     """blocks.0.attn.qkv -> blocks, blocks.0, blocks.0.attn, and itself."""
     parts = name.split(".")
     return [".".join(parts[: end + 1]) for end in range(len(parts))]

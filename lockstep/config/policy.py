@@ -8,10 +8,12 @@
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
 agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
-In a module that is an island (`lockstep.config.islands`) compute is output.
+In a module that is an island (`lockstep.config.islands`) compute is output. `Config.dtypes`
+resolves a policy once, to the dtypes of each module.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lockstep.config import islands
 from lockstep.errors import UserError
@@ -35,15 +37,10 @@ class Roles:
     compute: str
     output: str
     tf32: bool = False
-    islands: str = ""  # patterns over the names of modules
-
-    def island(self, module: str) -> bool:
-        """Whether its matmuls have inputs and outputs in the output dtype."""
-        return islands.holds(self.islands, module)
 
     @property
     def spec(self) -> str:
-        """The same roles as `jmp.get_policy` reads them, outside of islands."""
+        """The same roles as `jmp.get_policy` reads them."""
         return f"params={self.param},compute={self.compute},output={self.output}"
 
     @property
@@ -63,6 +60,27 @@ POLICIES = {
     "bf16": Roles(param="float32", compute="bfloat16", output="float32"),
     "fp16": Roles(param="float32", compute="float16", output="float32"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dtypes(Roles):
+    """The roles of a model or, by `at`, of a module in it: `compute` is its own matmuls' dtype."""
+
+    policy: Roles  # of the whole model
+    modules: Mapping[str, str]  # what each module that multiplies matrices computes in
+    path: str = ""  # the module's name; "" is the model
+
+    def at(self, name: str) -> "Dtypes":
+        """Those of a module inside this one: `dtypes.at("blocks.0").at("attn")`."""
+        path = f"{self.path}.{name}" if self.path else name
+        return replace(self, path=path, compute=self.modules.get(path, self.policy.compute))
+
+
+def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:
+    """A policy in a model of these modules, with the islands that the patterns choose."""
+    wide = {name for name in modules if patterns and islands.match(patterns, name)}
+    computes = {name: roles.output if name in wide else roles.compute for name in modules}
+    return Dtypes(**vars(roles), policy=roles, modules=computes)
 
 
 def resolve(policy: str) -> Roles:

@@ -8,12 +8,12 @@ micro-batches in one optimizer step.
 
 import dataclasses
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import islands, policy
 from lockstep.config.fields import flag, flag_name, require_choice, require_choices, require_fields
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import UserError, require, require_range
 
 LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
@@ -121,12 +121,11 @@ class PrecisionConfig:
 
     @property
     def roles(self) -> Roles:
-        return replace(policy.resolve(self.policy), islands=self.fp32_islands)
+        return policy.resolve(self.policy)
 
     @property
     def eval_roles(self) -> Roles:
-        evaluation = policy.resolve(self.eval_policy or self.policy)
-        return replace(evaluation, islands=self.fp32_islands)
+        return policy.resolve(self.eval_policy or self.policy)
 
     @property
     def strict(self) -> bool:
@@ -265,6 +264,17 @@ class Config:
         remedy = f"is one program for all layers, but --fp32-islands {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """What each module trains in."""
+        precision = self.precision
+        return policy.by_module(precision.roles, precision.fp32_islands, self.model.matmuls)
+
+    @property
+    def eval_dtypes(self) -> Dtypes:
+        precision = self.precision
+        return policy.by_module(precision.eval_roles, precision.fp32_islands, self.model.matmuls)
 
     @property
     def alike(self) -> bool:

@@ -1,4 +1,11 @@
-"""How `--remat sqrt` cuts the layers."""
+"""`--remat`: what the backward pass recomputes instead of keeping.
+
+none      keep everything
+sublayer  keep each sublayer's input (attention and mlp)
+block     keep each block's input
+sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
+dots      keep the outputs of the weight matmuls, recompute the rest of each block
+"""
 
 import math
 

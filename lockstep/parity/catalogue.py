@@ -1,7 +1,7 @@
 """The planted bugs: what each is, in which twin, where it shows, and which rung must catch it.
 
-The bugs themselves stand in the twins (`bugs.py`), under the same names. Most are mistakes that
-somebody has made in code that trained; the graded ones take a size (`--bug norm-eps=2e-5`).
+The bugs themselves stand in `mutants/`, under the same names. Most are mistakes that somebody has
+made in code that trained; the graded ones take a size (`--bug norm-eps=2e-5`).
 """
 
 from dataclasses import dataclass, field
@@ -151,7 +151,7 @@ BUGS: list[Bug] = [
 ]
 # fmt: on
 
-# Harmless rewrites, by twin (`rewrites.py` in each): the ladder must call none of them different.
+# Semantics-preserving variants, by twin: the ladder must call none of them different.
 REWRITES: dict[str, tuple[str, ...]] = {
     "jax": (
         "qkv-split", "linear-by-einsum", "linear-in-halves", "plain-affine", "attention-by-vmap",
@@ -164,7 +164,7 @@ REWRITES: dict[str, tuple[str, ...]] = {
         "additive-mask", "rotation-by-complex-numbers", "norms-written-out",
         "activations-written-out", "loss-by-logsumexp", "micro-batches-backwards", "norm-by-loop",
         "foreach-adamw", "single-tensor-adamw", "adamw-written-out",
-        "recipe-written-out", "two-threads", "without-onednn",
+        "two-threads", "without-onednn",
     ),
 }  # fmt: skip
 

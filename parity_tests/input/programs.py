@@ -5,6 +5,8 @@ goes in and comes out.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_impl.cost import inner_jaxprs
-from jax_impl.step import Model
+from jax_impl.step import Trainer
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
@@ -82,8 +84,7 @@ def read_jax(config: Config) -> Program:
     _, vjp = jax.eval_shape(
         lambda params: jax.vjp(lambda p: trainer.model.loss(p, tokens[0]), params), state.params
     )
-    plain = Model(config, config.precision.roles, trainer.device, plain=True).shapes
-    _, seen, _, _ = jax.eval_shape(trainer.trace_function, plain, trainer.state, tokens[0])
+    _, seen, _, _ = jax.eval_shape(partial(unwrap(Trainer.trace), trainer), state, tokens[0])
     roles = {
         "parameters": state.params,
         "first moments": optax.tree.get(state.optimizer, "mu"),
@@ -181,7 +182,7 @@ def read_torch(config: Config) -> Program:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        trainer.batch_loss(trainer.model, twin.place(tokens[0]), trainer.roles)
+        trainer.batch_loss(trainer.model, twin.place(tokens[0]), trainer.dtypes)
     moments = trainer.optimizer.state.values()
     roles = {
         "parameters": list(trainer.model.parameters()),

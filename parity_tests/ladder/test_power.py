@@ -13,7 +13,6 @@ from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
 from lockstep.parity.verdict import bounded
-from lockstep.process import ROOT
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 
 PLANTED: dict[str, Any] = {"jax": jax_bugs.BUGS, "torch": torch_bugs.BUGS}
@@ -91,12 +90,3 @@ def test_enough_are_harmless() -> None:
 def test_a_bug_that_is_none(text: str) -> None:
     with pytest.raises(UserError, match="--bug"):
         catalogue.find(text)
-
-
-def test_nothing_planted_in_what_trains() -> None:
-    """No file of a twin, but those that plant, knows of them."""
-    for twin in ("jax_impl", "torch_ref"):
-        for file in (ROOT / twin).glob("*.py"):
-            if file.stem not in ("bugs", "recipe", "rewrites"):
-                text = file.read_text()
-                assert "bugs" not in text and "rewrites" not in text, file

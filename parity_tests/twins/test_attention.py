@@ -206,8 +206,8 @@ def test_an_evaluation_in_float32_is_not_given_to_cudnn(monkeypatch: pytest.Monk
     config = toy(numerics="fast", policy="bf16", eval_policy="fp32")
     device: Any = SimpleNamespace(platform="gpu")
     fused = [
-        jax_impl.precision.fused_attention(config, roles, device)
-        for roles in (config.precision.roles, config.precision.eval_roles)
+        jax_impl.precision.fused_attention(config, dtypes, device)
+        for dtypes in (config.dtypes, config.eval_dtypes)
     ]
     assert fused == [True, False]
 

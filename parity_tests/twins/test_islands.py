@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jax_impl.step import scanned
+from jax_impl.step import scans_layers
 from lockstep import results
 from lockstep.config import Config, from_flags, islands
 from lockstep.errors import UserError
@@ -26,9 +26,9 @@ from parity_tests.twins.test_roles import small as small_config
 # --- patterns
 
 
-def chosen(patterns: str, **flags: Any) -> list[str]:
+def match_names(patterns: str, **flags: Any) -> list[str]:
     names = toy(n_layer=2, **flags).model.matmuls
-    return [name for name in names if islands.holds(patterns, name)]
+    return [name for name in names if islands.match(patterns, name)]
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def chosen(patterns: str, **flags: Any) -> list[str]:
         ("*.down,head", ["blocks.0.mlp.down", "blocks.1.mlp.down", "head"]),
         ("blocks.1.attn", [f"blocks.1.attn.{part}" for part in ("qkv", "attend", "proj")]),
         ("*.attend", ["blocks.0.attn.attend", "blocks.1.attn.attend"]),
-        ("blocks.0", chosen("blocks.0.*")),
+        ("blocks.0", match_names("blocks.0.*")),
         ("blocks,head", toy(n_layer=2).model.matmuls),
         ("*", toy(n_layer=2).model.matmuls),
         ("", []),
     ],
 )
 def test_a_pattern_means(patterns: str, names: list[str]) -> None:
-    assert chosen(patterns) == names
+    assert match_names(patterns) == names
 
 
 def test_the_names_are_those_of_weights_but_for_attention_s_own_matmuls() -> None:
@@ -75,8 +75,19 @@ def test_a_pattern_that_means_nothing_is_one_line(flags: dict[str, Any], said: s
 
 def test_layers_that_differ_are_unrolled() -> None:
     deep: dict[str, Any] = {"n_layer": 24}
-    assert scanned(toy(**deep)) and scanned(toy(**deep, fp32_islands="*.down,head"))
-    assert not scanned(toy(**deep, fp32_islands="blocks.23"))
+    assert scans_layers(toy(**deep)) and scans_layers(toy(**deep, fp32_islands="*.down,head"))
+    assert not scans_layers(toy(**deep, fp32_islands="blocks.23"))
+
+
+def test_dtypes_are_those_of_the_module_that_asks() -> None:
+    config = toy(policy="bf16", eval_policy="fp32", fp32_islands="blocks.1,head")
+    dtypes = config.dtypes
+    for layer, compute in enumerate(["bfloat16", "float32", "bfloat16"]):
+        qkv = dtypes.at(f"blocks.{layer}").at("attn").at("qkv")
+        assert (qkv.compute, qkv.param, qkv.output) == (compute, "float32", "float32")
+        assert qkv.policy == config.precision.roles
+    assert (dtypes.compute, dtypes.at("head").compute) == ("bfloat16", "float32")
+    assert {*config.eval_dtypes.modules.values()} == {"float32"}
 
 
 # --- a field that came later
@@ -110,7 +121,7 @@ def matmul_kind(op: Op, config: Config) -> str:
     return {frozenset(sizes): kind for sizes, kind in kinds.items()}[inside]
 
 
-def multiplied(framework: str, config: Config) -> Counter[tuple[str, str]]:
+def count_matmuls(framework: str, config: Config) -> Counter[tuple[str, str]]:
     """How many matmuls of each kind have inputs and outputs in each dtype, in one step."""
     found = Counter[tuple[str, str]]()
     for op in read(framework, config).ops:
@@ -120,13 +131,13 @@ def multiplied(framework: str, config: Config) -> Counter[tuple[str, str]]:
     return found
 
 
-def wanted(config: Config) -> Counter[tuple[str, str]]:
+def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
     """Three for each linear layer, forward and backward; attention has two of its own."""
     found = Counter[tuple[str, str]]()
     for name in config.model.matmuls:
         part = name.split(".")[-1]
         kind = "mlp" if ".mlp." in name else part
-        wide = islands.holds(config.precision.fp32_islands, name)
+        wide = islands.match(config.precision.fp32_islands, name)
         dtype = "float32" if wide else config.precision.roles.compute
         found[kind, dtype] += 6 if part == "attend" else 3
     return found
@@ -151,7 +162,7 @@ def test_islands_and_no_others_multiply_in_float32(
     config = small_config(family, policy, 1).changed(
         n_layer=2, layers="unroll", fp32_islands=patterns
     )
-    assert multiplied(framework, config) == wanted(config)
+    assert count_matmuls(framework, config) == expected_matmuls(config)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -48,7 +48,7 @@ def test_transition(finite: list[bool], exponent: int, factor: float, interval: 
         assert (torch_scale.item(), tracker.item()) == (model.scale, model.good_steps)
 
 
-def poisoned(config: Config) -> TrainState:
+def poison(config: Config) -> TrainState:
     state = perturbed(config)
     state.params["embed.weight"][POISON] = np.inf
     return state
@@ -63,7 +63,7 @@ def make_windows(config: Config, overflows: np.ndarray) -> np.ndarray:
     return windows
 
 
-def overflowing(config: Config, seed: int) -> np.ndarray:
+def draw_overflows(config: Config, seed: int) -> np.ndarray:
     """bool (steps, N): about a third of the steps overflow, each in one or more micro-batches."""
     share = 1 - (2 / 3) ** (1 / config.optim.accum)
     generator = np.random.default_rng(seed)
@@ -78,11 +78,11 @@ def fp16(accum: int) -> Config:
 
 def test_both_twins_end_in_the_same_place() -> None:
     config = fp16(4)
-    overflows = overflowing(config, seed=4)
+    overflows = draw_overflows(config, seed=4)
     windows = make_windows(config, overflows)
     ends = []
     for framework in FRAMEWORKS:
-        twin = start(framework, config, poisoned(config))
+        twin = start(framework, config, poison(config))
         for window in windows:
             twin.step(twin.place(window))()
         ends.append(twin.state())

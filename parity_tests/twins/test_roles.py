@@ -59,7 +59,7 @@ def small(family: str, policy: str, accum: int) -> Config:
 # --- the rules
 
 
-def wrong(op: Op, config: Config) -> bool:
+def is_wrong(op: Op, config: Config) -> bool:
     roles = config.precision.roles
     param, compute, output = {roles.param}, {roles.compute}, {roles.output}
     into, out = ({value.dtype for value in values} for values in (op.inputs, op.outputs))
@@ -120,7 +120,7 @@ def violations(framework: str, program: Program, config: Config) -> set[str]:
 
     wanted = intermediate_roles(config)
     return {
-        *(str(op) for op in program.ops if wrong(op, config)),
+        *(str(op) for op in program.ops if is_wrong(op, config)),
         *(f"saved {value}" for value in program.saved if misplaced(value)),
         *(f"{role} {found}" for role, found in program.state.items() if found != {param}),
         *(
@@ -184,7 +184,7 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
     loss = jax_impl.step.Model.loss
 
     def jax_loss(self: Any, params: Any, *args: Any, **rest: Any) -> jax.Array:
-        cast = jax.tree.map(lambda p: p.astype(self.roles.compute), params)
+        cast = jax.tree.map(lambda p: p.astype(self.dtypes.compute), params)
         return loss(self, cast, *args, **rest)
 
     def torch_loss(model: Any, batch: Any, roles: Any, dropout: Any = None) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
     ours: tuple[float, float]
 
 
-def exactly(default: float, ours: float) -> Bounds:
+def exact(default: float, ours: float) -> Bounds:
     return Bounds((default, default), (ours, ours))
 
 
@@ -69,13 +69,13 @@ BOUNDS = {
     "Clipping a gradient of norm 1 to 0.5": Bounds((5e-7, 2e-6), (0, 2e-7)),
     # One ulp of float32, one of float64.
     "Mean of 4 float64 gradients": Bounds((1e-9, 1e-6), (0, 4e-16)),
-    "One infinity in a window of 2, then 3 clean windows": exactly(0, 3),
-    "The same, with `apply_if_finite` inside `MultiSteps`": exactly(0, 3),
-    "The same, with `skip_not_finite`": exactly(3, 4),
-    "The schedule after one skipped step": exactly(1, 0),
-    "The loss scale after 20 overflows from 16": exactly(1, 2**-16),
-    "The scale after an overflow at 0.25, across jit": exactly(1, 0.125),
-    "The good step on which the scale first grows": exactly(2001, 2000),
+    "One infinity in a window of 2, then 3 clean windows": exact(0, 3),
+    "The same, with `apply_if_finite` inside `MultiSteps`": exact(0, 3),
+    "The same, with `skip_not_finite`": exact(3, 4),
+    "The schedule after one skipped step": exact(1, 0),
+    "The loss scale after 20 overflows from 16": exact(1, 2**-16),
+    "The scale after an overflow at 0.25, across jit": exact(1, 0.125),
+    "The good step on which the scale first grows": exact(2001, 2000),
     # Two unrelated masks of rate p differ in 2 p (1 - p) = 0.18 of 65,536 elements, +- 0.0015.
     "Dropout's mask under x64, rate 0.1": Bounds((0.17, 0.19), (0, 0)),
     # sqrt(3): a uniform on +-1/sqrt(in) against a normal of 1/sqrt(in).
@@ -83,7 +83,7 @@ BOUNDS = {
 }
 
 
-def inside(figure: float, interval: tuple[float, float]) -> bool:
+def contains(figure: float, interval: tuple[float, float]) -> bool:
     low, high = interval
     return low <= figure <= high
 
@@ -91,9 +91,9 @@ def inside(figure: float, interval: tuple[float, float]) -> bool:
 def complaints(row: Row) -> list[str]:
     bounds = BOUNDS[row.what]
     found = {
-        "the twins miss their bounds": not inside(row.ours_figure, bounds.ours),
-        "the default misses its bounds": not inside(row.default_figure, bounds.default),
-        "there is nothing to see": inside(row.default_figure, bounds.ours),
+        "the twins miss their bounds": not contains(row.ours_figure, bounds.ours),
+        "the default misses its bounds": not contains(row.default_figure, bounds.default),
+        "there is nothing to see": contains(row.default_figure, bounds.ours),
     }
     return [f"{row.what}: {text}: {row}" for text, failed in found.items() if failed]
 
@@ -114,7 +114,7 @@ def test_the_table() -> None:
     assert not failures, "\n".join(failures)
 
 
-def fake(what: str, default: float, ours: float) -> Row:
+def make_row(what: str, default: float, ours: float) -> Row:
     return Row(what=what, torch="", default="", default_figure=default, ours="", ours_figure=ours,
                unit="{}")  # fmt: skip
 
@@ -123,15 +123,15 @@ def fake(what: str, default: float, ours: float) -> Row:
 def test_a_row_can_fail(what: str) -> None:
     """Where a twin does as the default does, and where the default has become torch's."""
     default, ours = (interval[0] for interval in BOUNDS[what])
-    assert not complaints(fake(what, default, ours))
-    assert len(complaints(fake(what, default, default))) == 1
-    assert len(complaints(fake(what, ours, ours))) == 2
-    assert len(complaints(fake(what, float("nan"), float("nan")))) == 2
+    assert not complaints(make_row(what, default, ours))
+    assert len(complaints(make_row(what, default, default))) == 1
+    assert len(complaints(make_row(what, ours, ours))) == 2
+    assert len(complaints(make_row(what, float("nan"), float("nan")))) == 2
 
 
 def test_a_row_that_the_document_lacks_is_seen() -> None:
     """Names alone are compared: the digits are those of the machine that printed them."""
-    text = semantics.table([fake(what, 1.0, 2.0) for what in BOUNDS][1:])
+    text = semantics.table([make_row(what, 1.0, 2.0) for what in BOUNDS][1:])
     assert names_in(f"<!-- semantics:begin -->\n{text}\n<!-- semantics:end -->") == list(BOUNDS)[1:]
 
 

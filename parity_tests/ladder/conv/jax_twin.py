@@ -17,7 +17,7 @@ from jax import Array
 from jax_impl.optim import adamw
 from jax_impl.precision import compiler_options, configure, loss_scale, policy
 from lockstep.config import Config
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
@@ -44,7 +44,7 @@ LAYOUTS = ("NHWC", "HWIO", "NHWC")
 class Net:
     """Images (B, 8, 8) -> logits (B, 16) in the compute dtype, and the new running statistics."""
 
-    def __init__(self, roles: Roles, *, train: bool = True, tap: Tap = lambda _, x: x) -> None:
+    def __init__(self, roles: Dtypes, *, train: bool = True, tap: Tap = lambda _, x: x) -> None:
         self.policy, self.train, self.tap = policy(roles), train, tap
 
     def __call__(self, params: Params, images_BHW: Array) -> tuple[Array, Params]:
@@ -132,7 +132,7 @@ class JaxTwin:
     synchronous = True
 
     def __init__(self, config: Config) -> None:
-        self.config, self.roles, self.device = config, config.precision.roles, configure(config)
+        self.config, self.roles, self.device = config, config.dtypes, configure(config)
         decay = {name: name in DECAYED for name in WEIGHTS}
         self.adamw = adamw(config.optim, decay, self.roles.param)
         self.rates = learning_rates(config.optim)
@@ -234,7 +234,7 @@ class JaxTwin:
         return self.evaluated(params, self.place(batches)).item()
 
     def evaluate_function(self, params: Params, batches: Examples) -> Array:
-        roles = self.config.precision.eval_roles
+        roles = self.config.eval_dtypes
         net = Net(roles, train=False)
         params = {name: x.astype(roles.param) for name, x in params.items()}
         return jax.lax.map(lambda batch: mean_loss(net, params, batch)[0], batches).mean()

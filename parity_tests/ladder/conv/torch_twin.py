@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import Config
-from lockstep.config.policy import Roles
+from lockstep.config.policy import Dtypes
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
@@ -47,7 +47,7 @@ class GhostNorm(nn.BatchNorm2d):
 class Net(nn.Module):
     """Images (B, 8, 8) -> logits (B, 16) in the compute dtype."""
 
-    def __init__(self, roles: Roles) -> None:
+    def __init__(self, roles: Dtypes) -> None:
         super().__init__()
         wide = dtype(roles.output)
         self.conv1 = nn.Conv2d(1, WIDTHS[0], 3, padding=1, bias=False)
@@ -64,7 +64,7 @@ class Net(nn.Module):
         return self.logits(self.pool(x_BCHW))
 
 
-def mean_loss(net: Net, batch: Examples, roles: Roles) -> Tensor:
+def mean_loss(net: Net, batch: Examples, roles: Dtypes) -> Tensor:
     """Mean cross-entropy in nats, in the output dtype."""
     images, labels = batch
     with autocast(roles, images.device):
@@ -79,7 +79,7 @@ class TorchTwin:
     synchronous = True
 
     def __init__(self, config: Config) -> None:
-        self.config, self.roles, self.device = config, config.precision.roles, configure(config)
+        self.config, self.roles, self.device = config, config.dtypes, configure(config)
         self.net, optim = Net(self.roles), config.optim
         self.weights = {name: self.net.get_parameter(name) for name in WEIGHTS}
         groups = [
@@ -150,7 +150,7 @@ class TorchTwin:
     @torch.no_grad()
     def evaluate(self, batches: np.ndarray) -> float:
         """With the running statistics."""
-        roles = self.config.precision.eval_roles
+        roles = self.config.eval_dtypes
         net = Net(roles).eval()
         net.load_state_dict(self.net.state_dict())
         losses = [mean_loss(net, batch, roles) for batch in zip(*self.place(batches))]

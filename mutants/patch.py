@@ -1,0 +1,53 @@
+"""What a mutant does to its twin. Each function here returns one that does it, when it is called.
+
+A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Plant = Callable[..., None]
+
+
+def assign(owner: Any, name: str, value: Any) -> Plant:
+    """`owner.name` becomes `value`, or the size."""
+    return lambda *size: setattr(owner, name, *(size or [value]))
+
+
+def wrap(owner: Any, name: str, wrong: Callable) -> Plant:
+    """`owner.name(...)` becomes `wrong(right, ...)`, with `size=` if one is given."""
+
+    def plant(*size: float) -> None:
+        right, graded = getattr(owner, name), dict(zip(["size"], size))
+        setattr(owner, name, lambda *args, **rest: wrong(right, *args, **rest, **graded))
+
+    return plant
+
+
+def before(owner: Any, name: str, act: Callable) -> Plant:
+    """Each call of `owner.name` comes after `act` on the same arguments."""
+
+    def wrong(right: Callable, *args: Any, **rest: Any) -> Any:
+        act(*args, **rest)
+        return right(*args, **rest)
+
+    return wrap(owner, name, wrong)
+
+
+def after(owner: Any, name: str, act: Callable) -> Plant:
+    """Each call of `owner.name` comes before `act` on the same arguments."""
+
+    def wrong(right: Callable, *args: Any, **rest: Any) -> Any:
+        result = right(*args, **rest)
+        act(*args, **rest)
+        return result
+
+    return wrap(owner, name, wrong)
+
+
+def both(*plants: Plant) -> Plant:
+    def plant() -> None:
+        for each in plants:
+            each()
+
+    return plant
