@@ -260,7 +260,6 @@ def test_what_computed_the_same_stands_in_one_table() -> None:
         ({"measured": measured(device="cuda")}, "different devices"),
         ({"measured": measured(versions={"numpy": "3"})}, "different versions"),
     ],
-    ids=lambda value: str(value)[:30],
 )
 def test_what_cannot_be_compared_is_refused(changed: dict[str, Any], why: str) -> None:
     text = report.table([result(), result(contender="jax", **changed)])
