@@ -103,7 +103,6 @@ class Trainer:
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
-        options = compiler_options(config.precision, device)
         self.jit = partial(jax.jit, compiler_options=options)
         self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
 
