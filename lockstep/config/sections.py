@@ -23,9 +23,6 @@ DEEPEST = 2000  # layers; a checkpoint's record still holds their names
 LONGEST = 2**20  # tokens of context; RoPE has a table of them
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
-# Fields that came after runs and results were written, and what these did. JSON has them only where
-# they say something else (docs/decisions/0018).
-LATER: dict[str, Any] = {"fp32_islands": "", "max_skips": 50, "debug_nans": False}
 
 
 def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
@@ -293,10 +290,7 @@ class Config:
         return Config(**parts)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        return {
-            section: {n: v for n, v in fields.items() if n not in LATER or v != LATER[n]}
-            for section, fields in dataclasses.asdict(self).items()
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, sections: Any) -> "Config":
@@ -310,7 +304,6 @@ class Config:
         parts = {}
         for name, kind in kinds.items():
             types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-            values = {n: v for n, v in LATER.items() if n in types} | sections[name]
-            require_fields(f"config {name}", values, types)
-            parts[name] = kind(**values)  # type: ignore[operator]
+            require_fields(f"config {name}", sections[name], types)
+            parts[name] = kind(**sections[name])  # type: ignore[operator]
         return cls(**parts)
