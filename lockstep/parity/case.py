@@ -34,6 +34,11 @@ class Case:
         return self.config.precision.roles.compute
 
     @property
+    def rounding(self) -> str:
+        """The dtype whose ulp moves the weights of the noise."""
+        return "float32" if self.pair.same_roundings else self.compute
+
+    @property
     def exact(self) -> bool:
         """In float64 two correct programs agree to rounding; elsewhere they are as far off."""
         return self.compute == "float64"

@@ -10,7 +10,7 @@ from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, LAG
 from lockstep.parity.verdict import Finding, Verdict
 
-NUDGED = 4  # runs from nudged weights
+NUDGED = 5  # runs from nudged weights
 PERMUTED = 1  # runs on permuted rows
 RESTARTS = 2  # from the first nudged weights: with the plain start three
 

@@ -16,7 +16,7 @@ from lockstep.model.state import TrainState
 from lockstep.parity.tolerances import epsilon
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
-TENSOR_RUNS = 4
+TENSOR_RUNS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

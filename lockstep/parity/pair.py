@@ -33,6 +33,8 @@ class Pair:
             so that the gradients of the chosen micro-batches, and of no others, are not finite.
         offset: the state with large means in what is normalised.
         causal: whether `logits` says what follows a prefix of a row.
+        same_roundings: whether both round to the compute dtype at the same places. Where a kernel
+            may round inside, the noise is that of the dtype's own rounding.
     """
 
     modules: dict[str, str]
@@ -42,6 +44,7 @@ class Pair:
     overflowing: Callable[[Config, np.ndarray, np.ndarray], Overflowing] | None = None
     offset: Callable[[TrainState], TrainState] | None = None
     causal: bool = False
+    same_roundings: bool = True
 
 
 @cache

@@ -19,7 +19,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
-STEPS = 30  # of a whole run: what a bug does to a curve it does early
+STEPS = 24  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught
 PROBES = (2, 3, 4, 8)  # the rungs by which the size of a graded bug is judged
 GRADES = {  # the five whose smallest size is looked for, and what that size is

@@ -21,7 +21,7 @@ from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu")
 # Pooled: in one small batch a few numbers near the loss give all tensors their error.
-BATCHES, WINDOWS = 16, 16
+BATCHES, WINDOWS = 16, 8
 # A gradient of norm 1e-6 is some 1e-8 an element here, which is Adam's epsilon.
 SMALL_CLIP, NO_CLIP = 1e-6, 1e9
 DROPOUT = 0.1
@@ -208,7 +208,7 @@ def _numbered(state: TrainState) -> TrainState:
 def _compare(case: Case, measure: Any, state: TrainState) -> list[Finding]:
     """What both sides compute from one state; `measure` takes a side and a state."""
     ours, theirs = (partial(measure, side) for side in case.sides)
-    return compare_measures(ours, theirs, state, compute=case.compute)
+    return compare_measures(ours, theirs, state, compute=case.compute, rounding=case.rounding)
 
 
 def _windows(case: Case) -> int:

@@ -27,8 +27,8 @@ CURVES = 8  # the rung that is tried with most seeds
 POLICIES, NUMERIC_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}  # of rewrites and machines
 # One of each family; scanned and unrolled layers, two modes of remat. Short: many are run.
 ROWS: tuple[matrix.Row, ...] = (
-    {"model": "tiny", "layers": "unroll", "remat": "block", "accum": 2, "steps": 40},
-    {"model": "gpt2", "layers": "scan", "remat": "sqrt", "accum": 2, "steps": 40},
+    {"model": "tiny", "layers": "unroll", "remat": "block", "accum": 2, "steps": 24},
+    {"model": "gpt2", "layers": "scan", "remat": "sqrt", "accum": 2, "steps": 24},
 )
 
 

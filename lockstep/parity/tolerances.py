@@ -44,7 +44,7 @@ CURVE_NORM = Tolerance(
 ENVELOPE = Tolerance(
     bound=3.0,
     reason="two correct programs part as far as one program parts from itself when its weights "
-    "move by one ulp; the largest of ten such runs is itself uncertain by a factor of 2.",
+    "move by one ulp; the largest of twelve such runs is itself uncertain by a factor of 2.",
 )
 
 NOISE = Tolerance(

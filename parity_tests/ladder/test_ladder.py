@@ -56,11 +56,12 @@ def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, 
 
 
 def test_every_two_values_meet() -> None:
-    every = set().union(*map(matrix.pairs, matrix.product_of(matrix.FACTORS)))
+    needed = matrix.needed_pairs()
     rows, full = matrix.covering(), matrix.full()
-    assert set().union(*map(matrix.pairs, rows)) == every
-    assert set().union(*map(matrix.pairs, rows[:-1])) != every
-    assert set().union(*map(matrix.pairs, full)) == every
-    assert len(rows) == 25  # policies times remat modes: no fewer can do
+    assert needed <= set().union(*map(matrix.pairs, rows))
+    assert not needed <= set().union(*map(matrix.pairs, rows[:-1]))
+    every = set().union(*map(matrix.pairs, full))
+    assert every == set().union(*map(matrix.pairs, matrix.product_of(matrix.FACTORS)))
+    assert {one[1] for one, other in every - needed} == {"fp32", "bf16", "fp16", "tf32"}
     factors = [values for name, values in matrix.FACTORS.items() if name != "layers"]
     assert len(full) == math.prod(map(len, factors)) == len({matrix.label(row) for row in full})
