@@ -20,6 +20,8 @@ class ByPrograms(LoadScopeScheduling):
         if "::test_caught[" in nodeid:
             bug = BY_NAME[case]
             return f"{bug.framework} {sorted(bug.flags.items())}"
+        if "::test_the_ladder_with_islands[" in nodeid:
+            return "islands"
         if OWN_SIDES.search(nodeid):
             return nodeid.partition("::")[0]
         return nodeid
