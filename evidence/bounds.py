@@ -12,24 +12,26 @@ from lockstep.parity.tolerances import Tolerance
 NAMES = {
     "relative gap": "NORM", "gap of the losses, in nats": "CURVE",
     "gap of the gradient norms": "CURVE_NORM", "gap over envelope": "ENVELOPE",
-    "tapped against trained": "SAME", "gap to what keeps everything": "SAME",
+    "gap over noise": "NOISE", "noise over noise": "SENSITIVITY",
     "median error ratio": "MEDIAN", "error ratio": "RATIO",
 }  # fmt: skip
+BY_POLICY = (
+    "tapped against trained",
+    "gap to what keeps everything",
+)  # the norm rule, or the noise
 
 
 def of_rule(rule: str, policy: str) -> set[float]:
     """What today's code may judge by; of a rule that is not listed, any of its bounds."""
     if rule.startswith("bytes of "):
         return {tolerances.MEMORY[rule.split()[2]].bound}
+    if rule in BY_POLICY:
+        exact = POLICIES[policy].compute == "float64"
+        return {(tolerances.NORM if exact else tolerances.NOISE).bound}
     if rule not in NAMES:
         return {0.0, *(each.bound for each in _flat(vars(tolerances).values()))}
-    constant = getattr(tolerances, NAMES[rule], {})
-    if isinstance(constant, dict):  # by dtype; what comes before the first matmul is float32
-        dtypes = {POLICIES[policy].compute, "float32"} if rule == "error ratio" else {
-            POLICIES[policy].compute
-        }  # fmt: skip
-        return {constant[dtype].bound for dtype in dtypes & constant.keys()}
-    return {constant.bound}
+    constant = getattr(tolerances, NAMES[rule], None)
+    return {constant.bound} if constant else set()
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Tolerance]:
