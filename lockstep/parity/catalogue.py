@@ -50,7 +50,8 @@ BUGS: list[Bug] = [
     _bug("torch", 4, "grad-norm-after-clip", "the norm is reported after clipping"),
     _bug("jax", 4, "optax-clip", "optax's clipping, which has no 1e-6 in its denominator"),
     # the loss scale
-    _bug("torch", 8, "clip-before-unscale", "scaled gradients are clipped, then unscaled", **FP16),
+    _bug("torch", 8, "clip-before-unscale", "scaled gradients are clipped, then unscaled",
+         clip=0.5, **FP16),
     _bug("torch", 4, "no-unscale", "the optimizer gets scaled gradients", **FP16),
     _bug("torch", 7, "fp16-without-scaling", "float16 gradients without a loss scale", **FP16),
     _bug("torch", 7, "scale-per-micro-batch", "the scale moves within a window", **FP16),

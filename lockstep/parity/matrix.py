@@ -18,6 +18,8 @@ SMALL: Row = {
     "loss_scale_init": 2.0**13,
 }  # fmt: skip
 
+NO_CLIP = 1e9
+
 FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("fp64", "fp32", "bf16", "fp16", "tf32"),
     "remat": ("none", "sublayer", "block", "sqrt", "dots"),
@@ -31,14 +33,15 @@ def config(row: Row, device: str) -> Config:
     """Of a row of the matrix, or of any flags over `SMALL`.
 
     Scanned layers are four, so that remat sqrt has two segments; unrolled ones two, for the sake
-    of the compiler. Only float64 has dropout: a reordered batch, of which the noise envelope is
-    made, has other masks.
+    of the compiler. Only float64 has dropout: a permuted batch, of which the noise envelope is
+    made, has other masks. Below float64 nothing is clipped unless the row says so: clipping hides
+    the gradient's scale, and rungs that ask for one config share its compiled program.
     """
     flags = {**SMALL, **row}
     if flags["layers"] == "scan":
         flags["n_layer"] = row.get("n_layer", 4)
     if flags["policy"] != "fp64":
-        flags["dropout"] = 0.0
+        flags |= {"dropout": 0.0, "clip": row.get("clip", NO_CLIP)}
     return from_flags({**flags, "device": device}, accelerator=False)
 
 
