@@ -32,6 +32,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given t
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+# The suite's time is the compiler's: LLVM's optimizer is half of it.
+UNOPTIMIZED = "--xla_backend_optimization_level=0"
+
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(
     "parity_tests.runs.checkpoints",
@@ -82,6 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        if not config.getoption("--full"):  # docs/decisions/0023
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNOPTIMIZED}".strip()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -99,6 +104,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from parity_tests.scheduling import ByPrograms
 
     return ByPrograms(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs_end_with_their_tests() -> Iterator[None]:
+    yield
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

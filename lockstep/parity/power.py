@@ -59,7 +59,7 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
 
 def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -> dict[str, str]:
     """What each rung says of one bug."""
-    sick = Side(bug.framework, GPT.modules[bug.framework], variant=bug.name, small=True)
+    sick = others[bug.framework].mutant(bug.name)
     try:
         return caught(against(sick, others, bug.flags, device), rungs)
     finally:
@@ -77,9 +77,7 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
         size = 0.25 / 2**halvings
         given = 1e-5 + size if name == "norm-eps" else size
         variant = f"{name}={given!r}"
-        sick = Side(
-            bug.framework, GPT.modules[bug.framework], variant=variant, remember=False, small=True
-        )
+        sick = others[bug.framework].mutant(variant, remember=False)
         try:
             case = against(sick, others, row, device)
             probes = (RUNGS[number - 1] for number in PROBES)

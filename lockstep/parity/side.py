@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import subprocess
+import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +16,10 @@ from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
-from lockstep.process import ONE_THREAD, start_module
+from lockstep.parity.nursery import Nursery
+from lockstep.process import ONE_THREAD
 
-KEPT = 300_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
+KEPT = 150_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
 
 
 class Traces(NamedTuple):
@@ -57,6 +57,7 @@ class Side:
         small: bool = False,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        nursery: Nursery | None = None,
     ) -> None:
         """Starts nothing; the process starts with the first question.
 
@@ -67,13 +68,23 @@ class Side:
             small: compute on one thread.
             environment: variables of the process, such as a simulated machine's.
             python: its interpreter.
+            nursery: what its process is forked from, if it is another side's.
         """
         self.framework, self.module, self.variant = framework, module, variant
         self.remember, self.python = remember, python
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.nursery = nursery or Nursery(module, self.environment, python)
+        self.owns_nursery = nursery is None
+        self.connection: socket.socket | None = None
         self.answers: OrderedDict[bytes, tuple[dict[str, Any], Arrays]] = OrderedDict()
         self.kept = 0  # bytes of them
+
+    def mutant(self, variant: str, *, remember: bool = True) -> "Side":
+        """This side with a planted bug or a rewrite; it ends with this side, if not before."""
+        return Side(
+            self.framework, self.module, variant=variant, remember=remember,
+            environment=self.environment, python=self.python, nursery=self.nursery,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -153,40 +164,27 @@ class Side:
         self.kept = 0
 
     def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        process = self.process = self.process or self._start()
-        assert process.stdin and process.stdout
+        self.connection = self.connection or self.nursery.fork(self.variant)
         try:
-            wire.send(process.stdin, header, arrays)
-            answer = wire.receive(process.stdout)
-        except BrokenPipeError:
+            with self.connection.makefile("rwb") as stream:
+                wire.send(stream, header, arrays)
+                answer = wire.receive(stream)
+        except ConnectionError:
             answer = None
         if answer is None:
-            status = process.wait()
             self.close()
-            raise UserError(f"{self.name}: its process ended with status {status}; see above")
+            raise UserError(f"{self.name}: its process ended; see above")
         if "error" in answer[0]:
             raise UserError(f"{self.name}: {answer[0]['error']}")
         return answer
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        words = [self.module] + [self.variant] * bool(self.variant)
-        return start_module(
-            "lockstep.parity.worker",
-            *words,
-            changes=self.environment,
-            python=self.python,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
     def close(self) -> None:
-        if self.process:
-            assert self.process.stdin and self.process.stdout
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-            self.process.stdout.close()
-            self.process.wait()
-            self.process = None
+        """Ends its process, and its nursery with all mutants, unless it is one of them."""
+        if self.connection:
+            self.connection.close()
+            self.connection = None
+        if self.owns_nursery:
+            self.nursery.close()
 
 
 def _size(answer: tuple[dict[str, Any], Arrays]) -> int:

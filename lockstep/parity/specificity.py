@@ -147,7 +147,7 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
     """Each under every policy; the families take turns."""
     turns = itertools.cycle(ROWS)
     for framework, name in named_rewrites():
-        sick = Side(framework, GPT.modules[framework], variant=name, small=True)
+        sick = others[framework].mutant(name)
         try:
             for policy, row in zip(POLICIES, turns):
                 case = power.against(sick, others, {**row, "policy": policy}, device)

@@ -1,19 +1,15 @@
-"""One framework, in a process of its own: questions come in on stdin, answers go out on stdout.
-
-    python -m lockstep.parity.worker jax_impl.train [VARIANT]
+"""One framework, in a process of its own: questions come in, answers go out.
 
 A variant is a planted bug or a harmless rewrite; it holds for the life of the process, so that no
 program traced before it is taken for one that has it.
 """
 
 import importlib
-import os
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,7 +20,7 @@ from lockstep.parity import wire
 from lockstep.parity.compare import stack
 from lockstep.twin import VARIANTS, StepResult, Twin
 
-KEPT = 24  # built twins: compiling one takes seconds, and a case has a dozen configs
+KEPT = 16  # built twins: compiling one takes seconds, and a case has a dozen configs
 
 Answer = tuple[dict[str, Any], Arrays]
 
@@ -106,32 +102,28 @@ class Server:
         return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
 
 
-def plant(module: str, variant: str) -> None:
-    """Changes the twin for the life of this process: NAME, or NAME=SIZE of a graded bug."""
-    package, (name, _, size) = module.rpartition(".")[0], variant.partition("=")
+def plants(module: str) -> dict[str, Callable[..., None]]:
+    """The module's mutants and semantics-preserving variants: what each does to its twin."""
+    package = module.rpartition(".")[0]
     room = VARIANTS.get(package, f"{package}.")
-    named = importlib.import_module(f"{room}bugs").BUGS
-    if name not in named:
-        named = importlib.import_module(f"{room}rewrites").REWRITES
-    named[name](*([float(size)] if size else []))
+    bugs = importlib.import_module(f"{room}bugs").BUGS
+    try:
+        return {**importlib.import_module(f"{room}rewrites").REWRITES, **bugs}
+    except ModuleNotFoundError:
+        return bugs
 
 
-def main(module: str, variant: str = "") -> int:
-    # What a library prints must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+def serve(module: str, variant: str, stream: IO[bytes]) -> int:
+    """Answers until nobody asks. A variant is NAME or NAME=SIZE."""
     if variant:
-        plant(module, variant)
+        name, _, size = variant.partition("=")
+        plants(module)[name](*([float(size)] if size else []))
     server = Server(module)
-    with suppress(BrokenPipeError):
-        while asked := wire.receive(sys.stdin.buffer):
+    with suppress(ConnectionError):
+        while question := wire.receive(stream):
             try:
-                header, arrays = server.answer(*asked)
+                header, arrays = server.answer(*question)
             except UserError as error:
                 header, arrays = {"error": str(error)}, {}
-            wire.send(answers, header, arrays)
+            wire.send(stream, header, arrays)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

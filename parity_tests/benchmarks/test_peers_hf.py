@@ -35,7 +35,7 @@ PAIR = replace(GPT, modules={"torch": GPT.modules["torch"], **MODULES})
 
 
 def config_of(family: str, policy: str, **flags: Any) -> Config:
-    return toy(family, policy=policy, **{"accum": 4, "steps": 24, **flags})
+    return toy(family, policy=policy, **{"accum": 2, "steps": 16, **flags})
 
 
 # Seen, both peers: in float64 1.8e-15 nats and 4.0e-15 of the norm; the gap over the envelope 0.25
@@ -45,10 +45,8 @@ def config_of(family: str, policy: str, **flags: Any) -> Config:
     [
         ("gpt2", "fp64", {}),
         ("gpt2", "fp64", {"remat": "block"}),
-        ("gpt2", "fp32", {}),
         ("gpt2", "fp32", {"numerics": "fast"}),
         ("gpt2", "bf16", {}),
-        ("tiny", "fp32", {}),
         ("tiny", "bf16", {}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
@@ -77,7 +75,7 @@ def test_the_curve_is_ours(
 )
 def test_a_difference_is_called_different(peer: str, bug: str, sides: Sides) -> None:
     config = config_of("gpt2", "fp64")
-    with closing(Side(peer, MODULES[peer], variant=bug, small=True)) as planted:
+    with closing(sides[peer].mutant(bug)) as planted:
         outcome = ladder.climb(CURVES, Case(pair=PAIR, a=sides["torch"], b=planted, config=config))
     assert outcome.verdict is Verdict.DIFFERENT
 

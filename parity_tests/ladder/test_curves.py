@@ -11,11 +11,11 @@ from lockstep.parity import curves, operands
 from lockstep.parity.envelope import compare_curves
 from lockstep.parity.verdict import Verdict
 
-FLAGS = {"device": "cpu", "steps": 8, "n_layer": 1, "d_model": 16}
+SMALL = {"device": "cpu", "n_layer": 1, "d_model": 16, "context": 32, "batch_size": 4}
 
 
 def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"device": "cpu", "steps": 5, "n_layer": 1, "d_model": 16, "dropout": 0.1}
+    flags = {**SMALL, "steps": 5, "dropout": 0.1}
     assert curves.run("jax:fp64", "torch:fp64", flags, tmp_path) is Verdict.EQUAL
     printed = capsys.readouterr().out
     assert "float64, all 5 steps" in printed
@@ -23,7 +23,7 @@ def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"device": "cpu", "steps": 3, "n_layer": 1, "d_model": 16}
+    flags = {**SMALL, "steps": 3}
     verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, "softmax-scale=0.5")
     assert verdict is Verdict.DIFFERENT
     printed = capsys.readouterr().out
@@ -39,7 +39,7 @@ def test_the_order_of_the_operands_changes_nothing(tmp_path: Path) -> None:
     """Neither the verdict on a bug, nor the figure."""
     figures = []
     for pair in (("torch:bf16", "jax:bf16"), ("jax:bf16", "torch:bf16")):
-        assert curves.run(*pair, FLAGS, tmp_path, "loss-not-divided") is Verdict.DIFFERENT
+        assert curves.run(*pair, {**SMALL, "steps": 8}, tmp_path, "loss-not-divided") is Verdict.DIFFERENT
         figures.append(json.loads((tmp_path / "curves.json").read_text())["finding"]["figure"])
     assert figures[0] == figures[1]
 

@@ -135,8 +135,10 @@ def test_the_median_is_the_middle_figure() -> None:
 
 
 def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
+    built = start(framework, config, perturbed_state(config))
+
     def of(perturbation: Perturbation) -> Made:
-        built = start(framework, config, perturbation.state(perturbed_state(config)))
+        built.load(perturbation.state(perturbed_state(config)))
         windows = np.stack([window(config, step) for step in range(config.optim.steps)])
         given = perturbation.windows(windows)
         return Made(np.array([built.step(built.place(w))().loss for w in given]))
