@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def _add_curves(commands: Any) -> None:
     sub = commands.add_parser(
         "curves",
         help="do two programs train the same curve, up to rounding?",
-        description="Trains A and B, each in a process of its own, and A's perturbed runs; tests\n"
-        "whether the gap between the curves stays within A's own rounding noise.",
+        description="Trains A and B, each in a process of its own, also from perturbed weights;\n"
+        "tests whether the gap between the curves stays within their rounding noise.",
         epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
         argument_default=argparse.SUPPRESS,
     )
@@ -85,8 +86,8 @@ def _add_specificity(commands: Any) -> None:
     sub = commands.add_parser(
         "specificity",
         help="false-positive rate of the parity ladder",
-        description="Climbs the rungs with fresh seeds and with semantics-preserving variants of\n"
-        "either twin, and counts false positives.",
+        description="Climbs the rungs with fresh seeds, with semantics-preserving variants of\n"
+        "either twin and on simulated machines, and counts false positives.",
     )
     sub.add_argument("parts", metavar="PART", nargs="*",
                      help=f"{', '.join(specificity.PARTS)} (default: all)")  # fmt: skip
@@ -96,6 +97,8 @@ def _add_specificity(commands: Any) -> None:
     ):
         sub.add_argument(name, type=reader(int), default=default, metavar="N",
                          help=f"{what} (default: {default})")  # fmt: skip
+    sub.add_argument("--python", default="", metavar="PATH",
+                     help="of another JAX: one machine more (default: none)")  # fmt: skip
     _add_device_and_out(sub)
     sub.set_defaults(command=_specificity)
 
@@ -142,8 +145,12 @@ def _power(given: argparse.Namespace) -> int:
 def _specificity(given: argparse.Namespace) -> int:
     require_range("--seeds", given.seeds, 1)
     require_range("--curve-seeds", given.curve_seeds, 1)
-    device, out = _device(given), _out_file(given)
-    quiet = specificity.run(given.parts, given.seeds, given.curve_seeds, device, out, _say)
+    runs = not given.python or shutil.which(given.python)
+    require(bool(runs), "--python", given.python, "not an executable file; give an interpreter's")
+    quiet = specificity.run(
+        given.parts, given.seeds, given.curve_seeds, _device(given), _out_file(given), _say,
+        given.python,
+    )  # fmt: skip
     return DONE if quiet else FAILED
 
 

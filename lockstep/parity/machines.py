@@ -1,9 +1,10 @@
-"""Other machines, simulated on this one: limits on the instructions that kernels may use, threads.
+"""Other machines, simulated on this one: limits on instructions, threads, another JAX.
 
 XLA, ATen, oneDNN and MKL choose their kernels, and with them the order of their sums, by what the
 CPU has. A limit above what this CPU has changes nothing.
 """
 
+import sys
 from dataclasses import dataclass, field
 
 # A family of instructions -> what each library calls it.
@@ -15,10 +16,11 @@ MKL = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a framework's process is given in its environment, and its interpreter."""
+    """What the frameworks' processes are given in their environment, and JAX's interpreter."""
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
 
 def limited(isa: str, threads: int) -> Machine:

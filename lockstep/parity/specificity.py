@@ -5,6 +5,7 @@ The largest figure of each rule is kept beside its tolerance.
 """
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import MACHINES
+from lockstep.parity.machines import MACHINES, Machine
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
@@ -59,13 +60,14 @@ class Record:
 
 
 def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path | None,
-        say: Callable[[str], None]) -> bool:  # fmt: skip
+        say: Callable[[str], None], python: str = "") -> bool:  # fmt: skip
     """Prints what was tried and each false alarm; returns whether there was none.
 
     Args:
         names: of `PARTS`; none stands for all. The other parts of `out` stay.
         seeds: for every rung.
         curve_seeds: for rung 8.
+        python: an interpreter with another JAX, which is one machine more.
     """
     for name in names:
         require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
@@ -74,7 +76,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     try:
         for name in names or PARTS:
             record, began = Record(), time.perf_counter()
-            for tried in cases(name, seeds, curve_seeds, others, device):
+            for tried in cases(name, seeds, curve_seeds, others, device, python):
                 _climb(*tried, record, say)
             climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
             say(f"{name}: {len(record.alarms)} false alarms in {climbs} climbs")
@@ -125,14 +127,15 @@ Cases = Iterator[tuple[str, Case, set[int]]]
 
 
 def cases(
-    part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str
-) -> Cases:  # fmt: skip
+    part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str, python: str = ""
+) -> Cases:
     """What is tried, and by which rungs."""
     if part == "rewrites":
         yield from _rewritten(others, device)
         return
     if part == "machines":
-        yield from _on_machines(seeds, device)
+        another = [Machine(name="another JAX", python=python)] if python else []
+        yield from _on_machines([*MACHINES, *another], seeds, device)
         return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
     last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
@@ -156,12 +159,14 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
             sick.close()
 
 
-def _on_machines(seeds: int, device: str) -> Cases:
+def _on_machines(machines: list[Machine], seeds: int, device: str) -> Cases:
     """Both twins on each; the families take turns over the seeds."""
-    for machine in MACHINES:
+    for machine in machines:
         a, b = (
-            Side(framework, module, environment=machine.environment)
-            for framework, module in GPT.modules.items()
+            Side(framework, module, environment=machine.environment, python=python)
+            for (framework, module), python in zip(
+                GPT.modules.items(), (machine.python, sys.executable), strict=True
+            )
         )
         try:
             for seed in range(seeds):

@@ -1,7 +1,7 @@
 """What passes between the instruments and a framework's process: a line of JSON, then tensors."""
 
 import json
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from safetensors import numpy as safetensors
@@ -13,14 +13,14 @@ COUNTERS = ("step", "updates", "loss_scale", "good_steps")
 ARRAYS = ("params", "mu", "nu")
 
 
-def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
+def send(stream: Any, header: dict[str, Any], arrays: Arrays) -> None:
     body = safetensors.save({name: _plain(x) for name, x in arrays.items()})
     names = {"names": list(arrays), "body": len(body)}  # safetensors sorts; the order is kept here
     stream.write(json.dumps(header | names).encode() + b"\n" + body)
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays] | None:
+def receive(stream: Any) -> tuple[dict[str, Any], Arrays] | None:
     """None where the other side has closed."""
     line = stream.readline()
     if not line:

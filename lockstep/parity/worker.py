@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def plants(module: str) -> dict[str, Callable[..., None]]:
         return bugs
 
 
-def serve(module: str, variant: str, stream: IO[bytes]) -> int:
+def serve(module: str, variant: str, stream: Any) -> int:
     """Answers until nobody asks. A variant is NAME or NAME=SIZE."""
     if variant:
         name, _, size = variant.partition("=")

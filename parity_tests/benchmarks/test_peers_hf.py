@@ -21,7 +21,6 @@ from lockstep.model.state import TrainState
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
-from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult

@@ -26,7 +26,12 @@ from parity_tests.input.wrong_place import place as place
 
 TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 # What another of our processes starts and speaks to, and the tests' own trainer.
-NOT_FOR_USERS = {"lockstep.parity.worker", "jax_impl.probe", "torch_ref.probe", "parity_tests.fake"}
+NOT_FOR_USERS = {
+    "lockstep.parity.nursery",
+    "jax_impl.probe",
+    "torch_ref.probe",
+    "parity_tests.fake",
+}
 
 Case = tuple[str, list[str], list[str]]  # a command, its words, what the line must say
 

@@ -39,7 +39,10 @@ def test_the_order_of_the_operands_changes_nothing(tmp_path: Path) -> None:
     """Neither the verdict on a bug, nor the figure."""
     figures = []
     for pair in (("torch:bf16", "jax:bf16"), ("jax:bf16", "torch:bf16")):
-        assert curves.run(*pair, {**SMALL, "steps": 8}, tmp_path, "loss-not-divided") is Verdict.DIFFERENT
+        assert (
+            curves.run(*pair, {**SMALL, "steps": 8}, tmp_path, "loss-not-divided")
+            is Verdict.DIFFERENT
+        )
         figures.append(json.loads((tmp_path / "curves.json").read_text())["finding"]["figure"])
     assert figures[0] == figures[1]
 
