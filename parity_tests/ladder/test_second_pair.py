@@ -34,7 +34,7 @@ def planted(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
     flags = {
-        "model": "tiny", "context": 32, "vocab": 256, "batch_size": 2, "accum": 4, "steps": 20,
+        "model": "tiny", "context": 64, "vocab": 256, "batch_size": 2, "accum": 4, "steps": 20,
         "lr": 1e-3, "clip": 0.5, "numerics": "strict", "device": "cpu", "policy": policy,
     }  # fmt: skip
     config = from_flags(flags, accelerator=False)
