@@ -32,6 +32,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given t
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+# Or freed tensors stay with the process: its threshold rises with the largest array that it freed.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000")
+
 # The suite's time is the compiler's: LLVM's optimizer is half of it.
 UNOPTIMIZED = "--xla_backend_optimization_level=0"
 

@@ -19,7 +19,7 @@ from lockstep.parity import wire
 from lockstep.parity.nursery import Nursery
 from lockstep.process import ONE_THREAD
 
-KEPT = 150_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
+KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
 
 
 class Traces(NamedTuple):

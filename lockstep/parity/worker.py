@@ -20,7 +20,7 @@ from lockstep.parity import wire
 from lockstep.parity.compare import stack
 from lockstep.twin import VARIANTS, StepResult, Twin
 
-KEPT = 16  # built twins: compiling one takes seconds, and a case has a dozen configs
+KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen configs
 
 Answer = tuple[dict[str, Any], Arrays]
 

@@ -44,7 +44,7 @@ def config_of(policy: str, **flags: Any) -> Config:
 
 
 # Seen: nanogpt is torch_ref bit for bit in every policy. bare-jax is off by 1.8e-15 nats and 3e-15
-# of the norm in fp64; over six seeds by 0.67 of the envelope in fp32, 1.6 in bf16, 0.97 if strict.
+# of the norm in fp64; over six seeds by 0.67 of the envelope in fp32, 1.6 in bf16.
 @pytest.mark.parametrize(
     ("peer", "policy", "flags"),
     [
@@ -56,7 +56,6 @@ def config_of(policy: str, **flags: Any) -> Config:
         ("bare-jax", "fp64", {"accum": 1, "n_layer": 1, "numerics": "strict"}),
         ("bare-jax", "fp32", {}),
         ("bare-jax", "bf16", {}),
-        ("bare-jax", "bf16", {"numerics": "strict"}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
 )

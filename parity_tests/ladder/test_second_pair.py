@@ -1,6 +1,7 @@
 """The rungs name neither our frameworks' twins nor our model: a conv net climbs them unedited."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -41,8 +42,11 @@ def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
     return ladder.climb(RUNGS[number], Case(pair=CONV, a=a, b=b, config=config))
 
 
-@pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("number", [2, 3, 4, 5, 8], ids=lambda number: RUNGS[number].name)
+@pytest.mark.parametrize(
+    ("number", "policy"),
+    [*product([2, 3, 4, 5, 8], ["fp64", "bf16"]), *product([2, 3], ["fp32", "fp16"])],
+    ids=lambda value: RUNGS[value].name if isinstance(value, int) else value,
+)
 def test_the_second_pair_climbs(number: int, policy: str, sides: Sides) -> None:
     outcome = climb(number, policy, sides["jax"], sides["torch"])
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
