@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import given, made, words
+from benchmarks.process import build, parse_word, words
 from lockstep import devices, results
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -133,10 +133,10 @@ def reserved_bytes() -> int | None:
 
 def attempt(cell: Cell) -> Result:
     """The result, or why there is none, which is one too."""
-    return guarded(lambda: measure(cell))
+    return guard(lambda: measure(cell))
 
 
-def guarded(work: Callable[[], Result]) -> Result:
+def guard(work: Callable[[], Result]) -> Result:
     try:
         return {"status": "ok", **work()}
     except UserError as error:
@@ -148,8 +148,8 @@ def guarded(work: Callable[[], Result]) -> Result:
 
 
 def main(text: str, name: str, out: str) -> int:
-    asked, began = given(text), time.perf_counter()
-    cell = made(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
+    asked, began = parse_word(text), time.perf_counter()
+    cell = build(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}
     seconds = time.perf_counter() - began

@@ -29,7 +29,7 @@ def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
     return list(vars(parser.parse_args(argv)).values())
 
 
-def given(text: str) -> Any:
+def parse_word(text: str) -> Any:
     """A word of the command line that is JSON.
 
     Raises:
@@ -41,7 +41,7 @@ def given(text: str) -> Any:
         raise UserError(f"{text[:40]!r}: {why}; give JSON") from None
 
 
-def made(kind: Callable[..., Made], fields: Any) -> Made:
+def build(kind: Callable[..., Made], fields: Any) -> Made:
     """Raises UserError if these are not its fields."""
     try:
         return kind(**fields)
@@ -49,12 +49,12 @@ def made(kind: Callable[..., Made], fields: Any) -> Made:
         raise UserError(f"{str(fields)[:40]}: {error}; give its fields as JSON") from None
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """As a command in the repository's root names it: results say their commands."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def died(code: int, stderr: str) -> dict[str, str]:
+def describe_exit(code: int, stderr: str) -> dict[str, str]:
     """Linux kills the process that takes the last memory."""
     status = "OOM" if code == -9 else "failed"
     lines = stderr.strip().splitlines()
@@ -70,13 +70,15 @@ def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
         variables: of its environment, beside ours.
     """
     began, former = time.perf_counter(), results.read(out, device).get(name)
-    words = [sys.executable, "-m", module, json.dumps(content), name, shown(out)]
+    words = [sys.executable, "-m", module, json.dumps(content), name, relative_path(out)]
     done = subprocess.run(
         words, cwd=ROOT, env=os.environ | variables, stderr=subprocess.PIPE, text=True
     )
     row, seconds = results.read(out, device).get(name), time.perf_counter() - began
     if row is None or row == former:  # no report of a failure: the process was killed, or crashed
-        row = results.row(name, device, seconds, **content, **died(done.returncode, done.stderr))
+        row = results.row(
+            name, device, seconds, **content, **describe_exit(done.returncode, done.stderr)
+        )
         results.put(out, [row])
     return row, seconds
 

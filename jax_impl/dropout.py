@@ -1,11 +1,13 @@
 """Dropout whose masks are a pure function of (seed, step, micro-step, layer, site).
 
-The generator is jax.random's threefry2x32, under strict and fast numerics alike; the torch twin
-draws the same masks under strict numerics.
+The masks are those of `jax.random.bernoulli`, drawn by threefry2x32 under strict and fast numerics
+alike; the torch twin draws the same masks under strict numerics.
 """
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.random import fold_in
 
 from lockstep.model.constants import DROPOUT_SITES
 
@@ -14,21 +16,21 @@ class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
     def __init__(
-        self, rate: float, *, seed: int, step: jax.Array | int, micro_step: jax.Array | int
+        self, rate: float, *, seed: int, step: Array | int, micro_step: Array | int
     ) -> None:
         self.rate = rate
         if rate:
             key = jax.random.key(seed, impl="threefry2x32")
-            self.key = jax.random.fold_in(jax.random.fold_in(key, step), micro_step)
+            self.key = fold_in(fold_in(key, step), micro_step)
 
     @classmethod
     def off(cls) -> "Dropout":
         return cls(0.0, seed=0, step=0, micro_step=0)
 
-    def __call__(self, x: jax.Array, layer: jax.Array | int, site: str) -> jax.Array:
+    def __call__(self, x: Array, layer: Array | int, site: str) -> Array:
         if not self.rate:
             return x
-        key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), DROPOUT_SITES[site])
+        key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
         # A Python float would draw 64-bit uniforms under x64: other masks.
         keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
         # Not divided: XLA would multiply by the reciprocal where torch divides.

@@ -4,7 +4,7 @@ import sys
 
 from lockstep.cli import trainers
 
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for JAX
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
     sys.exit(trainers.train("jax"))
 
 from collections.abc import Callable
@@ -12,16 +12,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
-from jax_impl import bridge
-from jax_impl.cost import step_bytes, step_flops
-from jax_impl.precision import configure, describe, find_device
-from jax_impl.step import Trainer
 from lockstep.config import Config
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
+
+from . import bridge
+from .cost import step_bytes, step_flops
+from .precision import configure, describe, find_device
+from .step import Trainer
+from .trace import trace
 
 
 class JaxTwin:
@@ -48,10 +51,10 @@ class JaxTwin:
     def prepare(self) -> None:
         self.trainer.compile()
 
-    def place(self, window: np.ndarray) -> jax.Array:
+    def place(self, window: np.ndarray) -> Array:
         return jax.device_put(window, self.device)
 
-    def step(self, window: jax.Array) -> Callable[[], StepResult]:
+    def step(self, window: Array) -> Callable[[], StepResult]:
         return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
@@ -63,11 +66,11 @@ class JaxTwin:
 
     def trace(self, batch: np.ndarray) -> Trace:
         model = self.config.model
-        loss, *seen, grads = jax.device_get(self.trainer.trace(self.place(batch)))
+        loss, *seen, grads = trace(self.trainer, self.place(batch))
         b, t = batch.shape[0], batch.shape[1] - 1
         outputs, output_grads = (
-            {name: tensors[name].reshape(b, t, -1) for name in intermediates(model)}
-            for tensors in seen
+            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
+            for x in seen
         )
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 

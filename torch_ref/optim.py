@@ -9,11 +9,12 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
-from lockstep.model.params import decayed
+from lockstep.model.params import decays
 
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
     """`clip_grad_norm_` by its two halves: the norm before clipping, and of each gradient (P,)."""
+    # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
     norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
     norm = torch.linalg.vector_norm(norms)
     clip_grads_with_norm_(parameters, clip, norm)
@@ -25,10 +26,10 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     named = dict(model.named_parameters())
     groups = [
         {
-            "params": [p for name, p in named.items() if decayed(name)],
+            "params": [p for name, p in named.items() if decays(name)],
             "weight_decay": config.weight_decay,
         },
-        {"params": [p for name, p in named.items() if not decayed(name)], "weight_decay": 0.0},
+        {"params": [p for name, p in named.items() if not decays(name)], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True

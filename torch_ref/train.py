@@ -4,7 +4,7 @@ import sys
 
 from lockstep.cli import trainers
 
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
     sys.exit(trainers.train("torch"))
 
 from collections.abc import Callable
@@ -19,10 +19,12 @@ from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
-from torch_ref import bridge
-from torch_ref.cost import step_bytes, step_flops
-from torch_ref.precision import configure, describe, find_device
-from torch_ref.step import Trainer
+
+from . import bridge
+from .cost import step_bytes, step_flops
+from .precision import configure, describe, find_device
+from .step import Trainer
+from .trace import trace
 
 
 class TorchTwin:
@@ -67,10 +69,11 @@ class TorchTwin:
 
     def trace(self, batch: np.ndarray) -> Trace:
         model = self.config.model
-        loss, *seen, grads = self.trainer.trace(self.place(batch))
+        loss, *seen, grads = trace(self.trainer, self.place(batch))
+        b, t = batch.shape[0], batch.shape[1] - 1
         outputs, output_grads = (
-            {name: bridge.to_numpy(tensors[name]) for name in intermediates(model)}
-            for tensors in seen
+            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
+            for x in seen
         )
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks import process
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.sums import sums
-from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step
-from benchmarks.process import made, words
+from benchmarks.measure import Result, guard, measure, state_bytes, tokens_per_step
+from benchmarks.process import build, words
 from lockstep import results, twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
@@ -68,11 +68,11 @@ def train_on(framework: str, config: Config, state: TrainState, steps: int) -> T
     return built.state()
 
 
-def flushed(arm: Arm) -> Result:
+def measure_flushed(arm: Arm) -> Result:
     """Of the initial weights, and of those after the arm's steps under fp32."""
     config = arm.config
     start = initial_state(config)
-    end = train_on(arm.framework, config.changed(policy="fp32"), start, arm.steps)
+    end = train_on(arm.framework, config.replace(policy="fp32"), start, arm.steps)
     return {"weights": {"initial": flushed_shares(arm, start), "trained": flushed_shares(arm, end)}}
 
 
@@ -81,7 +81,7 @@ def flushed_shares(arm: Arm, state: TrainState) -> Result:
 
     `scale` is the largest power of two under which every float16 gradient is finite.
     """
-    twins = {policy: twin.load(arm.framework, arm.config.changed(policy=policy))
+    twins = {policy: twin.load(arm.framework, arm.config.replace(policy=policy))
              for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
     batch = GPT.window(arm.config, state.step)[0]
 
@@ -115,7 +115,7 @@ def zero_share(grads: Arrays, exact: Arrays) -> float:
     return lost / sum(int(np.count_nonzero(grad)) for grad in exact.values())
 
 
-def injected(arm: Arm) -> Result:
+def inject_overflow(arm: Arm) -> Result:
     """A token with an infinite embedding stands in the window of the middle step alone.
 
     `unchanged` says that this step moved no weight.
@@ -148,8 +148,8 @@ def updates(arm: Arm) -> Result:
     `lost` has for each step the share of the weights that it left as they were, of those that had
     a gradient: embeddings of tokens not yet seen have none.
     """
-    config = arm.config.changed(steps=2 * arm.steps)
-    before = config.changed(**PRETRAINING, warmup=arm.steps // 10)
+    config = arm.config.replace(steps=2 * arm.steps)
+    before = config.replace(**PRETRAINING, warmup=arm.steps // 10)
     start = train_on(arm.framework, before, initial_state(before), arm.steps)
     built = load(arm.framework, config, start)
     first = held_out(built, config)
@@ -175,14 +175,15 @@ def unmoved_share(before: TrainState, after: TrainState) -> float:
 
 
 WORKS: dict[str, Callable[[Arm], Result]] = {
-    "train": train, "flushed": flushed, "injected": injected, "updates": updates, "sums": sums,
+    "train": train, "flushed": measure_flushed, "injected": inject_overflow,
+    "updates": updates, "sums": sums,
 }  # fmt: skip
 
 
 def main(given: str, name: str, out: str) -> int:
-    arm, began = made(Arm, process.given(given)), time.perf_counter()
+    arm, began = build(Arm, process.parse_word(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {**vars(arm), **guarded(lambda: WORKS[arm.work](arm))}
+    content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
     seconds = time.perf_counter() - began
     results.put(Path(out), [results.row(name, arm.device, seconds, **content)])
     return 0

@@ -13,7 +13,7 @@ from benchmarks.peers.bare_step import Attend, Params, State, attend, attend_cud
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config, ModelConfig
 from lockstep.errors import UserError, require
-from lockstep.model.params import Arrays, decayed, shapes
+from lockstep.model.params import Arrays, decays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.train.schedule import learning_rates
@@ -47,7 +47,7 @@ class BareJax:
             attend=attention,
             rates=jnp.asarray(self.rates, self.roles.param),
             betas=(optim.beta1, optim.beta2),
-            decay={n: optim.weight_decay * decayed(n) for n in shapes(config.model)},
+            decay={n: optim.weight_decay * decays(n) for n in shapes(config.model)},
             clip=optim.clip,
             compiler_options=self.compiler_options(),
         )
@@ -132,19 +132,19 @@ class BareJax:
         return stats.get("peak_bytes_in_use") or resident_peak()
 
 
-def transposed(name: str, array: np.ndarray) -> np.ndarray:
+def transpose(name: str, array: np.ndarray) -> np.ndarray:
     """Between canonical matrices, out x in, and ours, in x out."""
     return array if name in EMBEDDINGS else array.T
 
 
 def from_canonical(arrays: Arrays, dtype: str) -> Params:
     # A copy: the step donates its state, and must not give away numpy's memory.
-    return {n: jnp.array(transposed(n, a), dtype, copy=True) for n, a in arrays.items()}
+    return {n: jnp.array(transpose(n, a), dtype, copy=True) for n, a in arrays.items()}
 
 
 def to_canonical(params: Params, model: ModelConfig) -> Arrays:
     host = jax.device_get(params)  # whose names a jitted function has sorted
-    return {name: np.array(transposed(name, host[name]), order="C") for name in shapes(model)}
+    return {name: np.array(transpose(name, host[name]), order="C") for name in shapes(model)}
 
 
 def find_device(asked: str) -> jax.Device:

@@ -39,7 +39,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
     roles = config.precision.roles
     require(roles.mixed, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
-    strict = config.changed(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
+    strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
     try:
         case = Case(pair=GPT, a=sides[0], b=sides[-1], config=strict)
         for side in sides:
@@ -67,7 +67,7 @@ def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
     truth = side.loss_and_grads(case.exactly(case.config), case.trained, batches)
 
     def error(wide: list[str]) -> Errors:
-        some = case.config.changed(fp32_islands=",".join(wide))
+        some = case.config.replace(fp32_islands=",".join(wide))
         return errors(side.loss_and_grads(some, case.trained, batches), truth)
 
     def row(label: str, group: list[str]) -> Row:
@@ -105,13 +105,13 @@ def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str,
     windows = case.windows(WINDOWS, config)
     for _ in range(ROUNDS):
         for patterns, medians in seconds.items():
-            timed = config.changed(fp32_islands=patterns)
+            timed = config.replace(fp32_islands=patterns)
             medians.append(float(np.median(side.seconds(timed, case.trained, windows))))
     base = np.array(seconds[""])
     return {kind: float(np.median(np.array(seconds[kind]) / base)) for kind in kinds}
 
 
-def removed(result: dict[str, Any], row: Row) -> float:
+def removed_share(result: dict[str, Any], row: Row) -> float:
     """How much of the gradient's error an island removes; below 0 where it adds to it."""
     return 1 - row["without"]["gradient"] / result["all"]["gradient"]
 
@@ -119,15 +119,15 @@ def removed(result: dict[str, Any], row: Row) -> float:
 def worth(result: dict[str, Any]) -> list[str]:
     """The kinds that are; of a kind only the modules that by themselves remove so much, if any."""
     chosen: list[str] = []
-    for kind, row in ranked(result["kinds"]):
-        if removed(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
+    for kind, row in rank(result["kinds"]):
+        if removed_share(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
             modules = [name for name in result["modules"] if islands.kind(name) == kind]
-            enough = [n for n in modules if removed(result, result["modules"][n]) >= REMOVED]
+            enough = [n for n in modules if removed_share(result, result["modules"][n]) >= REMOVED]
             chosen += enough or [kind]
     return chosen
 
 
-def ranked(rows: dict[str, Row]) -> list[tuple[str, Row]]:
+def rank(rows: dict[str, Row]) -> list[tuple[str, Row]]:
     """The costliest first."""
     return sorted(rows.items(), key=lambda item: -item[1]["alone"]["gradient"])
 
@@ -137,7 +137,7 @@ def sentence(framework: str, result: dict[str, Any]) -> str:
     chosen = worth(result)
     if not chosen:
         return f"{framework}: no island is worth its time; none removes {rule}."
-    together = f"{removed(result, result['together']):.0%}"
+    together = f"{removed_share(result, result['together']):.0%}"
     return (
         f"{framework}: --fp32-islands {','.join(chosen)} is worth its time. "
         f"Each removes {rule}, together they remove {together}."
@@ -157,9 +157,9 @@ def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
         head = f"{title + f', alone in {policy}':26} {'gradient':>9} {'loss':>9}  "
         head += f"{'its island removes':>18} {'step time' * (title == 'kinds')}"
         lines += ["", head.rstrip()]
-        for name, row in ranked(result[title]):
+        for name, row in rank(result[title]):
             time = f"{row['time'] - 1:+9.1%}" if "time" in row and title == "kinds" else ""
-            share = f"{removed(result, row):18.1%}"
+            share = f"{removed_share(result, row):18.1%}"
             lines.append(f"{name:26} {_figures(row['alone'])}  {share} {time}".rstrip())
     return [*lines, "", sentence(framework, result)]
 

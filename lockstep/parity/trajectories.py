@@ -16,7 +16,7 @@ from lockstep.parity.envelope import compare_programs, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
-from lockstep.parity.verdict import Finding, Verdict, bounded, empty
+from lockstep.parity.verdict import Finding, Verdict, check_bound, empty
 from lockstep.run import checkpoint
 
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
@@ -39,11 +39,11 @@ def fast(case: Case) -> list[Finding]:
     """
     same: dict[str, Any] = {"dropout": 0.0, "accum": 1, "remat": "none", "context": LONG}
     same |= {"layers": "unroll", "n_layer": 2}  # so that a policy's rows share their answers
-    strict = case.changed(numerics="strict", **same)
+    strict = case.replace(numerics="strict", **same)
     found = []
     for side in case.sides:
         slow, quick = (
-            train_program(side, each) for each in (strict, strict.changed(numerics="fast"))
+            train_program(side, each) for each in (strict, strict.replace(numerics="fast"))
         )
         found += compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
     return found
@@ -127,9 +127,9 @@ def compare_runs(
 def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
     loss, norm = (np.abs(getattr(a, f) - getattr(b, f)) for f in ("loss", "grad_norm"))
     return [
-        bounded("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
+        check_bound("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
                 float(loss.max()), CURVE.bound),
-        bounded("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
+        check_bound("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
                 float(norm.max()), CURVE_NORM.bound),
     ]  # fmt: skip
 

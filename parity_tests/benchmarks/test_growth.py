@@ -15,9 +15,9 @@ DEPTHS = (4, 9, 16, 36)
 SMALL = {"context": 16, "d_model": 16}
 
 
-def kept(measure: Measure) -> dict[str, Curve]:
+def kept_curves(measure: Measure) -> dict[str, Curve]:
     return {
-        mode: (DEPTHS, [measure.kept(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
+        mode: (DEPTHS, [measure.residuals(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
         for mode in growth.MODES
     }
 
@@ -27,7 +27,7 @@ def broken(found: list[Law]) -> list[str]:
 
 
 def test_memory_follows_depth() -> None:
-    found = laws.depth(kept(Measure("torch", "cpu")))
+    found = laws.depth(kept_curves(Measure("torch", "cpu")))
     assert len(found) == 5 and broken(found) == []
 
 
@@ -37,14 +37,14 @@ def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -
         torch_ref.model, "through_blocks",
         lambda *args, remat: right(*args, remat="block" if remat == "sqrt" else remat),
     )  # fmt: skip
-    wrong = broken(laws.depth(kept(Measure("torch", "cpu"))))
+    wrong = broken(laws.depth(kept_curves(Measure("torch", "cpu"))))
     assert "remat sqrt keeps less than block from 16 layers" in wrong
     assert any("fit" in what or "each sqrt" in what for what in wrong)
 
 
 def test_jax_keeps_less_with_sqrt() -> None:
     measure = Measure("jax", "cpu")
-    block, sqrt = (measure.kept(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))
+    block, sqrt = (measure.residuals(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))
     assert sqrt < block
 
 
@@ -121,9 +121,9 @@ def test_the_interval_is_one_of_95_percent() -> None:
 @pytest.mark.parametrize(("ratio", "holds"), [(1.0, True), (0.96, False)])
 def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> None:
     result = {"floor": speed.FLOOR, "name": "x", "seconds": [0], **races(ratio, 0.005)}
-    assert speed.held(result) is holds
+    assert speed.holds(result) is holds
     assert ("falls short" in speed.markdown([result])) is not holds
-    assert speed.held({**result, "floor": None})
+    assert speed.holds({**result, "floor": None})
 
 
 def test_a_racer_answers_with_seconds() -> None:

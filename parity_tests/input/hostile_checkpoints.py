@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
-from parity_tests.input.mutations import Files, Raw, damaged, trees, written
+from parity_tests.input.mutations import Files, Raw, damage, render, trees
 from parity_tests.runs.checkpoints import DTYPES, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
@@ -47,18 +47,18 @@ def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def whole(header: Any, data: bytes, length: int | None = None) -> bytes:
-    text = written(header).encode("utf-8", "surrogatepass")
+    text = render(header).encode("utf-8", "surrogatepass")
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def signed(files: Files, record: Any = None) -> Files:
+def sign_files(files: Files, record: Any = None) -> Files:
     """With checksums made good, as far as there is anything to sum."""
     tree = json.loads(files[RECORD]) if record is None else record
     if type(tree) is dict and type(tree.get("sha256")) is dict:
         sums = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES.values()}
         known = {name: sums.get(name, sha) for name, sha in tree["sha256"].items()}
         tree = {**tree, "sha256": known | ({RECORD: OWN} if RECORD in known else {})}
-    text = written(tree)
+    text = render(tree)
     try:
         own = checkpoint._own_checksum(json.loads(text))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -72,16 +72,16 @@ def cases(draw: st.DrawFn) -> Files:
     ways = ("record", "header", "header", "length", "claim", "renamed", "reshaped", "data", "bytes")
     way = draw(st.sampled_from((*ways, "lost")))
     if way == "record":
-        return signed(files, draw(trees(json.loads(files[RECORD]))))
+        return sign_files(files, draw(trees(json.loads(files[RECORD]))))
     if way == "lost":
         lost = draw(st.sampled_from(sorted(files)))
         return {name: content for name, content in files.items() if name != lost}
     names = draw(st.sampled_from([[name] for name in FILES.values()] + [list(FILES.values())]))
     header, data = parts(files[names[0]])
     if way == "bytes":
-        content = draw(damaged(files[names[0]]) | st.binary(max_size=100))
+        content = draw(damage(files[names[0]]) | st.binary(max_size=100))
         changed = {**files, **dict.fromkeys(names, content)}
-        return signed(changed) if draw(st.booleans()) else changed
+        return sign_files(changed) if draw(st.booleans()) else changed
     if way in ("renamed", "reshaped"):
         return draw(_alike(files, way))
     length = None
@@ -94,8 +94,8 @@ def cases(draw: st.DrawFn) -> Files:
             tensor = draw(st.sampled_from(sorted(header)))
             header = {**header, tensor: draw(st.sampled_from(CLAIMS))}
         case "data":
-            data = draw(damaged(data))
-    return signed({**files, **{name: whole(header, data, length) for name in names}})
+            data = draw(damage(data))
+    return sign_files({**files, **{name: whole(header, data, length) for name in names}})
 
 
 @st.composite
@@ -119,4 +119,4 @@ def _alike(draw: st.DrawFn, files: Files, way: str) -> Files:
         record["names"] = [new if each == old else each for each in record["names"]]
     elif draw(st.booleans()):
         record["dtype"] = draw(st.sampled_from([*DTYPES, Raw("1")]))
-    return signed(changed, record)
+    return sign_files(changed, record)

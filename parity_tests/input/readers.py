@@ -29,7 +29,7 @@ from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from parity_tests.input import hostile_checkpoints
-from parity_tests.input.mutations import Files, damaged, files
+from parity_tests.input.mutations import Files, damage, files
 from parity_tests.runs.checkpoints import assert_same
 
 CONFIG = from_flags(
@@ -79,7 +79,7 @@ def same_config(config: Config, _: Path) -> bool:
 
 
 @functools.cache
-def saved() -> Files:
+def run_files() -> Files:
     """A whole checkpoint of `CONFIG`."""
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save(Path(folder), replace(initial_state(CONFIG), step=3), keep=1)
@@ -129,7 +129,7 @@ def same_log(rows: list[dict[str, Any]], folder: Path) -> bool:
 def logs() -> st.SearchStrategy[Files]:
     good = "\n".join(map(json.dumps, LOG)).encode()
     lines = st.lists(st.sampled_from(LOG).flatmap(files), max_size=5).map(b"\n".join)
-    return alone("log.jsonl", lines | damaged(good))
+    return alone("log.jsonl", lines | damage(good))
 
 
 def tokens() -> st.SearchStrategy[Files]:
@@ -155,7 +155,7 @@ def same_data(data: Corpus, folder: Path) -> bool:
 
 
 @functools.cache
-def cached() -> tuple[str, dict[str, bytes]]:
+def cache_files() -> tuple[str, dict[str, bytes]]:
     """The SHA-256 of a small library, and the arrays of its cache as .npy files."""
     train, val = (np.arange(n, dtype=np.uint8) for n in (50, 20))
     data, members = corpus._corpus(train, val, "a library"), {}
@@ -168,20 +168,20 @@ def cached() -> tuple[str, dict[str, bytes]]:
 
 @st.composite
 def caches(draw: st.DrawFn) -> Files:
-    sha256, members = cached()
+    sha256, members = cache_files()
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(members)))
-        members = {**members, name: draw(damaged(members[name]))}
+        members = {**members, name: draw(damage(members[name]))}
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name), content)
     whole = stream.getvalue()
-    return {f"stdlib-{sha256}.npz": draw(damaged(whole)) if draw(st.booleans()) else whole}
+    return {f"stdlib-{sha256}.npz": draw(damage(whole)) if draw(st.booleans()) else whole}
 
 
 def read_cache(folder: Path) -> Corpus:
-    sha256, _ = cached()
+    sha256, _ = cache_files()
     with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
         data = corpus.load_cached(sha256)
     if data is None:  # which is how this reader refuses
@@ -202,7 +202,7 @@ def read_plan(folder: Path) -> str:
 
 def read_islands(folder: Path) -> Config:
     text = (folder / "patterns").read_bytes().decode("utf-8", "surrogateescape")
-    return CONFIG.changed(fp32_islands=text)
+    return CONFIG.replace(fp32_islands=text)
 
 
 def patterns() -> st.SearchStrategy[Files]:
@@ -216,12 +216,12 @@ def patterns() -> st.SearchStrategy[Files]:
 
 
 @functools.cache
-def measured() -> dict[str, Any]:
+def result_row() -> dict[str, Any]:
     rows = results.read(ROOT / "benchmarks" / "results" / "cpu.jsonl").items()
     return next(row for name, row in rows if name.startswith("frameworks-jax-"))
 
 
-RUN = st.builds(lambda config: {"config.json": config, **saved()}, files(RECORD))
+RUN = st.builds(lambda config: {"config.json": config, **run_files()}, files(RECORD))
 READERS = [
     Reader("checkpoint", "state.json, safetensors headers and bytes, checksums made good",
            hostile_checkpoints.cases(), checkpoint.load, same_checkpoint),
@@ -231,7 +231,7 @@ READERS = [
     Reader("log", "lines of log.jsonl, read and resumed from", logs(), read_log, same_log),
     Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
     Reader("cache", "the standard library's cached tokens", caches(), read_cache,
-           lambda data, _: data.sha256 == cached()[0]),
+           lambda data, _: data.sha256 == cache_files()[0]),
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
            alone("config.json", files(LLAMA) | files(GPT2)), read_plan,
            lambda text, _: "recommended" in text or "nothing fits" in text),
@@ -240,7 +240,7 @@ READERS = [
            lambda folder: results.read(folder / "power.json"),
            lambda found, _: type(found) is dict),
     Reader("report", "a cell of a benchmark's report",
-           alone("a.jsonl", st.deferred(lambda: files(measured()))),
+           alone("a.jsonl", st.deferred(lambda: files(result_row()))),
            lambda folder: report.tables(folder / "a.jsonl"),
            lambda found, _: all(type(text) is str for text in found.values())),
 ]  # fmt: skip

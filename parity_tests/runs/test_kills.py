@@ -29,7 +29,7 @@ SMALL = (
 )
 
 
-def started(framework: str, flags: str) -> subprocess.Popen:
+def start_child(framework: str, flags: str) -> subprocess.Popen:
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(Path("cache").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -42,11 +42,11 @@ def started(framework: str, flags: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def killed(framework: str, flags: str, dice: random.Random) -> bool:
+def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
     """Whether a checkpoint was being written when the process was killed."""
     log = Path("run", "log.jsonl")
     before = log.stat().st_mtime_ns if log.exists() else 0
-    child = started(framework, flags)
+    child = start_child(framework, flags)
     early = dice.random() < 0.1  # before, or while, the run's files are opened
     while not early and not (log.exists() and log.stat().st_mtime_ns > before):
         if child.poll() is not None:
@@ -59,12 +59,12 @@ def killed(framework: str, flags: str, dice: random.Random) -> bool:
     return bool(hidden(Path("run")))
 
 
-def reached() -> int:
+def last_step() -> int:
     return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
 
-def finished(framework: str, flags: str) -> None:
-    child = started(framework, flags)
+def finish(framework: str, flags: str) -> None:
+    child = start_child(framework, flags)
     _, err = child.communicate()
     assert (child.returncode, err) == (exits.DONE, "")
 
@@ -87,19 +87,19 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     flags = f"{SMALL} --steps {steps} --warmup 10"
-    finished(framework, f"{flags} --out whole")
+    finish(framework, f"{flags} --out whole")
     dice, amid_a_save = random.Random(framework), 0
     for _ in range(kills):
-        if reached() == steps:  # on a machine so busy that the kills come late
+        if last_step() == steps:  # on a machine so busy that the kills come late
             break
         again = checkpoint.listing(Path("run"))
         first = f"{flags} --overwrite" if Path("run").exists() else flags
-        amid_a_save += killed(framework, f"{'--resume' if again else first} --out run", dice)
+        amid_a_save += kill_amid(framework, f"{'--resume' if again else first} --out run", dice)
         for path in checkpoint.listing(Path("run")):
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
-    if reached() < steps:
-        finished(framework, resumed)
+    if last_step() < steps:
+        finish(framework, resumed)
     assert amid_a_save > 0
     assert numbers("run") == numbers("whole")
     ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
