@@ -23,7 +23,7 @@ from jax_impl.optim import by_tensor, optimizer, tensor_names, unstack
 from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
-from lockstep.model.params import decayed, first_backward
+from lockstep.model.params import decays, first_backward
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
@@ -99,7 +99,7 @@ class Trainer:
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
         self.model = Model(config, self.dtypes, device)
         self.eval_model = Model(config, self.eval_dtypes, device)
-        mask = {name: decayed(name.replace("kernel", "weight")) for name in self.model.shapes}
+        mask = {name: decays(name.replace("kernel", "weight")) for name in self.model.shapes}
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)

@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
-from lockstep.model.params import decayed
+from lockstep.model.params import decays
 
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
@@ -25,10 +25,10 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     named = dict(model.named_parameters())
     groups = [
         {
-            "params": [p for name, p in named.items() if decayed(name)],
+            "params": [p for name, p in named.items() if decays(name)],
             "weight_decay": config.weight_decay,
         },
-        {"params": [p for name, p in named.items() if not decayed(name)], "weight_decay": 0.0},
+        {"params": [p for name, p in named.items() if not decays(name)], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True

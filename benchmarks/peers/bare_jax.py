@@ -13,7 +13,7 @@ from benchmarks.peers.bare_step import Attend, Params, State, attend, attend_cud
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config, ModelConfig
 from lockstep.errors import UserError, require
-from lockstep.model.params import Arrays, decayed, shapes
+from lockstep.model.params import Arrays, decays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.train.schedule import learning_rates
@@ -47,7 +47,7 @@ class BareJax:
             attend=attention,
             rates=jnp.asarray(self.rates, self.roles.param),
             betas=(optim.beta1, optim.beta2),
-            decay={n: optim.weight_decay * decayed(n) for n in shapes(config.model)},
+            decay={n: optim.weight_decay * decays(n) for n in shapes(config.model)},
             clip=optim.clip,
             compiler_options=self.compiler_options(),
         )

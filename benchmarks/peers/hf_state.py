@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from benchmarks.peers import hf_model
 from lockstep.config import Config, PrecisionConfig
 from lockstep.errors import require
-from lockstep.model.params import Arrays, decayed, shapes
+from lockstep.model.params import Arrays, decays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
 
@@ -58,7 +58,7 @@ def adamw(net: PreTrainedModel, config: Config) -> torch.optim.AdamW:
     ours = {theirs: name for name in shapes(model) for theirs in hf_model.names(model, name)}
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in net.named_parameters():
-        groups[decayed(ours[name])].append(parameter)
+        groups[decays(ours[name])].append(parameter)
     return torch.optim.AdamW(
         [
             {"params": groups[True], "weight_decay": optim.weight_decay},

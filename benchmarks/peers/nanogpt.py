@@ -11,7 +11,7 @@ from benchmarks.peers.nanogpt_style import GPT, adamw, train_step
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config
 from lockstep.errors import UserError, require
-from lockstep.model.params import decayed
+from lockstep.model.params import decays
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.train.schedule import learning_rates
@@ -46,7 +46,7 @@ class NanoGPT:
         self.parameters = list(self.model.parameters())
         self.called = torch.compile(self.model) if config.execution.compile else self.model
         betas = (optim.beta1, optim.beta2)
-        self.optimizer = adamw(self.model, decayed, betas=betas, weight_decay=optim.weight_decay)
+        self.optimizer = adamw(self.model, decays, betas=betas, weight_decay=optim.weight_decay)
         compute = getattr(torch, self.roles.compute)
         self.autocast = torch.autocast(self.device.type, compute, enabled=self.roles.mixed)
         self.rates = learning_rates(optim)

@@ -75,15 +75,15 @@ class GPT(nn.Module):
 
 def adamw(
     model: nn.Module,
-    decayed: Callable[[str], bool],
+    decays: Callable[[str], bool],
     *,
     betas: tuple[float, float],
     weight_decay: float,
 ) -> torch.optim.AdamW:
     """Two groups, by the parameters' names; the step sets the rate."""
     named = dict(model.named_parameters())
-    decay = [p for name, p in named.items() if decayed(name)]
-    rest = [p for name, p in named.items() if not decayed(name)]
+    decay = [p for name, p in named.items() if decays(name)]
+    rest = [p for name, p in named.items() if not decays(name)]
     groups: list[dict[str, Any]] = [
         {"params": decay, "weight_decay": weight_decay},
         {"params": rest, "weight_decay": 0.0},

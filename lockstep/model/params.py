@@ -67,7 +67,7 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -
     return generator.standard_normal(shape, np.float32) * np.float32(std)
 
 
-def decayed(name: str) -> bool:
+def decays(name: str) -> bool:
     """Whether weight decay applies: matrices only, never norms, biases or embeddings."""
     return name.endswith(
         (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight")
