@@ -1,79 +1,52 @@
-"""Between the trainer's state and the canonical one. JAX kernels are in x out: transposed.
+"""Between the trainer's state and the canonical one. JAX's matrices are in x out: transposed.
 
 With scanned layers the blocks' parameters are stacked, with a leading axis L.
 """
-
-import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_impl.optim import STACKED
 from jax_impl.step import Params, State, Trainer, update_count
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
+from lockstep.model.stacked import is_stacked, stack, unstack
 from lockstep.model.state import TrainState
 
 EMBEDDINGS = ("embed.weight", "position.weight")
 
 
-class Place(NamedTuple):
-    """Where a canonical parameter lives in the flat dict of the JAX model."""
-
-    key: str
-    layer: int | None  # index on the leading axis of a stacked parameter
-    transposed: bool
+def to_numpy(array: jax.Array | np.ndarray) -> np.ndarray:
+    """A copy on the host, bit for bit."""
+    return np.array(array, order="C")
 
 
-def places(config: ModelConfig, scan: bool) -> dict[str, Place]:
-    return {name: _place(name, len(shape), scan) for name, shape in shapes(config).items()}
+def turn(name: str, array: np.ndarray) -> np.ndarray:
+    """From one layout to the other: transposes the matrices, which embeddings are none of."""
+    return array.T if array.ndim == 2 and name not in EMBEDDINGS else array
 
 
-def _place(name: str, ndim: int, scan: bool) -> Place:
-    kernel = ndim == 2 and name not in EMBEDDINGS
-    if name in EMBEDDINGS:
-        key = name.removesuffix(".weight")
-    else:
-        key = re.sub(r"weight$", "kernel" if kernel else "scale", name)
-    stacked = re.match(r"blocks\.(\d+)\.", name) if scan else None
-    if not stacked:
-        return Place(key, None, kernel)
-    return Place(re.sub(r"^blocks\.\d+", "blocks", key), int(stacked[1]), kernel)
-
-
-def to_canonical(params: Params, config: ModelConfig) -> Arrays:
-    host, scan = jax.device_get(params), any(map(STACKED.match, params))
-
-    def take(place: Place) -> np.ndarray:
-        array = host[place.key] if place.layer is None else host[place.key][place.layer]
-        return np.array(array.T if place.transposed else array, order="C")
-
-    return {name: take(place) for name, place in places(config, scan).items()}
+def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
+    host = unstack(jax.device_get(tensors))
+    return {name: to_numpy(turn(name, host[name])) for name in shapes(config)}
 
 
 def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) -> Params:
-    layers: dict[str, list[np.ndarray]] = {}
-    for name, place in places(config, scan).items():
-        array = arrays[name].T if place.transposed else arrays[name]
-        layers.setdefault(place.key, []).append(array)
-    stacked = places(config, scan).values()
-    whole = {place.key for place in stacked if place.layer is None}
+    turned = {name: turn(name, arrays[name]) for name in shapes(config)}
     # A copy: the step donates its state, and must not give away numpy's memory.
     return {
-        key: jnp.array(parts[0] if key in whole else np.stack(parts), dtype, copy=True)
-        for key, parts in layers.items()
+        name: jnp.array(array, dtype, copy=True)
+        for name, array in (stack(turned) if scan else turned).items()
     }
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     config, dtype = trainer.config.model, trainer.dtypes.param
+    scan = any(map(is_stacked, trainer.model.shapes))
     params, mu, nu = (
-        from_canonical(arrays, config, trainer.model.scan, dtype)
-        for arrays in (state.params, state.mu, state.nu)
+        from_canonical(arrays, config, scan, dtype) for arrays in (state.params, state.mu, state.nu)
     )
     fresh = trainer.optimizer.init(params)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=jnp.int32(state.updates))

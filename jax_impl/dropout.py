@@ -1,11 +1,12 @@
 """Dropout whose masks are a pure function of (seed, step, micro-step, layer, site).
 
-The generator is jax.random's threefry2x32, under strict and fast numerics alike; the torch twin
-draws the same masks under strict numerics.
+The masks are those of `jax.random.bernoulli`, drawn by threefry2x32 under strict and fast numerics
+alike; the torch twin draws the same masks under strict numerics.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.random import fold_in
 
 from lockstep.model.constants import DROPOUT_SITES
 
@@ -19,7 +20,7 @@ class Dropout:
         self.rate = rate
         if rate:
             key = jax.random.key(seed, impl="threefry2x32")
-            self.key = jax.random.fold_in(jax.random.fold_in(key, step), micro_step)
+            self.key = fold_in(fold_in(key, step), micro_step)
 
     @classmethod
     def off(cls) -> "Dropout":
@@ -28,7 +29,7 @@ class Dropout:
     def __call__(self, x: jax.Array, layer: jax.Array | int, site: str) -> jax.Array:
         if not self.rate:
             return x
-        key = jax.random.fold_in(jax.random.fold_in(self.key, layer + 1), DROPOUT_SITES[site])
+        key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
         # A Python float would draw 64-bit uniforms under x64: other masks.
         keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
         # Not divided: XLA would multiply by the reciprocal where torch divides.

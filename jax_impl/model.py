@@ -1,8 +1,8 @@
 """The GPT, as a Flax NNX module. Shapes: see `lockstep.config`.
 
-`policy.cast_to_compute` casts the matmuls' inputs, one by one: the tree of parameters is never
-cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss) says so.
-Each module with matmuls has a policy of its own.
+`precision.matmul` casts the matmuls' inputs to the compute dtype, one by one: the tree of
+parameters is never cast whole. What must stay in the output dtype (residual, norms, softmax,
+rotation, loss) says so here. A module whose dtype is not the policy's has a policy of its own.
 """
 
 from collections.abc import Callable
@@ -12,106 +12,66 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jmp
 import optax
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
+from jax_impl import functional as F
 from jax_impl.dropout import Dropout
-from jax_impl.precision import policy
-from jax_impl.remat import AFFINE, recompute_cheap, remat_sublayer, through_blocks
+from jax_impl.precision import dtype, matmul
+from jax_impl.remat import recompute_cheap, remat_sublayer, through_blocks
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.attention import Kernel
 from lockstep.model.constants import NORM_EPS
 
 Tap = Callable[[str, jax.Array], jax.Array]
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
 
-@jax.custom_vjp
-def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Rows (R, in) @ kernel + bias, rounded once, as a GEMM with a bias epilogue does."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = jnp.matmul(x, kernel, preferred_element_type=wide)
-    return (y + bias.astype(wide)).astype(x.dtype)
+class Embedding(nnx.Module):
+    def __init__(self, n: int, d: int) -> None:
+        self.weight = nnx.Param(jnp.zeros((n, d)))
 
-
-def _affine_forward(x, kernel, bias):  # type: ignore[no-untyped-def]
-    return checkpoint_name(affine(x, kernel, bias), AFFINE), (x, kernel)
-
-
-def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]
-    x, kernel = residuals
-    wide = jnp.promote_types(dy.dtype, jnp.float32)
-    return dy @ kernel.T, x.T @ dy, dy.astype(wide).sum(0).astype(dy.dtype)
-
-
-affine.defvjp(_affine_forward, _affine_backward)
+    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.weight[...][tokens_BT]
 
 
 class Linear(nnx.Module):
     """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
 
     def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
-        self.policy = policy(dtypes)
-        self.kernel = nnx.Param(jnp.zeros((d_in, d_out)))
+        self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
+        self.linear = matmul(F.linear, dtypes)
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
-        x_RD, kernel = self.policy.cast_to_compute((x_RD, self.kernel[...]))
-        if self.bias is None:
-            return x_RD @ kernel
-        return affine(x_RD, kernel, self.policy.cast_to_compute(self.bias[...]))
+        return self.linear(x_RD, self.weight, self.bias)
 
 
 class LayerNorm(nnx.Module):
     def __init__(self, d: int, *, bias: bool) -> None:
-        self.scale = nnx.Param(jnp.ones((d,)))
+        self.weight = nnx.Param(jnp.ones((d,)))
         self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
-        bias = 0 if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return _layer_norm(x_RD, self.scale[...].astype(x_RD.dtype), bias)
+        weight = self.weight[...].astype(x_RD.dtype)
+        bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
+        return F.layer_norm(x_RD, weight, bias, NORM_EPS)
 
 
 class RMSNorm(nnx.Module):
     def __init__(self, d: int) -> None:
-        self.scale = nnx.Param(jnp.ones((d,)))
+        self.weight = nnx.Param(jnp.ones((d,)))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
-        return _rms_norm(x_RD, self.scale[...].astype(x_RD.dtype))
-
-
-@recompute_cheap
-def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Array:
-    # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + NORM_EPS) * scale + bias
-
-
-@recompute_cheap
-def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + NORM_EPS) * scale
+        return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), NORM_EPS)
 
 
 def make_norm(config: ModelConfig) -> nnx.Module:
     if config.norm == "layernorm":
         return LayerNorm(config.d_model, bias=config.bias)
     return RMSNorm(config.d_model)
-
-
-@recompute_cheap
-def _gelu(x: jax.Array) -> jax.Array:
-    """tanh form, in float32 inside, rounded once."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
-
-
-@recompute_cheap
-def _silu(x: jax.Array) -> jax.Array:
-    return jax.nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
 @recompute_cheap
@@ -124,37 +84,32 @@ def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array
     return turned.astype(x_BTHK.dtype)
 
 
-def attend(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy
-) -> jax.Array:
+def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: jnp.dtype) -> jax.Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
 
     The queries, (B, t, H, K) with t <= T, are those of the last t places.
     """
     t, s, d_head = q_BTHK.shape[1], k_BTHK.shape[1], q_BTHK.shape[-1]
-    scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
-    scores_BHTT = policy.cast_to_output(scores_BHTT) * d_head**-0.5
+    scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
     causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
     probs_BHTT = jax.nn.softmax(jnp.where(causal_TT, scores_BHTT, -jnp.inf), axis=-1)
-    return jnp.einsum("bhts,bshk->bthk", policy.cast_to_compute(probs_BHTT), v_BTHK)
+    return jnp.einsum("bhts,bshk->bthk", probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
 
 
 def attend_in_blocks(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy, blocks: int
+    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: jnp.dtype, blocks: int
 ) -> jax.Array:
     """The same, each block of queries without the keys behind it, which would all be masked."""
     t = q_BTHK.shape[1]
     edges = [t * i // blocks for i in range(blocks + 1)]
     parts = [
-        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], policy)
+        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], wide)
         for start, stop in pairwise(edges)
     ]
     return jnp.concatenate(parts, axis=1)
 
 
-def attend_fused(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: jmp.Policy
-) -> jax.Array:
+def attend_fused(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any) -> jax.Array:
     """The same in one kernel, asked for by name: left to choose, JAX takes XLA's."""
     return jax.nn.dot_product_attention(
         q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn"
@@ -162,10 +117,12 @@ def attend_fused(
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool, blocks: int) -> None:
-        self.config, self.policy = config, policy(dtypes.at("attend"))
-        self.fused = fused and dtypes.at("attend").mixed  # cuDNN's is in half precision
-        self.blocks = blocks
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
+        self.config, self.wide = config, dtype(dtypes.output)
+        fused = kernel.fused and dtypes.at("attend").mixed  # cuDNN's is in half precision
+        in_blocks = partial(attend_in_blocks, blocks=kernel.blocks)
+        written_out: Callable = in_blocks if kernel.blocks > 1 else attend
+        self.attend = matmul(attend_fused if fused else written_out, dtypes.at("attend"))
         linear = partial(Linear, bias=config.bias)
         self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
         self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
@@ -175,11 +132,9 @@ class Attention(nnx.Module):
         q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
         if self.config.position == "rope":
             tables = rotary.table(self.config.context, self.config.d_head)
-            cos, sin = (jnp.asarray(table, self.policy.output_dtype) for table in tables)
+            cos, sin = (jnp.asarray(table, self.wide) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        in_blocks = partial(attend_in_blocks, blocks=self.blocks)
-        kernel: Callable = attend_fused if self.fused else in_blocks if self.blocks > 1 else attend
-        y_BTHK = kernel(*self.policy.cast_to_compute((q, k, v)), self.policy)
+        y_BTHK = self.attend(q, k, v, self.wide)
         return self.proj(y_BTHK.reshape(x_RD.shape))
 
 
@@ -195,20 +150,19 @@ class MLP(nnx.Module):
         self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
     def __call__(self, x_RD: jax.Array) -> jax.Array:
+        # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(_silu(self.gate(x_RD)) * self.up(x_RD))
-        return self.down(_gelu(self.up(x_RD)))
+            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
+        return self.down(F.gelu(self.up(x_RD), approximate="tanh"))
 
 
 class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(
-        self, config: ModelConfig, dtypes: Dtypes, fused: bool, blocks: int, remat: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
         self.remat = remat
         self.norm1 = make_norm(config)
-        self.attn = Attention(config, dtypes.at("attn"), fused, blocks)
+        self.attn = Attention(config, dtypes.at("attn"), kernel)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config, dtypes.at("mlp"))
 
@@ -232,15 +186,6 @@ def no_tap(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
-@jax.custom_vjp
-def add_slot(x: jax.Array, slot: jax.Array) -> jax.Array:
-    """x itself, to the last bit; the gradient of the unused slot is that of x."""
-    return x
-
-
-add_slot.defvjp(lambda x, slot: (x, None), lambda _, dy: (dy, dy))
-
-
 class GPT(nnx.Module):
     """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
@@ -253,19 +198,17 @@ class GPT(nnx.Module):
         config: ModelConfig,
         dtypes: Dtypes,
         *,
-        fused: bool = False,
-        blocks: int = 1,
-        remat: str = "none",
-        scan: bool = False,
+        kernel: Kernel,
+        remat: str,
+        scan: bool,
     ) -> None:
-        self.config, self.remat, self.scan = config, remat, scan
-        self.policy = policy(dtypes)
-        self.embed = nnx.Param(jnp.zeros((config.vocab, config.d_model)))
+        self.remat, self.scan, self.wide = remat, scan, dtype(dtypes.output)
+        self.embed = Embedding(config.vocab, config.d_model)
         if config.position == "learned":
-            self.position = nnx.Param(jnp.zeros((config.context, config.d_model)))
+            self.position = Embedding(config.context, config.d_model)
 
         def make_block(layer: int) -> Block:
-            return Block(config, dtypes.at(f"blocks.{layer}"), fused, blocks, remat)
+            return Block(config, dtypes.at(f"blocks.{layer}"), kernel, remat)
 
         if scan:  # the first stands for all, which have the same islands
             self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
@@ -274,32 +217,27 @@ class GPT(nnx.Module):
         self.norm = make_norm(config)
         head = dtypes.at("head")
         self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
-        self.tied_head = policy(head)
+        self.tied_head = matmul(F.linear, head)
 
     def __call__(
         self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> jax.Array:
         dropout = dropout or Dropout.off()
-        t = tokens_BT.shape[1]
-        x_BTD = self.policy.cast_to_output(tap("embed", self.embed[...][tokens_BT]))
+        b, t = tokens_BT.shape
+        x_BTD = tap("embed", self.embed(tokens_BT)).astype(self.wide)
         if hasattr(self, "position"):
-            x_BTD = x_BTD + self.policy.cast_to_output(self.position[...][:t])
-        x_RD = dropout(x_BTD.reshape(-1, self.config.d_model), -1, "embedding")
+            x_BTD = x_BTD + self.position.weight[...][:t].astype(self.wide)
+        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
         def layer(block: Split, index: jax.Array | int, x: jax.Array) -> jax.Array:
             return nnx.merge(*block)(x, t, index, dropout, tap)
 
-        x_RD = through_blocks(
-            layer, self.split_blocks(), x_RD, self.config.n_layer, remat=self.remat, scan=self.scan
-        )
+        x_RD = through_blocks(layer, self.split_blocks(), x_RD, remat=self.remat, scan=self.scan)
         x_RD = tap("norm", self.norm(x_RD))
-        if self.head is not None:
-            logits_RV = self.head(x_RD)
-        else:
-            # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-            x_RD, embed = self.tied_head.cast_to_compute((x_RD, self.embed[...]))
-            logits_RV = x_RD @ embed.T
-        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
+        # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
+        tied = self.embed.weight[...].T
+        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        return tap("logits", logits_RV.reshape(b, t, -1))
 
     def split_blocks(self) -> list[Split] | Split:
         """Each block's graph and parameters: a list, or one with the parameters stacked."""
@@ -308,5 +246,5 @@ class GPT(nnx.Module):
 
 def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes) -> jax.Array:
     """Mean cross-entropy in nats, in the output dtype."""
-    logits = logits_BTV.astype(dtypes.output)
+    logits = logits_BTV.astype(dtype(dtypes.output))
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()

@@ -5,7 +5,6 @@ accumulator NaN for ever. Here its inner optimizer runs behind a real conditiona
 which the step below computes over the whole window; non-finite micro-gradients never enter.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +14,8 @@ import optax
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
+from lockstep.model.stacked import is_stacked, tensor_names
 from lockstep.train.schedule import learning_rates
-
-STACKED = re.compile(r"blocks\.(?!\d)")  # the name of what all scanned layers have in one array
 
 
 class ClipState(NamedTuple):
@@ -28,35 +26,13 @@ class ClipState(NamedTuple):
 
 
 def by_tensor(measure: Callable[[jax.Array], jax.Array], tensors: dict[str, Any]) -> jax.Array:
-    """(P,): one number for each tensor, and for each layer of those that scanned layers stack."""
+    """(P,): one number for each of `stacked.tensor_names`."""
     return jnp.concatenate(
         [
-            jax.vmap(measure)(x) if STACKED.match(name) else measure(x)[None]
+            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
             for name, x in sorted(tensors.items())
         ]
     )
-
-
-def tensor_names(shapes: dict[str, Any]) -> list[str]:
-    """The tensors of `by_tensor`: blocks.3.mlp.up.kernel, stacked or not."""
-    return [
-        each
-        for name, x in sorted(shapes.items())
-        for each in (
-            [STACKED.sub(f"blocks.{i}.", name) for i in range(x.shape[0])]
-            if STACKED.match(name)
-            else [name]
-        )
-    ]
-
-
-def unstack(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """With a tensor of its own for each layer of those that scanned layers stack."""
-    out: dict[str, jax.Array] = {}
-    for name, x in tensors.items():
-        layers = enumerate(x) if STACKED.match(name) else [(None, x)]
-        out |= {name if i is None else STACKED.sub(f"blocks.{i}.", name): y for i, y in layers}
-    return out
 
 
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:

@@ -1,5 +1,6 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,15 +10,16 @@ import jax.numpy as jnp
 import jaxlib
 import jmp
 import optax
+from flax import nnx
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
+from lockstep.model.attention import Kernel, query_blocks, wants_fused
 
 
-def policy(dtypes: Dtypes) -> jmp.Policy:
-    """jmp's, of a model or of a module in it."""
-    return jmp.get_policy(dtypes.spec)
+def dtype(name: str) -> jnp.dtype:
+    return jnp.dtype(name)
 
 
 def find_device(asked: str) -> jax.Device:
@@ -49,15 +51,19 @@ def configure(config: Config) -> jax.Device:
     return device
 
 
-def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
-    """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
-    numerics forbid that, because torch rounds there."""
-    if not config.strict:
-        return {}
-    options: dict[str, bool | str] = {"xla_allow_excess_precision": False}
-    if device.platform == "gpu":
-        options["xla_gpu_deterministic_ops"] = True
-    return options
+def policy(dtypes: Dtypes) -> jmp.Policy:
+    """jmp's, of a model or of a module in it."""
+    return jmp.get_policy(dtypes.spec)
+
+
+def matmul(function: Callable[..., jax.Array], dtypes: Dtypes) -> Callable[..., jax.Array]:
+    """A module's function on inputs in the dtype of its own policy."""
+    own = policy(dtypes)
+
+    def cast(x: Any) -> Any:
+        return own.cast_to_compute(x[...] if isinstance(x, nnx.Variable) else x)
+
+    return lambda *args: function(*map(cast, args))
 
 
 def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array) -> jmp.LossScale:
@@ -73,16 +79,26 @@ def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array)
     )
 
 
-def wants_fused(config: PrecisionConfig, device: jax.Device) -> bool:
-    """Asked for, or left to us on a GPU; strict numerics write attention out."""
-    default = config.attention == "auto" and not config.strict and device.platform == "gpu"
-    return config.attention == "fused" or default
+def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
+    """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
+    numerics forbid that, because torch rounds there."""
+    if not config.strict:
+        return {}
+    options: dict[str, bool | str] = {"xla_allow_excess_precision": False}
+    if device.platform == "gpu":
+        options["xla_gpu_deterministic_ops"] = True
+    return options
 
 
-def fused_attention(config: Config, dtypes: Dtypes, device: jax.Device) -> bool:
-    """cuDNN's attention exists for half precision on CUDA, and for some head dims only."""
-    possible = wants_fused(config.precision, device) and device.platform == "gpu" and dtypes.mixed
-    return possible and cudnn_works(dtypes.compute, config.model.d_head)
+def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kernel:
+    """cuDNN's is for half precision on CUDA, and for some head dims; strict numerics write it out,
+    with all that is masked."""
+    possible = wants_fused(config.precision) and device.platform == "gpu" and dtypes.mixed
+    free = config.precision.attention == "auto" and not config.precision.strict
+    return Kernel(
+        fused=possible and cudnn_works(dtypes.compute, config.model.d_head),
+        blocks=query_blocks(config.model.context) if free else 1,
+    )
 
 
 @cache
@@ -100,23 +116,17 @@ def cudnn_works(compute: str, d_head: int) -> bool:
     return True
 
 
-def query_blocks(config: Config) -> int:
-    """Of written-out attention, where it is free to leave out what is masked: at most four, of at
-    least 64 queries. Four leave out three eighths of the scores."""
-    free = config.precision.attention == "auto" and not config.precision.strict
-    return max(1, min(4, config.model.context // 64)) if free else 1
-
-
 def attention_backend(config: Config, device: jax.Device) -> str:
     """The attention in use: "cudnn", or "reference" and, where it falls back to that, why."""
-    blocks = query_blocks(config)
-    reference = f"reference in {blocks} causal blocks" if blocks > 1 else "reference"
-    dtypes = config.dtypes
-    if fused_attention(config, dtypes, device):
+    dtypes, precision = config.dtypes, config.precision
+    kernel = attention_kernel(config, dtypes, device)
+    reference = f"reference in {kernel.blocks} causal blocks" if kernel.blocks > 1 else "reference"
+    if kernel.fused:
         attends = [kind for name, kind in dtypes.modules.items() if name.endswith(".attend")]
         written_out = any(kind != dtypes.compute for kind in attends)
         return f"cudnn, islands {reference}" if written_out else "cudnn"
-    if not wants_fused(config.precision, device):
+    left_to_us = precision.attention == "auto" and device.platform != "gpu"
+    if left_to_us or not wants_fused(precision):
         return reference
     kind = f"{dtypes.compute}, head dim {config.model.d_head}"
     return f"{reference} (no cuDNN attention for {kind} on {device.platform})"

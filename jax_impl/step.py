@@ -1,12 +1,11 @@
 """One optimizer step over a window of micro-batches, as one pure compiled function.
 
-A stage is a method of `Trainer`: micro_batch_loss, backward, unscale, update; update_scale, report.
-The optimizer clips, and updates with the last micro-batch. One decision per optimizer step: if any
-gradient of any micro-batch was not finite, nothing moves but the scale.
+A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, update, update_scale,
+report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
+moves but the scale. The optimizer clips, and updates with the last micro-batch.
 """
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -15,20 +14,18 @@ import jax
 import jax.numpy as jnp
 import jmp
 import optax
-from flax import nnx, traverse_util
 
 from jax_impl.dropout import Dropout
-from jax_impl.model import GPT, Tap, add_slot, mean_loss, no_tap
-from jax_impl.optim import by_tensor, optimizer, tensor_names, unstack
-from jax_impl.precision import compiler_options, fused_attention, loss_scale, query_blocks
+from jax_impl.model import GPT, Tap, mean_loss, no_tap
+from jax_impl.optim import by_tensor, optimizer
+from jax_impl.precision import attention_kernel, compiler_options, loss_scale
+from jax_impl.pure import Params, Pure
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
-from lockstep.model.params import decays, first_backward
+from lockstep.model.params import decays, first_nonfinite
+from lockstep.model.stacked import scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
-
-Params = dict[str, jax.Array]  # flat, so that dispatch costs no walk through a tree in Python
-Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
@@ -39,42 +36,34 @@ class State(NamedTuple):
     step: jax.Array
 
 
-class Model:
-    """The NNX module as a pure function of a flat dict of parameters."""
-
-    def __init__(self, config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False):
-        """Abstract: no parameter is allocated. `plain` is unrolled and keeps everything."""
-        fused, blocks = fused_attention(config, dtypes, device), query_blocks(config)
-        remat = "none" if plain else config.execution.remat
-        self.scan = not plain and scans_layers(config)
-        make = partial(
-            GPT, config.model, dtypes, fused=fused, blocks=blocks, remat=remat, scan=self.scan
-        )
-        self.dtypes = dtypes
-        self.graph, shapes = nnx.split(nnx.eval_shape(make))
-        self.abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes.param), shapes)
-        flat = traverse_util.flatten_dict(nnx.to_pure_dict(self.abstract))
-        self.paths = {".".join(map(str, path)): path for path in flat}
-        self.shapes = {".".join(map(str, path)): leaf for path, leaf in flat.items()}
-
-    def __call__(
-        self, params: Params, tokens: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
-    ) -> jax.Array:
-        tree = traverse_util.unflatten_dict({self.paths[name]: a for name, a in params.items()})
-        state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
-        nnx.replace_by_pure_dict(state, tree)
-        return nnx.merge(self.graph, state)(tokens, dropout, tap)
-
-    def loss(
-        self, params: Params, batch: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
-    ) -> jax.Array:
-        """Mean loss of (B, T+1) tokens."""
-        return mean_loss(self(params, batch[:, :-1], dropout, tap), batch[:, 1:], self.dtypes)
+class Metrics(NamedTuple):
+    loss: jax.Array
+    grad_norm: jax.Array
+    updates: jax.Array
+    loss_scale: jax.Array
+    skipped: jax.Array
+    finite: jax.Array  # bool (P,), by tensor
 
 
-def scans_layers(config: Config) -> bool:
-    layers = config.execution.layers
-    return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24 and config.alike)
+def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
+    """The model of one policy, not yet loaded; `plain` is unrolled and keeps everything."""
+    kernel = attention_kernel(config, dtypes, device)
+    remat = "none" if plain else config.execution.remat
+    scan = not plain and scans_layers(config)
+    make = partial(GPT, config.model, dtypes, kernel=kernel, remat=remat, scan=scan)
+    return Pure(make, dtypes.param)
+
+
+def batch_loss(
+    model: GPT,
+    batch: jax.Array,
+    dtypes: Dtypes,
+    dropout: Dropout | None = None,
+    tap: Tap = no_tap,
+) -> jax.Array:
+    """Mean loss of (B, T+1) tokens."""
+    logits = model(batch[:, :-1], dropout, tap)
+    return mean_loss(logits, batch[:, 1:], dtypes)
 
 
 def jit_method(function: Callable) -> Callable:
@@ -97,9 +86,10 @@ class Trainer:
     def __init__(self, config: Config, device: jax.Device) -> None:
         self.config, self.device = config, device
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
-        self.model = Model(config, self.dtypes, device)
-        self.eval_model = Model(config, self.eval_dtypes, device)
-        mask = {name: decays(name.replace("kernel", "weight")) for name in self.model.shapes}
+        self.model = make_model(config, self.dtypes, device)
+        self.eval_model = make_model(config, self.eval_dtypes, device)
+        self.names = tensor_names(self.model.shapes)
+        mask = {name: decays(name) for name in self.model.shapes}
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
@@ -119,7 +109,7 @@ class Trainer:
         return self.report(metrics)
 
     def step_function(self, state: State, window: jax.Array) -> tuple[State, Metrics]:
-        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
+        scale = self.scale(state)
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses = self.accumulate(state, window, scale)
         new_state = State(params, opt_state, *self.update_scale(state, scale, finite), state.step)
@@ -145,7 +135,7 @@ class Trainer:
             params, opt_state = self.update(grads, opt_state, params, do_step)
             return (params, opt_state, finite), loss
 
-        carry = (state.params, state.optimizer, jnp.ones(len(tensor_names(state.params)), bool))
+        carry = (state.params, state.optimizer, jnp.ones(len(self.names), bool))
         if accum == 1:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:
@@ -156,7 +146,7 @@ class Trainer:
         self, params: Params, batch: jax.Array, accum: int, dropout: Dropout
     ) -> jax.Array:
         """One micro-batch's part of the window's mean loss."""
-        return self.model.loss(params, batch, dropout) / accum
+        return batch_loss(self.model(params), batch, self.dtypes, dropout) / accum
 
     def backward(
         self, loss: Callable[[Params], jax.Array], params: Params, scale: jmp.LossScale
@@ -196,10 +186,16 @@ class Trainer:
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
 
+    def scale(self, state: State) -> jmp.LossScale:
+        return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
+
     def dropout(self, step: jax.Array, micro_step: jax.Array) -> Dropout:
         config = self.config
         return Dropout(
-            config.model.dropout, seed=config.optim.seed, step=step, micro_step=micro_step
+            config.model.dropout,
+            seed=config.optim.seed,
+            step=step,
+            micro_step=micro_step,
         )
 
     def metrics(self, before: State, after: State, loss: jax.Array, finite: jax.Array) -> Metrics:
@@ -207,84 +203,58 @@ class Trainer:
             optax.tree.get(after.optimizer, name) for name in ("grad_norm", "finite")
         )
         skipped = ~finite.all()
-        return {
-            "loss": loss,
-            "grad_norm": jnp.where(skipped, jnp.nan, norm),
-            "finite": jnp.where(skipped, finite, of_update),
-            "skipped": skipped,
-            "updates": update_count(before.optimizer),
-            "loss_scale": before.loss_scale,
-        }
+        return Metrics(
+            loss,
+            jnp.where(skipped, jnp.nan, norm),
+            update_count(before.optimizer),
+            before.loss_scale,
+            skipped,
+            jnp.where(skipped, finite, of_update),
+        )
 
     def report(self, metrics: Metrics) -> Callable[[], StepResult]:
         """Copies to the host when called."""
-        finite = metrics.pop("finite")
+        *scalars, finite = metrics
 
         def wait() -> StepResult:
-            host = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            nonfinite = "" if math.isfinite(host["grad_norm"]) else self.first_nonfinite(finite)
-            rate = float(self.rates[host.pop("updates")])
-            return StepResult(lr=rate, nonfinite=nonfinite, **host)
+            loss, norm, updates, scale, skipped = (x.item() for x in jax.device_get(scalars))
+            rate = float(self.rates[updates])
+            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite)
+            return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
 
     def first_nonfinite(self, finite: jax.Array) -> str:
-        """The module whose gradient is the backward pass's first that is not finite."""
-        tensors = zip(tensor_names(self.model.shapes), jax.device_get(finite), strict=True)
-        modules = {module(name) for name, is_finite in tensors if not is_finite}
-        return first_backward(modules, self.config.model)
+        return first_nonfinite(
+            zip(self.names, jax.device_get(finite), strict=True), self.config.model
+        )
 
     @jit_method
     def loss_and_grads(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
-        loss, grads = self.backward(partial(self.model.loss, batch=batch), state.params, scale)
-        return loss, scale.unscale(grads)
+        scale = self.scale(state)
+
+        def loss(params: Params) -> jax.Array:
+            return batch_loss(self.model(params), batch, self.dtypes)
+
+        value, grads = self.backward(loss, state.params, scale)
+        return value, scale.unscale(grads)
 
     @jit_method
     def evaluate(self, state: State, batches: jax.Array) -> jax.Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
-        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
-        return jax.lax.map(partial(self.eval_model.loss, params), batches).mean()
+        model = self.evaluation_model(state)
+        return jax.lax.map(lambda b: batch_loss(model, b, self.eval_dtypes), batches).mean()
 
     @jit_method
     def logits(self, state: State, tokens: jax.Array) -> jax.Array:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        return self.evaluation_model(state)(tokens)
+
+    def evaluation_model(self, state: State) -> GPT:
+        """The model's weights in the evaluation policy."""
         params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
-        return self.eval_model(params, tokens)
-
-    @jit_method
-    def trace(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params, Params, Params]:
-        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients.
-
-        The latter are those of unrolled layers.
-        """
-        plain = Model(self.config, self.dtypes, self.device, plain=True)
-        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
-
-        def scaled_loss(params: Params, slots: Params) -> tuple[jax.Array, Any]:
-            seen: Params = {}
-
-            def tap(name: str, x: jax.Array) -> jax.Array:
-                seen[name] = x
-                return add_slot(x, slots[name]) if slots else x
-
-            loss = plain.loss(params, batch, tap=tap)
-            return scale.scale(loss), (loss, seen)
-
-        params = unstack(state.params)
-        _, (_, shapes) = jax.eval_shape(scaled_loss, params, {})
-        slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
-        both = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)
-        (grads, seen_grads), (loss, seen) = both(params, slots)
-        # Widened first: unscaled in float16 they would flush to zero.
-        wide = {n: g.astype(jnp.promote_types(g.dtype, jnp.float32)) for n, g in seen_grads.items()}
-        return loss, seen, scale.unscale(wide), scale.unscale(grads)
-
-
-def module(key: str) -> str:
-    """blocks.0.mlp.up.kernel -> blocks.0.mlp.up, as the canonical names have it."""
-    return re.sub(r"\.(kernel|scale|bias)$", "", key)
+        return self.eval_model(params)
 
 
 def update_count(opt_state: Any) -> jax.Array:

@@ -17,6 +17,7 @@ from jax_impl import bridge
 from jax_impl.cost import step_bytes, step_flops
 from jax_impl.precision import configure, describe, find_device
 from jax_impl.step import Trainer
+from jax_impl.trace import trace
 from lockstep.config import Config
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
@@ -63,11 +64,11 @@ class JaxTwin:
 
     def trace(self, batch: np.ndarray) -> Trace:
         model = self.config.model
-        loss, *seen, grads = jax.device_get(self.trainer.trace(self.place(batch)))
+        loss, *seen, grads = trace(self.trainer, self.place(batch))
         b, t = batch.shape[0], batch.shape[1] - 1
         outputs, output_grads = (
-            {name: tensors[name].reshape(b, t, -1) for name in intermediates(model)}
-            for tensors in seen
+            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
+            for x in seen
         )
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 

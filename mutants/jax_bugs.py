@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jmp
 import optax
 
-from jax_impl import bridge, model, optim, remat, step, train
+from jax_impl import bridge, functional, model, optim, remat, step, train
 from jax_impl.dropout import Dropout
 from mutants.patch import Plant, after, assign, both, wrap
 
@@ -54,11 +54,11 @@ def clip_as_optax(right: Callable, clip: float) -> optax.GradientTransformation:
 def forget_island(name: str) -> Plant:
     """A place that asks for the policy of the model, not for that of its module."""
 
-    def wrong(right: Callable, dtypes: Any) -> jmp.Policy:
+    def wrong(right: Callable, function: Callable, dtypes: Any) -> Callable:
         forgotten = dtypes.path.endswith(name)
-        return right(dtypes.policy if forgotten else dtypes)
+        return right(function, dtypes.policy if forgotten else dtypes)
 
-    return wrap(model, "policy", wrong)
+    return wrap(model, "matmul", wrong)
 
 
 def share_first_graph(right: Callable, self: Any) -> Any:
@@ -67,14 +67,14 @@ def share_first_graph(right: Callable, self: Any) -> Any:
     return [(blocks[0][0], params) for _, params in blocks]
 
 
-def normalize_fast(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Array:
+def normalize_fast(x: jax.Array, weight: jax.Array, bias: Any, eps: float) -> jax.Array:
     """E[x^2] - E[x]^2, the default of Flax's norms."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
-    return (x - mean) * jax.lax.rsqrt(variance + model.NORM_EPS) * scale + bias
+    return (x - mean) * jax.lax.rsqrt(variance + eps) * weight + (0 if bias is None else bias)
 
 
-def attend_in_compute(q: Any, k: Any, v: Any, policy: jmp.Policy) -> jax.Array:
+def attend_in_compute(q: Any, k: Any, v: Any, wide: Any) -> jax.Array:
     """jax.nn.softmax works in its input's dtype."""
     scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -88,15 +88,14 @@ def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any) -> jax.A
     return losses.astype(dtypes.output).mean()
 
 
-def stop_at_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """The norm's statistics are taken for constants in the backward pass."""
     mean = jax.lax.stop_gradient(jnp.square(x).mean(-1, keepdims=True))
-    return x * jax.lax.rsqrt(mean + model.NORM_EPS) * scale
+    return x * jax.lax.rsqrt(mean + eps) * weight
 
 
-def copy_square_kernels(right: Callable, name: str, ndim: int, scan: bool) -> bridge.Place:
-    place = right(name, ndim, scan)
-    return place._replace(transposed=place.transposed and "attn.proj" not in name)
+def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
+    return array if "attn.proj" in name else right(name, array)
 
 
 def allow_tf32(config: Any) -> None:
@@ -130,13 +129,15 @@ BUGS: dict[str, Plant] = {
         *args, nesterov=True, **rest)),
     "decay-everywhere": wrap(optax, "adamw", lambda right, *args, mask, **rest: right(
         *args, **rest)),
-    "fast-variance": assign(model, "_layer_norm", normalize_fast),
+    "fast-variance": assign(functional, "layer_norm", normalize_fast),
     # the matmul rounds to the compute dtype, and the sum with the bias once more
-    "bias-rounded-twice": assign(model, "affine", lambda x, kernel, bias: x @ kernel + bias),
+    "bias-rounded-twice": assign(functional, "affine", lambda x, weight, bias: x @ weight + bias),
     "softmax-in-compute": assign(model, "attend", attend_in_compute),
     # they round after every operation, as transformers' gelu_new does
-    "activations-in-compute": both(assign(model, "_gelu", jax.nn.gelu),
-                                   assign(model, "_silu", jax.nn.silu)),
+    "activations-in-compute": both(
+        assign(functional, "gelu", lambda x, approximate: jax.nn.gelu(x)),
+        assign(functional, "silu", jax.nn.silu),
+    ),
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": assign(step, "compiler_options", lambda config, device: {}),
@@ -144,8 +145,8 @@ BUGS: dict[str, Plant] = {
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
     "islands-of-first-block": wrap(model.GPT, "split_blocks", share_first_graph),
-    "untransposed-kernel": wrap(bridge, "_place", copy_square_kernels),
-    "gradient-stopped-at-norm": assign(model, "_rms_norm", stop_at_norm),
+    "untransposed-kernel": wrap(bridge, "turn", copy_square_weights),
+    "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),
     # the policy does not see into a function with its own derivative
     "dots-recomputes-affine": assign(
         remat, "save_dots", jax.checkpoint_policies.dots_with_no_batch_dims_saveable

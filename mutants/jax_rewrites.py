@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_impl import model, optim, step
+from jax_impl import functional, model, optim, step
 from jax_impl.remat import recompute_cheap
 from lockstep.config import OptimConfig
 from lockstep.config.policy import Dtypes
@@ -22,56 +22,50 @@ from lockstep.train.schedule import learning_rates
 from mutants.patch import Plant, after, assign, both, wrap
 
 
-class Split(model.Linear):
+def linear_split(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Queries, keys and values by three matmuls in place of one."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
-        parts = jnp.split(kernel, 3, axis=-1)
-        if self.bias is None:
-            ys = [x @ part for part in parts]
-        else:
-            biases = jnp.split(self.policy.cast_to_compute(self.bias[...]), 3)
-            ys = [model.affine(x, part, bias) for part, bias in zip(parts, biases)]
-        return jnp.concatenate(ys, axis=-1)
+    biases = [None] * 3 if bias is None else jnp.split(bias, 3)
+    parts = zip(jnp.split(weight, 3, axis=-1), biases)
+    return jnp.concatenate([functional.linear(x, part, bias) for part, bias in parts], axis=-1)
 
 
-def split_qkv(self: Any, *args: Any) -> None:
-    self.qkv.__class__ = Split
+def split_qkv(self: Any, config: Any, dtypes: Dtypes, kernel: Any) -> None:
+    self.qkv.linear = model.matmul(linear_split, dtypes.at("qkv"))
 
 
-def linear_by_einsum(self: model.Linear, x: jax.Array) -> jax.Array:
+def linear_by_einsum(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """One einsum, widely summed, its backward left to autodiff."""
-    x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = jnp.einsum("io,...i->...o", kernel, x, preferred_element_type=wide)
-    if self.bias is not None:
-        y = y + self.policy.cast_to_compute(self.bias[...]).astype(wide)
-    return y.astype(x.dtype)
+    y = jnp.einsum("io,...i->...o", weight, x, preferred_element_type=wide)
+    return (y if bias is None else y + bias.astype(wide)).astype(x.dtype)
 
 
-def linear_in_halves(self: model.Linear, x: jax.Array) -> jax.Array:
+def linear_in_halves(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Two matmuls, each over half of the inputs, widely summed, rounded once."""
-    x, kernel = self.policy.cast_to_compute((x, self.kernel[...]))
     wide, half = jnp.promote_types(x.dtype, jnp.float32), x.shape[-1] // 2
     matmul = partial(jnp.matmul, preferred_element_type=wide)
-    y = matmul(x[..., :half], kernel[:half]) + matmul(x[..., half:], kernel[half:])
-    if self.bias is not None:
-        y += self.policy.cast_to_compute(self.bias[...]).astype(wide)
-    return y.astype(x.dtype)
+    y = matmul(x[..., :half], weight[:half]) + matmul(x[..., half:], weight[half:])
+    return (y if bias is None else y + bias.astype(wide)).astype(x.dtype)
 
 
-def attend_by_vmap(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, policy: Any
-) -> jax.Array:
+def in_each_linear(function: Callable[..., jax.Array]) -> Plant:
+    """But for a tied head."""
+
+    def change(self: Any, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
+        self.linear = model.matmul(function, dtypes)
+
+    return after(model.Linear, "__init__", change)
+
+
+def attend_by_vmap(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any) -> jax.Array:
     """One head of one sequence, mapped; scores are keys by queries, softmax by logsumexp."""
 
     def head(q_TK: jax.Array, k_TK: jax.Array, v_TK: jax.Array) -> jax.Array:
         t, d_head = q_TK.shape
-        mask_ST = jnp.tril(jnp.full((t, t), -jnp.inf, policy.output_dtype), -1)
-        scores_ST = policy.cast_to_output(k_TK @ q_TK.T) / d_head**0.5 + mask_ST
+        mask_ST = jnp.tril(jnp.full((t, t), -jnp.inf, wide), -1)
+        scores_ST = (k_TK @ q_TK.T).astype(wide) / d_head**0.5 + mask_ST
         probs_ST = jnp.exp(scores_ST - jax.nn.logsumexp(scores_ST, axis=0))
-        return policy.cast_to_compute(probs_ST).T @ v_TK
+        return probs_ST.astype(v_TK.dtype).T @ v_TK
 
     heads = jax.vmap(head, in_axes=1, out_axes=1)
     return jax.vmap(heads)(q_BTHK, k_BTHK, v_BTHK)
@@ -85,21 +79,17 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
     return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x_BTHK.dtype)
 
 
-@recompute_cheap
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | int) -> jax.Array:
+@partial(recompute_cheap, static_argnums=3)
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
-    deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + model.NORM_EPS)
-    return scale * ((x - x.mean(-1, keepdims=True)) / deviation) + bias
+    deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + eps)
+    y = weight * ((x - x.mean(-1, keepdims=True)) / deviation)
+    return y if bias is None else y + bias
 
 
-@recompute_cheap
-def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return scale * (x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + model.NORM_EPS))
-
-
-def widely(function: Callable, x: jax.Array) -> jax.Array:
-    """In float32 inside, rounded once."""
-    return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+@partial(recompute_cheap, static_argnums=2)
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    return weight * (x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + eps))
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -154,18 +144,18 @@ def written_out_adamw(
 
 REWRITES: dict[str, Plant] = {
     "qkv-split": after(model.Attention, "__init__", split_qkv),
-    "linear-by-einsum": assign(model.Linear, "__call__", linear_by_einsum),
-    "linear-in-halves": assign(model.Linear, "__call__", linear_in_halves),
+    "linear-by-einsum": in_each_linear(linear_by_einsum),
+    "linear-in-halves": in_each_linear(linear_in_halves),
     # the same lines, their backward left to autodiff
-    "plain-affine": assign(model, "affine", model.affine.fun),
+    "plain-affine": assign(functional, "affine", functional.affine.fun),
     "attention-by-vmap": assign(model, "attend", attend_by_vmap),
     "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
     "norms-by-division": both(
-        assign(model, "_layer_norm", layer_norm), assign(model, "_rms_norm", rms_norm)
+        assign(functional, "layer_norm", layer_norm), assign(functional, "rms_norm", rms_norm)
     ),
     "activations-written-out": both(
-        assign(model, "_gelu", recompute_cheap(partial(widely, gelu))),
-        assign(model, "_silu", recompute_cheap(partial(widely, silu))),
+        assign(functional, "gelu", lambda x, approximate: functional.widely(gelu, x)),
+        assign(functional, "silu", partial(functional.widely, silu)),
     ),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
     # scanned layers where they are unrolled, and the other way round

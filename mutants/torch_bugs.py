@@ -101,10 +101,12 @@ def widen_to_float32(right: Callable, roles: Roles, patterns: str, modules: Any)
     return replace(right(replace(roles, output="float32"), patterns, modules), output=roles.output)
 
 
-def cast_whole_tree(right: Callable, gpt: Any, batch: Tensor, dtypes: Dtypes, *rest: Any) -> Tensor:
+def cast_whole_tree(
+    right: Callable, gpt: Any, batch: Tensor, dtypes: Dtypes, *rest: Any, **tap: Any
+) -> Tensor:
     kind = precision.dtype(dtypes.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
-    return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest)
+    return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest, **tap)
 
 
 def allow_tf32(config: Any) -> None:

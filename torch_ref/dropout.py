@@ -1,53 +1,16 @@
 """Dropout whose masks are a pure function of (seed, step, micro-step, layer, site).
 
-Under strict numerics the masks are those of `jax.random.bernoulli`, drawn by the same generator
-(threefry2x32, Salmon et al. 2011) written in torch: dropout is then part of the parity claim.
-Under fast numerics torch's own dropout is used, seeded once a micro-step, so that a resumed run
-repeats itself.
+Under strict numerics the masks are those of `jax.random.bernoulli`, drawn by the same generator:
+dropout is then part of the parity claim. Under fast numerics torch's own dropout is used, seeded
+once a micro-step, so that a resumed run repeats itself.
 """
-
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.model.constants import DROPOUT_SITES
-
-MASK32 = 0xFFFFFFFF
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-Key = tuple[int, int]
-Word = TypeVar("Word", int, Tensor)  # one 32-bit word, or a tensor of them held in int64
-
-
-def threefry2x32(key: Key, high: Word, low: Word) -> tuple[Word, Word]:
-    """20 rounds on a pair of 32-bit words; equals `jax.random`'s generator bit for bit."""
-    keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
-    high, low = (high + keys[0]) & MASK32, (low + keys[1]) & MASK32
-    for group in range(5):
-        for distance in ROTATIONS[group % 2]:
-            high = (high + low) & MASK32
-            low = ((low << distance) & MASK32) | (low >> (32 - distance))
-            low = low ^ high
-        high = (high + keys[(group + 1) % 3]) & MASK32
-        low = (low + keys[(group + 2) % 3] + group + 1) & MASK32
-    return high, low
-
-
-def fold_in(key: Key, number: int) -> Key:
-    """`jax.random.fold_in`: a new key from a key and a number below 2**32."""
-    return threefry2x32(key, 0, number)
-
-
-def bernoulli(key: Key, p: float, shape: torch.Size, device: torch.device) -> Tensor:
-    """`jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry."""
-    count = torch.arange(shape.numel(), dtype=torch.int64, device=device)
-    high, low = threefry2x32(key, count >> 32, count & MASK32)
-    # 23 random bits become the mantissa of a float32 in [1, 2).
-    bits = (((high ^ low) >> 9) | 0x3F800000).to(torch.int32)
-    uniform = bits.view(torch.float32) - 1.0
-    return (uniform < torch.tensor(p, dtype=torch.float32, device=device)).view(shape)
+from lockstep.model.threefry import MASK32, Key, fold_in, threefry2x32
 
 
 class Dropout:
@@ -73,3 +36,13 @@ class Dropout:
         keep = bernoulli(key, 1 - self.rate, x.shape, x.device)
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
+
+
+def bernoulli(key: Key, p: float, shape: torch.Size, device: torch.device) -> Tensor:
+    """`jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry."""
+    count = torch.arange(shape.numel(), dtype=torch.int64, device=device)
+    high, low = threefry2x32(key, count >> 32, count & MASK32)
+    # 23 random bits become the mantissa of a float32 in [1, 2).
+    bits = (((high ^ low) >> 9) | 0x3F800000).to(torch.int32)
+    uniform = bits.view(torch.float32) - 1.0
+    return (uniform < torch.tensor(p, dtype=torch.float32, device=device)).view(shape)

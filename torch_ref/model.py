@@ -1,11 +1,12 @@
 """The GPT, as an `nn.Module`. Shapes: see `lockstep.config`.
 
-`torch.autocast` casts the matmuls' inputs to the compute dtype. What must stay in the output
-dtype (residual, norms, softmax, rotation, loss) says so here: on a CPU autocast would leave it in
-its input's dtype, on CUDA it would not. A module whose dtype is not the policy's calls its matmuls
-outside of autocast.
+`torch.autocast` casts the matmuls' inputs to the compute dtype, one by one: the tree of
+parameters is never cast whole. What must stay in the output dtype (residual, norms, softmax,
+rotation, loss) says so here. A module whose dtype is not the policy's calls its matmuls outside
+of autocast.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
+from lockstep.model.attention import Kernel
 from lockstep.model.constants import NORM_EPS
 from torch_ref.dropout import Dropout
 from torch_ref.precision import dtype, matmul
 from torch_ref.remat import remat_sublayer, through_blocks
+
+Tap = Callable[[str, Tensor], Tensor]
 
 
 class Linear(nn.Linear):
@@ -28,20 +32,20 @@ class Linear(nn.Linear):
         super().__init__(d_in, d_out, bias=bias)
         self.linear = matmul(F.linear, dtypes)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.linear(x_BTD, self.weight, self.bias)
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return self.linear(x_RD, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        weight = self.weight.to(x_BTD.dtype)
-        bias = None if self.bias is None else self.bias.to(x_BTD.dtype)
-        return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, NORM_EPS)
+    def forward(self, x_RD: Tensor) -> Tensor:
+        weight = self.weight.to(x_RD.dtype)
+        bias = None if self.bias is None else self.bias.to(x_RD.dtype)
+        return F.layer_norm(x_RD, self.normalized_shape, weight, bias, NORM_EPS)
 
 
 class RMSNorm(nn.RMSNorm):
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, self.normalized_shape, self.weight.to(x_BTD.dtype), NORM_EPS)
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), NORM_EPS)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -76,25 +80,24 @@ def attend_fused(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dty
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
         super().__init__()
-        self.n_head, self.wide = config.n_head, dtype(dtypes.output)
-        self.attend = matmul(attend_fused if fused else attend, dtypes.at("attend"))
+        self.config, self.wide = config, dtype(dtypes.output)
+        self.attend = matmul(attend_fused if kernel.fused else attend, dtypes.at("attend"))
         linear = partial(Linear, bias=config.bias)
         self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
         self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
-        self.rope = config.position == "rope"
-        if self.rope:  # no buffers: `.to(dtype)` would cast them
+        if config.position == "rope":  # no buffers: `.to(dtype)` would cast them
             tables = rotary.table(config.context, config.d_head)
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        b, t, d = x_BTD.shape
-        q, k, v = (y.view(b, t, self.n_head, -1) for y in self.qkv(x_BTD).chunk(3, dim=-1))
-        if self.rope:
+    def forward(self, x_RD: Tensor, t: int) -> Tensor:
+        parts = self.qkv(x_RD).chunk(3, dim=-1)
+        q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
+        if self.config.position == "rope":
             q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
         y_BTHK = self.attend(q, k, v, self.wide)
-        return self.proj(y_BTHK.reshape(b, t, d))
+        return self.proj(y_BTHK.reshape(x_RD.shape))
 
 
 class MLP(nn.Module):
@@ -109,65 +112,90 @@ class MLP(nn.Module):
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
         self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_RD: Tensor) -> Tensor:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
+        return self.down(F.gelu(self.up(x_RD), approximate="tanh"))
 
 
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, fused: bool, remat: str) -> None:
+    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
         super().__init__()
         self.remat = remat
         self.norm1 = make_norm(config)
-        self.attn = Attention(config, dtypes.at("attn"), fused)
+        self.attn = Attention(config, dtypes.at("attn"), kernel)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config, dtypes.at("mlp"))
 
-    def forward(self, x_BTD: Tensor, layer: int, dropout: Dropout) -> Tensor:
+    def forward(self, x_RD: Tensor, t: int, layer: int, dropout: Dropout, tap: Tap) -> Tensor:
         def attention(x: Tensor) -> Tensor:
-            return dropout(self.attn(self.norm1(x)), layer, "attention")
+            x = tap(f"blocks.{layer}.norm1", self.norm1(x))
+            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, t)), layer, "attention")
 
         def mlp(x: Tensor) -> Tensor:
-            return dropout(self.mlp(self.norm2(x)), layer, "mlp")
+            x = tap(f"blocks.{layer}.norm2", self.norm2(x))
+            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
 
-        x_BTD = x_BTD + remat_sublayer(attention, self.remat)(x_BTD)
-        return x_BTD + remat_sublayer(mlp, self.remat)(x_BTD)
+        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
+        x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)
+        return tap(f"blocks.{layer}", x_RD)
+
+
+def no_tap(name: str, x: Tensor) -> Tensor:
+    return x
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype."""
+    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
+
+    In between as R = B T rows.
+    """
 
     def __init__(
-        self, config: ModelConfig, dtypes: Dtypes, *, fused: bool = False, remat: str = "none"
+        self,
+        config: ModelConfig,
+        dtypes: Dtypes,
+        *,
+        kernel: Kernel,
+        remat: str,
     ) -> None:
         super().__init__()
         self.remat, self.wide = remat, dtype(dtypes.output)
         self.embed = nn.Embedding(config.vocab, config.d_model)
         if config.position == "learned":
             self.position = nn.Embedding(config.context, config.d_model)
-        self.blocks = nn.ModuleList(
-            Block(config, dtypes.at(f"blocks.{layer}"), fused, remat)
-            for layer in range(config.n_layer)
-        )
+
+        def make_block(layer: int) -> Block:
+            return Block(config, dtypes.at(f"blocks.{layer}"), kernel, remat)
+
+        self.blocks = nn.ModuleList(make_block(layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
         head = dtypes.at("head")
         self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
         self.tied_head = matmul(F.linear, head)
 
-    def forward(self, tokens_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap
+    ) -> Tensor:
         dropout = dropout or Dropout.off()
-        x_BTD = self.embed(tokens_BT).to(self.wide)
+        b, t = tokens_BT.shape
+        x_BTD = tap("embed", self.embed(tokens_BT)).to(self.wide)
         if hasattr(self, "position"):
-            x_BTD = x_BTD + self.position.weight[: tokens_BT.shape[1]].to(self.wide)
-        x_BTD = dropout(x_BTD, -1, "embedding")
-        x_BTD = through_blocks(self.blocks, x_BTD, dropout, remat=self.remat)
-        x_BTD = self.norm(x_BTD)
+            x_BTD = x_BTD + self.position.weight[:t].to(self.wide)
+        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
+
+        def layer(block: Block, index: int, x: Tensor) -> Tensor:
+            return block(x, t, index, dropout, tap)
+
+        x_RD = through_blocks(layer, list(self.blocks), x_RD, remat=self.remat)
+        x_RD = tap("norm", self.norm(x_RD))
         # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
-        return self.head(x_BTD) if self.head else self.tied_head(x_BTD, self.embed.weight)
+        tied = self.embed.weight
+        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        return tap("logits", logits_RV.reshape(b, t, -1))
 
 
 def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:

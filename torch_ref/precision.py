@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
+from lockstep.model.attention import Kernel, wants_fused
 
 
 def dtype(name: str) -> torch.dtype:
@@ -79,14 +80,14 @@ def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.Grad
     )
 
 
-def fused_attention(config: PrecisionConfig) -> bool:
+def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Kernel:
     """SDPA always exists; strict numerics write attention out."""
-    return config.attention == "fused" or (config.attention == "auto" and not config.strict)
+    return Kernel(fused=wants_fused(config.precision))
 
 
 def attention_backend(config: Config, device: torch.device) -> str:
     """The attention in use: "reference", or SDPA with the kernel that torch picks for it."""
-    if not fused_attention(config.precision):
+    if not attention_kernel(config, config.dtypes, device).fused:
         return "reference"
     model, roles = config.model, config.precision.roles
     shape = (config.optim.batch_size, model.n_head, model.context, model.d_head)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,42 +13,46 @@ from torch.utils.checkpoint import (
 )
 
 from lockstep.model.segments import segments
-from torch_ref.dropout import Dropout
+
+Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 
 # Matmuls without a batch dimension are the weights'; those of attention are bmm.
 WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
-def save_dots(context, op, *args, **kwargs) -> CheckpointPolicy:  # type: ignore[no-untyped-def]
+def _save(context, op, *args, **kwargs) -> CheckpointPolicy:  # type: ignore[no-untyped-def]
     keep = op in WEIGHT_MATMULS
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-recompute = partial(checkpoint, use_reentrant=False)
-recompute_but_dots = partial(
-    recompute, context_fn=partial(create_selective_checkpoint_contexts, save_dots)
-)
+save_dots = partial(create_selective_checkpoint_contexts, _save)
 
 
-def remat_sublayer(sublayer: Callable[[Tensor], Tensor], remat: str) -> Callable[[Tensor], Tensor]:
-    return partial(recompute, sublayer) if remat == "sublayer" else sublayer
+def recompute(function: Callable, **how: Any) -> Callable:
+    """What `jax.checkpoint` is."""
+    return partial(checkpoint, function, use_reentrant=False, **how)
 
 
-def through_blocks(blocks: nn.ModuleList, x: Tensor, dropout: Dropout, *, remat: str) -> Tensor:
-    """The blocks in order, x (B, T, D) -> (B, T, D), under one remat mode."""
-    run = {"block": recompute, "sqrt": recompute, "dots": recompute_but_dots}.get(remat, _call)
+def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
+    return recompute(sublayer) if remat == "sublayer" else sublayer
 
-    def span(start: int, stop: int, x: Tensor) -> Tensor:
-        for layer in range(start, stop):
-            x = run(blocks[layer], x, layer, dropout)
+
+def through_blocks(layer: Layer, blocks: list[nn.Module], x: Tensor, *, remat: str) -> Tensor:
+    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    run = {
+        "block": recompute(layer),
+        "sqrt": recompute(layer),
+        "dots": recompute(layer, context_fn=save_dots),
+    }.get(remat, layer)
+
+    def span(blocks: list[nn.Module], start: int, x: Tensor) -> Tensor:
+        for offset, block in enumerate(blocks):
+            x = run(block, start + offset, x)
         return x
 
     if remat != "sqrt":
-        return span(0, len(blocks), x)
-    for segment in segments(len(blocks)):
-        x = recompute(span, segment.start, segment.stop, x)
+        return span(blocks, 0, x)
+    segment = recompute(span)
+    for layers in segments(len(blocks)):
+        x = segment(blocks[layers.start : layers.stop], layers.start, x)
     return x
-
-
-def _call(function, *args):  # type: ignore[no-untyped-def]
-    return function(*args)

@@ -7,7 +7,6 @@ moves but the scale.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,28 +14,36 @@ from torch import Tensor
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
-from lockstep.model.params import first_backward, intermediates
+from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 from torch_ref.dropout import Dropout
-from torch_ref.model import GPT, mean_loss
+from torch_ref.model import GPT, Tap, mean_loss, no_tap
 from torch_ref.optim import adamw, clip_by_global_norm
-from torch_ref.precision import autocast, dtype, fused_attention, grad_scaler
+from torch_ref.precision import attention_kernel, autocast, dtype, grad_scaler
+
+Tensors = dict[str, Tensor]
 
 
 def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
-    fused = fused_attention(config.precision)
+    kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
     with device:
-        model = GPT(config.model, dtypes, fused=fused, remat=remat)
+        model = GPT(config.model, dtypes, kernel=kernel, remat=remat)
     return model.to(dtype(dtypes.param))
 
 
-def batch_loss(model: GPT, batch: Tensor, dtypes: Dtypes, dropout: Dropout | None = None) -> Tensor:
+def batch_loss(
+    model: GPT,
+    batch: Tensor,
+    dtypes: Dtypes,
+    dropout: Dropout | None = None,
+    tap: Tap = no_tap,
+) -> Tensor:
     """Mean loss of (B, T+1) tokens."""
     with autocast(dtypes, batch.device):
-        logits = model(batch[:, :-1], dropout)
+        logits = model(batch[:, :-1], dropout, tap)
         return mean_loss(logits, batch[:, 1:], dtypes)
 
 
@@ -47,9 +54,10 @@ class Trainer:
         self.config, self.device = config, device
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
         self.model = make_model(config, self.dtypes, device)
+        self.names = list(dict(self.model.named_parameters()))
         self.optimizer = adamw(self.model, config.optim)
-        self.scaler = grad_scaler(config.precision, device)
         self.rates = learning_rates(config.optim)
+        self.scaler = grad_scaler(config.precision, device)
         self.steps = self.updates = 0
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
@@ -61,7 +69,8 @@ class Trainer:
         """
         if not self.config.execution.compile:
             return
-        shape = (self.config.optim.batch_size, self.config.model.context + 1)
+        optim, context = self.config.optim, self.config.model.context
+        shape = (optim.batch_size, context + 1)
         batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
             self.batch_loss(self.model, batch, self.dtypes, self.dropout(0)).backward()
@@ -144,18 +153,17 @@ class Trainer:
             if copied:
                 copied.synchronize()
             loss, norm, *norms = host.tolist()
-            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(norms)
+            finite = list(map(math.isfinite, norms))
+            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
 
-    def first_nonfinite(self, norms: list[float]) -> str:
-        """The module whose gradient is the backward pass's first that is not finite."""
-        tensors = zip(dict(self.model.named_parameters()), norms, strict=True)
-        modules = {name.rpartition(".")[0] for name, x in tensors if not math.isfinite(x)}
-        return first_backward(modules, self.config.model)
+    def first_nonfinite(self, finite: list[bool]) -> str:
+        tensors = zip(self.names, finite, strict=True)
+        return first_nonfinite(tensors, self.config.model)
 
-    def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         loss = self.batch_loss(self.model, batch, self.dtypes)
         self.scaler.scale(loss).backward()
@@ -163,7 +171,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), grads
 
-    def unscale_grads(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def unscale_grads(self, tensors: Tensors) -> Tensors:
         """Their `.grad`, at least in float32: in float16 they would flush to zero."""
         scale = self.scaler.get_scale()
         grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}
@@ -181,30 +189,6 @@ class Trainer:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
         with autocast(self.eval_dtypes, self.device):
             return self.evaluation_model()(tokens)
-
-    def trace(
-        self, batch: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
-        plain = make_model(self.config, self.dtypes, self.device, plain=True)
-        plain.load_state_dict(self.model.state_dict())
-        seen: dict[str, Tensor] = {}
-
-        def record(name: str) -> Callable:
-            def hook(module: Any, inputs: Any, output: Tensor) -> None:
-                output.retain_grad()
-                seen[name] = output
-
-            return hook
-
-        *named, logits = intermediates(self.config.model)
-        for name in named:
-            plain.get_submodule(name).register_forward_hook(record(name))
-        plain.register_forward_hook(record(logits))
-        loss = batch_loss(plain, batch, self.dtypes)
-        self.scaler.scale(loss).backward()
-        grads = self.unscale_grads(dict(plain.named_parameters()))
-        return loss.detach(), seen, self.unscale_grads(seen), grads
 
     def evaluation_model(self) -> GPT:
         """The model itself, or a copy of its weights in the evaluation policy."""

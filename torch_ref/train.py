@@ -23,6 +23,7 @@ from torch_ref import bridge
 from torch_ref.cost import step_bytes, step_flops
 from torch_ref.precision import configure, describe, find_device
 from torch_ref.step import Trainer
+from torch_ref.trace import trace
 
 
 class TorchTwin:
@@ -67,10 +68,11 @@ class TorchTwin:
 
     def trace(self, batch: np.ndarray) -> Trace:
         model = self.config.model
-        loss, *seen, grads = self.trainer.trace(self.place(batch))
+        loss, *seen, grads = trace(self.trainer, self.place(batch))
+        b, t = batch.shape[0], batch.shape[1] - 1
         outputs, output_grads = (
-            {name: bridge.to_numpy(tensors[name]) for name in intermediates(model)}
-            for tensors in seen
+            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
+            for x in seen
         )
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 

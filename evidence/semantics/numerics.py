@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import optax
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 import jax_impl.bridge
 import jax_impl.dropout
+import jax_impl.functional
 import jax_impl.model
 import jax_impl.optim
 import jax_impl.precision
@@ -36,6 +37,7 @@ from evidence.semantics.row import (
     strict_jit,
 )
 from lockstep.config import Config
+from lockstep.model.constants import NORM_EPS
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
@@ -58,11 +60,13 @@ def activation(name: str, reference: Callable, native: Callable, ours: Callable)
 
 def gelu() -> Row:
     tanh = partial(F.gelu, approximate="tanh")
-    return activation("tanh GELU", tanh, jax.nn.gelu, jax_impl.model._gelu)
+    return activation(
+        "tanh GELU", tanh, jax.nn.gelu, partial(jax_impl.functional.gelu, approximate="tanh")
+    )
 
 
 def silu() -> Row:
-    return activation("SiLU", F.silu, jax.nn.silu, jax_impl.model._silu)
+    return activation("SiLU", F.silu, jax.nn.silu, jax_impl.functional.silu)
 
 
 def gelu_form() -> Row:
@@ -71,7 +75,7 @@ def gelu_form() -> Row:
     mlp = torch_ref.model.MLP(config.model, config.dtypes)
     mlp.up, mlp.down = torch.nn.Identity(), torch.nn.Identity()  # type: ignore[assignment]
     expected = F.gelu(as_torch(x)).numpy()
-    theirs = np.asarray(jax_impl.model._gelu(jnp.asarray(x)))
+    theirs = np.asarray(jax_impl.functional.gelu(jnp.asarray(x), "tanh"))
     return Row(
         what="GELU's form",
         torch="erf",
@@ -107,7 +111,7 @@ def linear() -> tuple[Row, Row]:
         exact = dy.astype(np.float64).sum(0)
         return bit_equal(y, to_numpy(expected)), error(gradient, exact)
 
-    default, ours = measure(native, jax.jit), measure(jax_impl.model.affine, strict_jit)
+    default, ours = measure(native, jax.jit), measure(jax_impl.functional.affine, strict_jit)
     outputs = Row(
         what="Linear with a bias in bfloat16",
         torch="bias added before the one rounding",
@@ -129,7 +133,15 @@ def linear() -> tuple[Row, Row]:
     return outputs, gradient
 
 
-def exact_norm(x: np.ndarray, eps: float = jax_impl.model.NORM_EPS) -> np.ndarray:
+def jax_layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return jax_impl.functional.layer_norm(x, weight, bias, NORM_EPS)
+
+
+def jax_rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jax_impl.functional.rms_norm(x, weight, NORM_EPS)
+
+
+def exact_norm(x: np.ndarray, eps: float = NORM_EPS) -> np.ndarray:
     return F.layer_norm(as_torch(x).double(), x.shape[-1:], eps=eps).numpy()
 
 
@@ -137,7 +149,7 @@ def norm_ours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two twins' LayerNorm of the gpt2 family."""
     model = toy("gpt2", d_model=x.shape[-1]).model
     ones, zeros = jnp.ones(x.shape[-1]), jnp.zeros(x.shape[-1])
-    theirs = strict_jit(jax_impl.model._layer_norm)(jnp.asarray(x), ones, zeros)
+    theirs = strict_jit(jax_layer_norm)(jnp.asarray(x), ones, zeros)
     with torch.no_grad():
         return np.asarray(theirs), torch_ref.model.make_norm(model)(as_torch(x)).numpy()
 
@@ -190,7 +202,7 @@ def norm_epsilon() -> Row:
 def rms_norm_epsilon() -> Row:
     x = 0.02 * normal(64, 512)
     theirs = torch.nn.RMSNorm(512)(as_torch(x)).detach().numpy()
-    a = strict_jit(jax_impl.model._rms_norm)(jnp.asarray(x), jnp.ones(512))
+    a = strict_jit(jax_rms_norm)(jnp.asarray(x), jnp.ones(512))
     b = torch_ref.model.make_norm(toy(d_model=512).model)(as_torch(x)).detach().numpy()
     return Row(
         what="RMSNorm's epsilon, x of size 0.02",
@@ -226,9 +238,13 @@ def torch_gradient(
 @cache
 def jax_gradient_function(config: Config, whole: bool) -> Callable:
     roles = config.dtypes
-    model = jax_impl.step.Model(config, roles, jax.devices("cpu")[0])
+    model = jax_impl.step.make_model(config, roles, jax.devices("cpu")[0])
     cast = jax_impl.precision.policy(roles).cast_to_compute if whole else lambda params: params
-    return strict_jit(jax.grad(lambda some, rest, batch: model.loss(cast(some | rest), batch)))
+
+    def loss(some: Any, rest: Any, batch: Any) -> jax.Array:
+        return jax_impl.step.batch_loss(model(cast(some | rest)), batch, roles)
+
+    return strict_jit(jax.grad(loss))
 
 
 def jax_gradient(
@@ -236,7 +252,7 @@ def jax_gradient(
 ) -> Arrays:
     """The same in JAX, of the embedding and the head alone."""
     params = jax_impl.bridge.from_canonical(weights, config.model, False, "float32")
-    some = {name: params.pop(name) for name in ("embed", "head.kernel") if name in params}
+    some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
     return jax_impl.bridge.to_canonical(grads | params, config.model)
 
@@ -305,8 +321,7 @@ def softmax() -> Row:
         left = str(as_torch(q).softmax(-1).dtype).removeprefix("torch.")
 
     def agreement(output: str) -> float:
-        policy = jmp.get_policy(f"params=float32,compute=bfloat16,output={output}")
-        theirs = strict_jit(partial(jax_impl.model.attend, policy=policy))(q, k, v)
+        theirs = strict_jit(partial(jax_impl.model.attend, wide=jnp.dtype(output)))(q, k, v)
         wide = torch_ref.precision.dtype(output)
         ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), wide)
         return bit_equal(theirs, to_numpy(ours))

@@ -7,7 +7,7 @@ by these names.
 
 import math
 import zlib
-from collections.abc import Collection
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -83,9 +83,11 @@ def intermediates(model: ModelConfig) -> list[str]:
     return ["embed", *(name for block in blocks for name in block), "norm", "logits"]
 
 
-def first_backward(modules: Collection[str], model: ModelConfig) -> str:
-    """Of modules with parameters the one that the backward pass comes to first; "" of none."""
+def first_nonfinite(finite: Iterable[tuple[str, bool]], model: ModelConfig) -> str:
+    """Of tensors' names, and whether their gradients are finite: the module whose gradient is the
+    backward pass's first that is not; "" where all are."""
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
+    modules = {name.rpartition(".")[0] for name, is_finite in finite if not is_finite}
     return max(modules, key=order.index, default="")
 
 

@@ -2,11 +2,11 @@
 (`--xla_dump_to`), not fitted."""
 
 from lockstep.config.policy import BYTES
+from lockstep.model.attention import query_blocks
 from lockstep.model.segments import segments
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
-QUERY_BLOCKS, QUERIES = 4, 64
 # From so many rows on XLA's CPU backend reduces in a kernel of its own, and keeps what goes in.
 REDUCED_APART = 4096
 
@@ -42,7 +42,7 @@ def activations(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     if moment == "end":
         return {}
     width, tokens = BYTES[s.roles.output], s.rows * shape.context
-    n = max(1, min(QUERY_BLOCKS, shape.context // QUERIES))  # jax_impl/precision.py:query_blocks
+    n = query_blocks(shape.context)
     scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
     arrays = 3 if tokens * shape.n_head / n >= REDUCED_APART else 2
     if moment == "block" and s.remat in ("dots", "sublayer"):

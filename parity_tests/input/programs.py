@@ -17,7 +17,8 @@ from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_impl.cost import inner_jaxprs
-from jax_impl.step import Trainer
+from jax_impl.step import batch_loss
+from jax_impl.trace import trace as trace_twin
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
@@ -81,10 +82,12 @@ def read_jax(config: Config) -> Program:
     names = [
         path[-1].key if ".params" in jax.tree_util.keystr(path[:2]) else "" for path, _ in paths
     ]
-    _, vjp = jax.eval_shape(
-        lambda params: jax.vjp(lambda p: trainer.model.loss(p, tokens[0]), params), state.params
-    )
-    _, seen, _, _ = jax.eval_shape(partial(unwrap(Trainer.trace), trainer), state, tokens[0])
+
+    def loss(params: Any) -> jax.Array:
+        return batch_loss(trainer.model(params), tokens[0], trainer.dtypes)
+
+    _, vjp = jax.eval_shape(lambda params: jax.vjp(loss, params), state.params)
+    _, seen, _, _ = jax.eval_shape(partial(unwrap(trace_twin), trainer), state, tokens[0])
     roles = {
         "parameters": state.params,
         "first moments": optax.tree.get(state.optimizer, "mu"),

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -118,8 +119,13 @@ def test_blocks_of_queries_are_the_whole(family: str) -> None:
 
 
 def test_strict_numerics_leave_nothing_out() -> None:
-    assert jax_impl.precision.query_blocks(toy(context=1024)) == 1
-    assert jax_impl.precision.query_blocks(toy(context=1024, numerics="fast")) == 4
+    strict, fast = (toy(context=1024, numerics=numerics) for numerics in ("strict", "fast"))
+    device = jax.devices("cpu")[0]
+    blocks = [
+        jax_impl.precision.attention_kernel(config, config.dtypes, device).blocks
+        for config in (strict, fast)
+    ]
+    assert blocks == [1, 4]
 
 
 # --- the name of what runs
@@ -206,7 +212,7 @@ def test_an_evaluation_in_float32_is_not_given_to_cudnn(monkeypatch: pytest.Monk
     config = toy(numerics="fast", policy="bf16", eval_policy="fp32")
     device: Any = SimpleNamespace(platform="gpu")
     fused = [
-        jax_impl.precision.fused_attention(config, dtypes, device)
+        jax_impl.precision.attention_kernel(config, dtypes, device).fused
         for dtypes in (config.dtypes, config.eval_dtypes)
     ]
     assert fused == [True, False]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jax_impl.step import scans_layers
 from lockstep.config import Config, from_flags, islands
 from lockstep.errors import UserError
+from lockstep.model.stacked import scans_layers
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS

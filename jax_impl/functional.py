@@ -1,0 +1,70 @@
+"""What `torch.nn.functional` has as kernels, in JAX: the same names, arguments and roundings.
+
+What a fused kernel of torch would not keep for the backward pass is recomputed here, too.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_impl.remat import AFFINE, recompute_cheap
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Rows (R, in) @ weight (in, out); torch's weight is out x in."""
+    return x @ weight if bias is None else affine(x, weight, bias)
+
+
+@jax.custom_vjp
+def affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    y = jnp.matmul(x, weight, preferred_element_type=wide)
+    return (y + bias.astype(wide)).astype(x.dtype)
+
+
+def _affine_forward(x, weight, bias):  # type: ignore[no-untyped-def]
+    return checkpoint_name(affine(x, weight, bias), AFFINE), (x, weight)
+
+
+def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]
+    x, weight = residuals
+    wide = jnp.promote_types(dy.dtype, jnp.float32)
+    return dy @ weight.T, x.T @ dy, dy.astype(wide).sum(0).astype(dy.dtype)
+
+
+affine.defvjp(_affine_forward, _affine_backward)
+
+
+@partial(recompute_cheap, static_argnums=3)
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
+    # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    y = centred * jax.lax.rsqrt(variance + eps) * weight
+    return y if bias is None else y + bias
+
+
+@partial(recompute_cheap, static_argnums=2)
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps) * weight
+
+
+def gelu(x: jax.Array, approximate: str) -> jax.Array:
+    return widely(partial(jax.nn.gelu, approximate=approximate == "tanh"), x)
+
+
+def silu(x: jax.Array) -> jax.Array:
+    return widely(jax.nn.silu, x)
+
+
+def widely(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """In float32 inside, rounded once."""
+
+    def kernel(x: jax.Array) -> jax.Array:
+        return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+    return recompute_cheap(kernel)(x)

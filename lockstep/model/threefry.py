@@ -1,0 +1,27 @@
+"""threefry2x32 (Salmon et al. 2011), the generator of `jax.random`, in any integers' arithmetic."""
+
+from typing import Any
+
+MASK32 = 0xFFFFFFFF
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+Key = tuple[int, int]
+
+
+def threefry2x32(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
+    """20 rounds on a pair of 32-bit words, or of arrays of them in int64; JAX's bit for bit."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
+    high, low = (high + keys[0]) & MASK32, (low + keys[1]) & MASK32
+    for group in range(5):
+        for distance in ROTATIONS[group % 2]:
+            high = (high + low) & MASK32
+            low = ((low << distance) & MASK32) | (low >> (32 - distance))
+            low = low ^ high
+        high = (high + keys[(group + 1) % 3]) & MASK32
+        low = (low + keys[(group + 2) % 3] + group + 1) & MASK32
+    return high, low
+
+
+def fold_in(key: Key, number: int) -> Key:
+    """`jax.random.fold_in`: a new key from a key and a number below 2**32."""
+    return threefry2x32(key, 0, number)

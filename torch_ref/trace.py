@@ -1,0 +1,23 @@
+"""What one batch looks like inside, nothing recomputed. Dropout is off."""
+
+from torch import Tensor
+
+from torch_ref import step
+from torch_ref.step import Tensors, Trainer
+
+
+def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Tensors]:
+    """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
+    plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
+    plain.load_state_dict(trainer.model.state_dict())
+    seen: Tensors = {}
+
+    def tap(name: str, x: Tensor) -> Tensor:
+        x.retain_grad()
+        seen[name] = x
+        return x
+
+    loss = step.batch_loss(plain, batch, trainer.dtypes, tap=tap)
+    trainer.backward(loss)
+    grads = trainer.unscale_grads(dict(plain.named_parameters()))
+    return loss.detach(), seen, trainer.unscale_grads(seen), grads
