@@ -1,1 +1,1 @@
-"""The JAX/Flax twin: the same files, names and flags as `torch_ref`."""
+"""A twin: the same files, names and flags in `jax_impl` (Flax) and in `torch_ref` (PyTorch)."""

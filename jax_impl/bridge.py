@@ -7,17 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
-from jax_impl.step import Params, State, Trainer, update_count
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import is_stacked, stack, unstack
 from lockstep.model.state import TrainState
 
+from .pure import Params, State
+from .step import Trainer, update_count
+
 EMBEDDINGS = ("embed.weight", "position.weight")
 
 
-def to_numpy(array: jax.Array | np.ndarray) -> np.ndarray:
+def to_numpy(array: Array | np.ndarray) -> np.ndarray:
     """A copy on the host, bit for bit."""
     return np.array(array, order="C")
 

@@ -6,6 +6,7 @@ alike; the torch twin draws the same masks under strict numerics.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.random import fold_in
 
 from lockstep.model.constants import DROPOUT_SITES
@@ -15,7 +16,7 @@ class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
     def __init__(
-        self, rate: float, *, seed: int, step: jax.Array | int, micro_step: jax.Array | int
+        self, rate: float, *, seed: int, step: Array | int, micro_step: Array | int
     ) -> None:
         self.rate = rate
         if rate:
@@ -26,7 +27,7 @@ class Dropout:
     def off(cls) -> "Dropout":
         return cls(0.0, seed=0, step=0, micro_step=0)
 
-    def __call__(self, x: jax.Array, layer: jax.Array | int, site: str) -> jax.Array:
+    def __call__(self, x: Array, layer: Array | int, site: str) -> Array:
         if not self.rate:
             return x
         key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])

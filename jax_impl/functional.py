@@ -4,22 +4,23 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_impl.remat import AFFINE, recompute_cheap
+from .remat import AFFINE, recompute_cheap
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Rows (R, in) @ weight (in, out); torch's weight is out x in."""
     return x @ weight if bias is None else affine(x, weight, bias)
 
 
 @jax.custom_vjp
-def affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+def affine(x: Array, weight: Array, bias: Array) -> Array:
     """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     y = jnp.matmul(x, weight, preferred_element_type=wide)
@@ -40,7 +41,7 @@ affine.defvjp(_affine_forward, _affine_backward)
 
 
 @partial(recompute_cheap, static_argnums=3)
-def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
@@ -49,22 +50,42 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: flo
 
 
 @partial(recompute_cheap, static_argnums=2)
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps) * weight
 
 
-def gelu(x: jax.Array, approximate: str) -> jax.Array:
+def gelu(x: Array, approximate: str) -> Array:
     return widely(partial(jax.nn.gelu, approximate=approximate == "tanh"), x)
 
 
-def silu(x: jax.Array) -> jax.Array:
+def silu(x: Array) -> Array:
     return widely(jax.nn.silu, x)
 
 
-def widely(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def widely(function: Callable[[Array], Array], x: Array) -> Array:
     """In float32 inside, rounded once."""
 
-    def kernel(x: jax.Array) -> jax.Array:
+    def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
     return recompute_cheap(kernel)(x)
+
+
+def scaled_dot_product_attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:
+    """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")
+
+
+@cache
+def cudnn_works(compute: str, d_head: int) -> bool:
+    """Whether it has the kernel: one tiny forward and backward pass through it, once a process."""
+    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
+
+    def attend(q: Array) -> Array:
+        return scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+
+    try:
+        jax.block_until_ready(jax.grad(attend)(q_BTHK))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True

@@ -14,18 +14,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax import Array
 
-from jax_impl import functional as F
-from jax_impl.dropout import Dropout
-from jax_impl.precision import dtype, matmul
-from jax_impl.remat import recompute_cheap, remat_sublayer, through_blocks
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
 from lockstep.model.attention import Kernel
 from lockstep.model.constants import NORM_EPS
 
-Tap = Callable[[str, jax.Array], jax.Array]
+from . import functional as F
+from .dropout import Dropout
+from .precision import dtype, matmul
+from .remat import recompute_cheap, remat_sublayer, through_blocks
+
+Tap = Callable[[str, Array], Array]
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
 
@@ -33,7 +35,7 @@ class Embedding(nnx.Module):
     def __init__(self, n: int, d: int) -> None:
         self.weight = nnx.Param(jnp.zeros((n, d)))
 
-    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
+    def __call__(self, tokens_BT: Array) -> Array:
         return self.weight[...][tokens_BT]
 
 
@@ -45,7 +47,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
         self.linear = matmul(F.linear, dtypes)
 
-    def __call__(self, x_RD: jax.Array) -> jax.Array:
+    def __call__(self, x_RD: Array) -> Array:
         return self.linear(x_RD, self.weight, self.bias)
 
 
@@ -54,7 +56,7 @@ class LayerNorm(nnx.Module):
         self.weight = nnx.Param(jnp.ones((d,)))
         self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
-    def __call__(self, x_RD: jax.Array) -> jax.Array:
+    def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
         return F.layer_norm(x_RD, weight, bias, NORM_EPS)
@@ -64,7 +66,7 @@ class RMSNorm(nnx.Module):
     def __init__(self, d: int) -> None:
         self.weight = nnx.Param(jnp.ones((d,)))
 
-    def __call__(self, x_RD: jax.Array) -> jax.Array:
+    def __call__(self, x_RD: Array) -> Array:
         return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), NORM_EPS)
 
 
@@ -75,7 +77,7 @@ def make_norm(config: ModelConfig) -> nnx.Module:
 
 
 @recompute_cheap
-def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array:
+def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
     """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
     t = x_BTHK.shape[1]
     cos, sin = cos_TK[:t, None], sin_TK[:t, None]
@@ -84,11 +86,9 @@ def rotate(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array
     return turned.astype(x_BTHK.dtype)
 
 
-def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: jnp.dtype) -> jax.Array:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
-
-    The queries, (B, t, H, K) with t <= T, are those of the last t places.
-    """
+def attend(q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype) -> Array:
+    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    # The queries, (B, t, H, K) with t <= T, are those of the last t places.
     t, s, d_head = q_BTHK.shape[1], k_BTHK.shape[1], q_BTHK.shape[-1]
     scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
     causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
@@ -97,8 +97,8 @@ def attend(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: jnp.dt
 
 
 def attend_in_blocks(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: jnp.dtype, blocks: int
-) -> jax.Array:
+    q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype, blocks: int
+) -> Array:
     """The same, each block of queries without the keys behind it, which would all be masked."""
     t = q_BTHK.shape[1]
     edges = [t * i // blocks for i in range(blocks + 1)]
@@ -109,11 +109,9 @@ def attend_in_blocks(
     return jnp.concatenate(parts, axis=1)
 
 
-def attend_fused(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any) -> jax.Array:
-    """The same in one kernel, asked for by name: left to choose, JAX takes XLA's."""
-    return jax.nn.dot_product_attention(
-        q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn"
-    )
+def attend_fused(q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype) -> Array:
+    """The same in one kernel; only cuDNN has one (`precision.attention_backend` says)."""
+    return F.scaled_dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True)
 
 
 class Attention(nnx.Module):
@@ -127,7 +125,7 @@ class Attention(nnx.Module):
         self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
         self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
 
-    def __call__(self, x_RD: jax.Array, t: int) -> jax.Array:
+    def __call__(self, x_RD: Array, t: int) -> Array:
         parts = jnp.split(self.qkv(x_RD), 3, axis=-1)
         q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
         if self.config.position == "rope":
@@ -149,7 +147,7 @@ class MLP(nnx.Module):
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
         self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
-    def __call__(self, x_RD: jax.Array) -> jax.Array:
+    def __call__(self, x_RD: Array) -> Array:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
@@ -167,13 +165,13 @@ class Block(nnx.Module):
         self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
-        self, x_RD: jax.Array, t: int, layer: jax.Array | int, dropout: Dropout, tap: Tap
-    ) -> jax.Array:
-        def attention(x: jax.Array) -> jax.Array:
+        self, x_RD: Array, t: int, layer: Array | int, dropout: Dropout, tap: Tap
+    ) -> Array:
+        def attention(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
             return dropout(tap(f"blocks.{layer}.attn", self.attn(x, t)), layer, "attention")
 
-        def mlp(x: jax.Array) -> jax.Array:
+        def mlp(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
             return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
 
@@ -182,16 +180,12 @@ class Block(nnx.Module):
         return tap(f"blocks.{layer}", x_RD)
 
 
-def no_tap(name: str, x: jax.Array) -> jax.Array:
+def no_tap(name: str, x: Array) -> Array:
     return x
 
 
 class GPT(nnx.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
-
-    In between as R = B T rows: with two leading axes XLA's CPU backend transposes for each weight's
-    gradient, and moves the residual between layouts.
-    """
+    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype; R = B T rows in between."""
 
     def __init__(
         self,
@@ -220,16 +214,17 @@ class GPT(nnx.Module):
         self.tied_head = matmul(F.linear, head)
 
     def __call__(
-        self, tokens_BT: jax.Array, dropout: Dropout | None = None, tap: Tap = no_tap
-    ) -> jax.Array:
+        self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap
+    ) -> Array:
         dropout = dropout or Dropout.off()
         b, t = tokens_BT.shape
         x_BTD = tap("embed", self.embed(tokens_BT)).astype(self.wide)
         if hasattr(self, "position"):
             x_BTD = x_BTD + self.position.weight[...][:t].astype(self.wide)
+        # With two leading axes XLA's CPU backend would transpose for each weight's gradient.
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
-        def layer(block: Split, index: jax.Array | int, x: jax.Array) -> jax.Array:
+        def layer(block: Split, index: Array | int, x: Array) -> Array:
             return nnx.merge(*block)(x, t, index, dropout, tap)
 
         x_RD = through_blocks(layer, self.split_blocks(), x_RD, remat=self.remat, scan=self.scan)
@@ -244,7 +239,7 @@ class GPT(nnx.Module):
         return nnx.split(self.blocks) if self.scan else [nnx.split(b) for b in self.blocks]
 
 
-def mean_loss(logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes) -> jax.Array:
+def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
     """Mean cross-entropy in nats, in the output dtype."""
     logits = logits_BTV.astype(dtype(dtypes.output))
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()

@@ -1,38 +1,28 @@
-"""AdamW with decoupled decay on matrices only, and accumulation, as optax transformations.
+"""AdamW with decoupled decay on matrices only, as optax transformations.
 
-`MultiSteps` alone does not do what GradScaler does: one non-finite micro-batch leaves its
-accumulator NaN for ever. Here its inner optimizer runs behind a real conditional on `do_step`,
-which the step below computes over the whole window; non-finite micro-gradients never enter.
+Gradients accumulate in `jax_impl.accumulate`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
-from lockstep.model.stacked import is_stacked, tensor_names
+from lockstep.model.stacked import tensor_names
 from lockstep.train.schedule import learning_rates
+
+from .scan import by_tensor
 
 
 class ClipState(NamedTuple):
     """Of the last update's gradient, before clipping."""
 
-    grad_norm: jax.Array
-    finite: jax.Array  # bool (P,), by tensor
-
-
-def by_tensor(measure: Callable[[jax.Array], jax.Array], tensors: dict[str, Any]) -> jax.Array:
-    """(P,): one number for each of `stacked.tensor_names`."""
-    return jnp.concatenate(
-        [
-            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
-            for name, x in sorted(tensors.items())
-        ]
-    )
+    grad_norm: Array
+    finite: Array  # bool (P,), by tensor
 
 
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
@@ -68,23 +58,3 @@ def adamw(
             mask=decay_mask,
         ),
     )
-
-
-def optimizer(
-    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
-) -> optax.GradientTransformationExtraArgs:
-    """update(gradients / N, state, params, do_step=...), called once for each micro-batch.
-
-    `do_step` must be false before a window's last micro-batch. Nothing but the accumulator moves
-    unless it is true.
-    """
-    inner = optax.transforms.conditionally_mask(
-        adamw(config, decay_mask, param_dtype), lambda _, do_step: do_step, forward_extra_args=True
-    )
-    if config.accum == 1:
-        return inner
-    # Left to its default, MultiSteps accumulates in float32, under fp64 too.
-    steps = optax.MultiSteps(
-        inner, config.accum, use_grad_mean=False, accumulator_dtype=jnp.dtype(param_dtype)
-    )
-    return optax.GradientTransformationExtraArgs(steps.init, steps.update)

@@ -1,7 +1,6 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import flax
@@ -11,11 +10,14 @@ import jaxlib
 import jmp
 import optax
 from flax import nnx
+from jax import Array
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, query_blocks, wants_fused
+
+from .functional import cudnn_works
 
 
 def dtype(name: str) -> jnp.dtype:
@@ -41,8 +43,8 @@ def find_device(asked: str) -> jax.Device:
 
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
-    roles = config.precision.roles
     device = find_device(config.run.device)
+    roles = config.precision.roles
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)
     jax.config.update("jax_threefry_partitionable", True)
@@ -56,7 +58,7 @@ def policy(dtypes: Dtypes) -> jmp.Policy:
     return jmp.get_policy(dtypes.spec)
 
 
-def matmul(function: Callable[..., jax.Array], dtypes: Dtypes) -> Callable[..., jax.Array]:
+def matmul(function: Callable[..., Array], dtypes: Dtypes) -> Callable[..., Array]:
     """A module's function on inputs in the dtype of its own policy."""
     own = policy(dtypes)
 
@@ -66,7 +68,7 @@ def matmul(function: Callable[..., jax.Array], dtypes: Dtypes) -> Callable[..., 
     return lambda *args: function(*map(cast, args))
 
 
-def loss_scale(config: PrecisionConfig, scale: jax.Array, good_steps: jax.Array) -> jmp.LossScale:
+def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.LossScale:
     """jmp's dynamic loss scale for float16, else jmp's pass-through.
 
     Built inside jit from plain arrays: jmp's object loses its floor whenever it is flattened.
@@ -99,21 +101,6 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kern
         fused=possible and cudnn_works(dtypes.compute, config.model.d_head),
         blocks=query_blocks(config.model.context) if free else 1,
     )
-
-
-@cache
-def cudnn_works(compute: str, d_head: int) -> bool:
-    """One tiny forward and backward pass through the kernel, once a process."""
-    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
-
-    def attend(q: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn").sum()
-
-    try:
-        jax.block_until_ready(jax.grad(attend)(q_BTHK))
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    return True
 
 
 def attention_backend(config: Config, device: jax.Device) -> str:

@@ -1,13 +1,24 @@
-"""An NNX module as a pure function of its parameters."""
+"""What a pure step needs: a state to hand on, and the model as a function of its parameters."""
 
 from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx, traverse_util
+from jax import Array
 
-from jax_impl.model import GPT
+from .model import GPT
 
-Params = dict[str, jax.Array]  # flat, so that dispatch costs no walk through a tree in Python
+Params = dict[str, Array]  # flat, so that dispatch costs no walk through a tree in Python
+
+
+class State(NamedTuple):
+    params: Params
+    optimizer: Any
+    loss_scale: Array
+    good_steps: Array
+    step: Array
 
 
 class Pure:
@@ -26,3 +37,15 @@ class Pure:
         state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
         nnx.replace_by_pure_dict(state, tree)
         return nnx.merge(self.graph, state)
+
+
+def jit_method(function: Callable) -> Callable:
+    """A method of the state and tokens, compiled; it is called with the tokens alone."""
+
+    def method(self: Any, tokens: Array) -> Any:
+        name = function.__name__
+        if name not in self.compiled:
+            self.compiled[name] = self.jit(partial(function, self))
+        return self.compiled[name](self.state, tokens)
+
+    return wraps(function)(method)

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax import Array
 
 from lockstep.model.segments import segments
 
-Layer = Callable[[Any, Any, jax.Array], jax.Array]  # (block, layer index, x) -> x
+from .scan import Layer, scan_layers, scan_segments
 
 # Matmuls without a batch dimension are the weights'; those of attention have one. One with a bias
 # is a function with a derivative of its own, into which no policy looks: its result has a name.
@@ -27,7 +28,7 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
     return jax.checkpoint(sublayer) if remat == "sublayer" else sublayer
 
 
-def through_blocks(layer: Layer, blocks: Any, x: jax.Array, *, remat: str, scan: bool) -> jax.Array:
+def through_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str, scan: bool) -> Array:
     """The blocks in order, x (R, D) -> (R, D), under one remat mode.
 
     `blocks`: a list of L trees of parameters, or, for `scan`, one tree with a leading axis L.
@@ -39,9 +40,9 @@ def through_blocks(layer: Layer, blocks: Any, x: jax.Array, *, remat: str, scan:
         "dots": recompute(layer, policy=save_dots),
     }.get(remat, layer)
 
-    def span(blocks: Any, start: Any, x: jax.Array) -> jax.Array:
+    def span(blocks: Any, start: Any, x: Array) -> Array:
         if scan:
-            return _scan(run, blocks, start, x)
+            return scan_layers(run, blocks, start, x)
         for offset, block in enumerate(blocks):
             x = run(block, start + offset, x)
         return x
@@ -50,31 +51,7 @@ def through_blocks(layer: Layer, blocks: Any, x: jax.Array, *, remat: str, scan:
         return span(blocks, 0, x)
     segment = recompute(span)
     if scan:
-        return _scan_segments(segment, blocks, x)
+        return scan_segments(segment, blocks, x)
     for layers in segments(len(blocks)):
         x = segment(blocks[layers.start : layers.stop], layers.start, x)
     return x
-
-
-def _scan(layer: Layer, stacked: Any, start: Any, x: jax.Array) -> jax.Array:
-    def body(x: jax.Array, block: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
-        params, index = block
-        return layer(params, index, x), None
-
-    return jax.lax.scan(body, x, (stacked, start + jax.numpy.arange(_length(stacked))))[0]
-
-
-def _scan_segments(segment: Layer, stacked: Any, x: jax.Array) -> jax.Array:
-    """One scan over the segments of one size: XLA sees a loop, and frees what a turn used."""
-    spans = segments(_length(stacked))
-    size = len(spans[0])
-    n = sum(len(layers) == size for layers in spans)
-    even = jax.tree.map(lambda a: a[: n * size].reshape(n, size, *a.shape[1:]), stacked)
-    x = _scan(lambda params, i, x: segment(params, i * size, x), even, 0, x)
-    for layers in spans[n:]:
-        x = segment(jax.tree.map(lambda a: a[layers.start : layers.stop], stacked), layers.start, x)  # noqa: B023
-    return x
-
-
-def _length(stacked: Any) -> int:
-    return jax.tree.leaves(stacked)[0].shape[0]

@@ -1,25 +1,23 @@
 """One optimizer step over a window of micro-batches, as one pure compiled function.
 
-A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, update, update_scale,
+A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, clip, update, update_scale,
 report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
-moves but the scale. The optimizer clips, and updates with the last micro-batch.
+moves but the scale.
+
+To clip is here a part of the update, which comes with the last micro-batch.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jmp
 import optax
+from jax import Array
 
-from jax_impl.dropout import Dropout
-from jax_impl.model import GPT, Tap, mean_loss, no_tap
-from jax_impl.optim import by_tensor, optimizer
-from jax_impl.precision import attention_kernel, compiler_options, loss_scale
-from jax_impl.pure import Params, Pure
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.model.params import decays, first_nonfinite
@@ -27,22 +25,12 @@ from lockstep.model.stacked import scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
-
-class State(NamedTuple):
-    params: Params
-    optimizer: Any
-    loss_scale: jax.Array
-    good_steps: jax.Array
-    step: jax.Array
-
-
-class Metrics(NamedTuple):
-    loss: jax.Array
-    grad_norm: jax.Array
-    updates: jax.Array
-    loss_scale: jax.Array
-    skipped: jax.Array
-    finite: jax.Array  # bool (P,), by tensor
+from .accumulate import optimizer
+from .dropout import Dropout
+from .model import GPT, Tap, mean_loss, no_tap
+from .precision import attention_kernel, compiler_options, loss_scale
+from .pure import Params, Pure, State, jit_method
+from .scan import by_tensor
 
 
 def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
@@ -56,26 +44,14 @@ def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: boo
 
 def batch_loss(
     model: GPT,
-    batch: jax.Array,
+    batch: Array,
     dtypes: Dtypes,
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
-) -> jax.Array:
+) -> Array:
     """Mean loss of (B, T+1) tokens."""
     logits = model(batch[:, :-1], dropout, tap)
     return mean_loss(logits, batch[:, 1:], dtypes)
-
-
-def jit_method(function: Callable) -> Callable:
-    """A method of the state and tokens, compiled; it is called with the tokens alone."""
-
-    def method(self: Any, tokens: jax.Array) -> Any:
-        name = function.__name__
-        if name not in self.compiled:
-            self.compiled[name] = self.jit(partial(function, self))
-        return self.compiled[name](self.state, tokens)
-
-    return wraps(function)(method)
 
 
 class Trainer:
@@ -103,12 +79,12 @@ class Trainer:
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
         self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
 
-    def step(self, window: jax.Array) -> Callable[[], StepResult]:
+    def step(self, window: Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
         self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
-    def step_function(self, state: State, window: jax.Array) -> tuple[State, Metrics]:
+    def step_function(self, state: State, window: Array) -> tuple[State, tuple[Array, ...]]:
         scale = self.scale(state)
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses = self.accumulate(state, window, scale)
@@ -116,8 +92,8 @@ class Trainer:
         return new_state, self.metrics(state, new_state, losses.sum(), finite)
 
     def accumulate(
-        self, state: State, window: jax.Array, scale: jmp.LossScale
-    ) -> tuple[Params, Any, jax.Array, jax.Array]:
+        self, state: State, window: Array, scale: jmp.LossScale
+    ) -> tuple[Params, Any, Array, Array]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
         Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the losses (N,).
@@ -142,44 +118,40 @@ class Trainer:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
         return *carry, losses
 
-    def micro_batch_loss(
-        self, params: Params, batch: jax.Array, accum: int, dropout: Dropout
-    ) -> jax.Array:
+    def micro_batch_loss(self, params: Params, batch: Array, accum: int, dropout: Dropout) -> Array:
         """One micro-batch's part of the window's mean loss."""
         return batch_loss(self.model(params), batch, self.dtypes, dropout) / accum
 
     def backward(
-        self, loss: Callable[[Params], jax.Array], params: Params, scale: jmp.LossScale
-    ) -> tuple[jax.Array, Params]:
+        self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
+    ) -> tuple[Array, Params]:
         """The loss, and the scaled gradients."""
 
-        def scaled_loss(params: Params) -> tuple[jax.Array, jax.Array]:
+        def scaled_loss(params: Params) -> tuple[Array, Array]:
             value = loss(params)
             return scale.scale(value), value
 
         grads, value = jax.grad(scaled_loss, has_aux=True)(params)
         return value, grads
 
-    def unscale(
-        self, grads: Params, finite: jax.Array, scale: jmp.LossScale
-    ) -> tuple[Params, jax.Array]:
-        """And looks for gradients that are not finite: from the first on, all are zero."""
+    def unscale(self, grads: Params, finite: Array, scale: jmp.LossScale) -> tuple[Params, Array]:
+        """And looks for gradients that are not finite."""
         grads = scale.unscale(grads)
-        if self.dtypes.loss_scaling:
+        if self.dtypes.loss_scaling:  # from the first that is not finite on, all are zero
             finite &= by_tensor(jmp.all_finite, grads)
             grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
         return grads, finite
 
     def update(
-        self, grads: Params, opt_state: Any, params: Params, do_step: jax.Array
+        self, grads: Params, opt_state: Any, params: Params, do_step: Array
     ) -> tuple[Params, Any]:
         """Adds to the accumulator; where `do_step`, clips the sum and takes one step of AdamW."""
         updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
         return optax.apply_updates(params, updates), opt_state
 
     def update_scale(
-        self, state: State, scale: jmp.LossScale, finite: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        self, state: State, scale: jmp.LossScale, finite: Array
+    ) -> tuple[Array, Array]:
         """The next loss scale, and the good steps since it last changed."""
         if not self.dtypes.loss_scaling:
             return state.loss_scale, state.good_steps
@@ -189,7 +161,7 @@ class Trainer:
     def scale(self, state: State) -> jmp.LossScale:
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
-    def dropout(self, step: jax.Array, micro_step: jax.Array) -> Dropout:
+    def dropout(self, step: Array, micro_step: Array) -> Dropout:
         config = self.config
         return Dropout(
             config.model.dropout,
@@ -198,12 +170,12 @@ class Trainer:
             micro_step=micro_step,
         )
 
-    def metrics(self, before: State, after: State, loss: jax.Array, finite: jax.Array) -> Metrics:
+    def metrics(self, before: State, after: State, loss: Array, finite: Array) -> tuple[Array, ...]:
         norm, of_update = (
             optax.tree.get(after.optimizer, name) for name in ("grad_norm", "finite")
         )
         skipped = ~finite.all()
-        return Metrics(
+        return (
             loss,
             jnp.where(skipped, jnp.nan, norm),
             update_count(before.optimizer),
@@ -212,7 +184,7 @@ class Trainer:
             jnp.where(skipped, finite, of_update),
         )
 
-    def report(self, metrics: Metrics) -> Callable[[], StepResult]:
+    def report(self, metrics: tuple[Array, ...]) -> Callable[[], StepResult]:
         """Copies to the host when called."""
         *scalars, finite = metrics
 
@@ -224,30 +196,28 @@ class Trainer:
 
         return wait
 
-    def first_nonfinite(self, finite: jax.Array) -> str:
-        return first_nonfinite(
-            zip(self.names, jax.device_get(finite), strict=True), self.config.model
-        )
+    def first_nonfinite(self, finite: Iterable[bool]) -> str:
+        return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     @jit_method
-    def loss_and_grads(self, state: State, batch: jax.Array) -> tuple[jax.Array, Params]:
+    def loss_and_grads(self, state: State, batch: Array) -> tuple[Array, Params]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
         scale = self.scale(state)
 
-        def loss(params: Params) -> jax.Array:
+        def loss(params: Params) -> Array:
             return batch_loss(self.model(params), batch, self.dtypes)
 
         value, grads = self.backward(loss, state.params, scale)
         return value, scale.unscale(grads)
 
     @jit_method
-    def evaluate(self, state: State, batches: jax.Array) -> jax.Array:
+    def evaluate(self, state: State, batches: Array) -> Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
         model = self.evaluation_model(state)
         return jax.lax.map(lambda b: batch_loss(model, b, self.eval_dtypes), batches).mean()
 
     @jit_method
-    def logits(self, state: State, tokens: jax.Array) -> jax.Array:
+    def logits(self, state: State, tokens: Array) -> Array:
         """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
         return self.evaluation_model(state)(tokens)
 
@@ -257,6 +227,6 @@ class Trainer:
         return self.eval_model(params)
 
 
-def update_count(opt_state: Any) -> jax.Array:
+def update_count(opt_state: Any) -> Array:
     """Adam's count, which is also the schedule's position."""
     return optax.tree.get_all_with_path(opt_state, "count")[0][1]

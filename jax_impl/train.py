@@ -4,7 +4,7 @@ import sys
 
 from lockstep.cli import trainers
 
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for JAX
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
     sys.exit(trainers.train("jax"))
 
 from collections.abc import Callable
@@ -12,17 +12,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
-from jax_impl import bridge
-from jax_impl.cost import step_bytes, step_flops
-from jax_impl.precision import configure, describe, find_device
-from jax_impl.step import Trainer
-from jax_impl.trace import trace
 from lockstep.config import Config
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
+
+from . import bridge
+from .cost import step_bytes, step_flops
+from .precision import configure, describe, find_device
+from .step import Trainer
+from .trace import trace
 
 
 class JaxTwin:
@@ -49,10 +51,10 @@ class JaxTwin:
     def prepare(self) -> None:
         self.trainer.compile()
 
-    def place(self, window: np.ndarray) -> jax.Array:
+    def place(self, window: np.ndarray) -> Array:
         return jax.device_put(window, self.device)
 
-    def step(self, window: jax.Array) -> Callable[[], StepResult]:
+    def step(self, window: Array) -> Callable[[], StepResult]:
         return self.trainer.step(window)
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:

@@ -1,1 +1,1 @@
-"""The PyTorch twin: the same files, names and flags as `jax_impl`."""
+"""A twin: the same files, names and flags in `jax_impl` (Flax) and in `torch_ref` (PyTorch)."""

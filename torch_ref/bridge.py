@@ -10,7 +10,8 @@ from torch import Tensor
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
-from torch_ref.step import Trainer
+
+from .step import Trainer
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

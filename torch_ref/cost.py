@@ -1,14 +1,11 @@
 """What one optimizer step costs, counted."""
 
-import weakref
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_ref.step import Trainer
+from .live import Live
+from .step import Trainer
 
 
 def step_bytes(trainer: Trainer, window: Tensor) -> int:
@@ -32,37 +29,3 @@ def step_flops(trainer: Trainer, window: Tensor) -> int:
         trainer.accumulate(window)
     trainer.optimizer.zero_grad(set_to_none=True)
     return counter.get_total_flops()
-
-
-class Live(TorchDispatchMode):
-    """Counts the bytes of the storages that were made under it and are still alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
-        for storage in _storages(out):
-            if storage.data_ptr() not in given:  # a view of a weight is no new storage
-                self._count(storage)
-        return out
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage.data_ptr(), storage.nbytes()
-        if key not in self.seen:
-            self.seen.add(key)
-            self.bytes += size
-            self.peak = max(self.peak, self.bytes)
-            weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self.seen.discard(key)
-        self.bytes -= size
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    leaves = torch.utils._pytree.tree_leaves(tree)
-    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]

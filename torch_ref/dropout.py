@@ -19,7 +19,8 @@ class Dropout:
     def __init__(self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool) -> None:
         self.rate, self.strict = rate, strict
         if rate:
-            self.key = fold_in(fold_in((0, seed), step), micro_step)
+            key = (0, seed)  # as `jax.random.key` has it
+            self.key = fold_in(fold_in(key, step), micro_step)
             if not strict:
                 torch.manual_seed((self.key[0] << 32 | self.key[1]) >> 1)
 

@@ -18,9 +18,10 @@ from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
 from lockstep.model.attention import Kernel
 from lockstep.model.constants import NORM_EPS
-from torch_ref.dropout import Dropout
-from torch_ref.precision import dtype, matmul
-from torch_ref.remat import remat_sublayer, through_blocks
+
+from .dropout import Dropout
+from .precision import dtype, matmul
+from .remat import remat_sublayer, through_blocks
 
 Tap = Callable[[str, Tensor], Tensor]
 
@@ -149,10 +150,7 @@ def no_tap(name: str, x: Tensor) -> Tensor:
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
-
-    In between as R = B T rows.
-    """
+    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype; R = B T rows in between."""
 
     def __init__(
         self,

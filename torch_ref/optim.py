@@ -14,6 +14,7 @@ from lockstep.model.params import decays
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
     """`clip_grad_norm_` by its two halves: the norm before clipping, and of each gradient (P,)."""
+    # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
     norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
     norm = torch.linalg.vector_norm(norms)
     clip_grads_with_norm_(parameters, clip, norm)

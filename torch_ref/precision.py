@@ -38,7 +38,8 @@ def find_device(asked: str) -> torch.device:
 def configure(config: Config) -> torch.device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
-    strict, roles = config.precision.strict, config.precision.roles
+    roles = config.precision.roles
+    strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(strict)

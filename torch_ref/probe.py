@@ -1,4 +1,4 @@
-"""What PyTorch says of itself here: `python -m torch_ref.probe` prints it as one line of JSON."""
+"""What the framework says of itself here; run as a module, printed as one line of JSON."""
 
 import json
 from collections.abc import Callable

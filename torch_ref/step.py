@@ -6,7 +6,7 @@ moves but the scale.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from lockstep.errors import UserError
 from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
-from torch_ref.dropout import Dropout
-from torch_ref.model import GPT, Tap, mean_loss, no_tap
-from torch_ref.optim import adamw, clip_by_global_norm
-from torch_ref.precision import attention_kernel, autocast, dtype, grad_scaler
+
+from .dropout import Dropout
+from .model import GPT, Tap, mean_loss, no_tap
+from .optim import adamw, clip_by_global_norm
+from .precision import attention_kernel, autocast, dtype, grad_scaler
 
 Tensors = dict[str, Tensor]
 
@@ -153,15 +154,14 @@ class Trainer:
             if copied:
                 copied.synchronize()
             loss, norm, *norms = host.tolist()
-            finite = list(map(math.isfinite, norms))
+            finite = map(math.isfinite, norms)
             nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
 
-    def first_nonfinite(self, finite: list[bool]) -> str:
-        tensors = zip(self.names, finite, strict=True)
-        return first_nonfinite(tensors, self.config.model)
+    def first_nonfinite(self, finite: Iterable[bool]) -> str:
+        return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
@@ -191,7 +191,7 @@ class Trainer:
             return self.evaluation_model()(tokens)
 
     def evaluation_model(self) -> GPT:
-        """The model itself, or a copy of its weights in the evaluation policy."""
+        """The model's weights in the evaluation policy."""
         if self.eval_dtypes == self.dtypes:
             return self.model
         model = make_model(self.config, self.eval_dtypes, self.device)

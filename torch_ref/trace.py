@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from torch_ref import step
-from torch_ref.step import Tensors, Trainer
+from . import step
+from .step import Tensors, Trainer
 
 
 def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Tensors]:
@@ -18,6 +18,6 @@ def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Te
         return x
 
     loss = step.batch_loss(plain, batch, trainer.dtypes, tap=tap)
-    trainer.backward(loss)
+    trainer.scaler.scale(loss).backward()
     grads = trainer.unscale_grads(dict(plain.named_parameters()))
     return loss.detach(), seen, trainer.unscale_grads(seen), grads

@@ -4,7 +4,7 @@ import sys
 
 from lockstep.cli import trainers
 
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for PyTorch
+if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
     sys.exit(trainers.train("torch"))
 
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
-from torch_ref import bridge
-from torch_ref.cost import step_bytes, step_flops
-from torch_ref.precision import configure, describe, find_device
-from torch_ref.step import Trainer
-from torch_ref.trace import trace
+
+from . import bridge
+from .cost import step_bytes, step_flops
+from .precision import configure, describe, find_device
+from .step import Trainer
+from .trace import trace
 
 
 class TorchTwin:

@@ -11,6 +11,7 @@ import optax
 import torch
 from torch import Tensor
 
+import jax_impl.accumulate
 import jax_impl.bridge
 import jax_impl.dropout
 import jax_impl.model
@@ -125,7 +126,7 @@ def accumulator() -> Row:
 
     with jax.enable_x64(True):
         plain = gap(lambda: optax.MultiSteps(optax.adamw(1.0, config.beta1), n), 1.0, ours=False)
-        make = partial(jax_impl.optim.optimizer, config, {"w": True}, "float64")
+        make = partial(jax_impl.accumulate.optimizer, config, {"w": True}, "float64")
         ours = gap(make, 1 / n, ours=True)
     return Row(
         what="Mean of 4 float64 gradients",

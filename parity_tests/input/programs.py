@@ -16,7 +16,7 @@ import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_impl.cost import inner_jaxprs
+from jax_impl.jaxprs import inner_jaxprs
 from jax_impl.step import batch_loss
 from jax_impl.trace import trace as trace_twin
 from jax_impl.train import JaxTwin

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.model.params import count
 from parity_tests.pair import FAMILIES, FRAMEWORKS, start, toy, window
-from torch_ref.cost import Live
+from torch_ref.live import Live
 from torch_ref.train import TorchTwin
 
 MODES = ("none", "sublayer", "block", "sqrt", "dots")
