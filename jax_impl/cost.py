@@ -16,5 +16,5 @@ def step_bytes(trainer: Trainer, window: Array) -> int:
 
 
 def step_flops(trainer: Trainer, window: Array) -> int:
-    """Two for each multiply-add of each matmul, recomputed ones too; traced, not run."""
+    """Two for each multiply-add of each matmul, recomputed ones too."""
     return flops(jax.make_jaxpr(trainer.step_function)(trainer.state, window).jaxpr)

@@ -1,6 +1,6 @@
-"""AdamW with decoupled decay on matrices only, as optax transformations.
+"""AdamW with decoupled decay on matrices only.
 
-Gradients accumulate in `jax_impl.accumulate`.
+Gradients accumulate around it, in `jax_impl.accumulate`.
 """
 
 from typing import Any, NamedTuple

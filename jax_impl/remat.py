@@ -29,10 +29,8 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
 
 
 def through_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str, scan: bool) -> Array:
-    """The blocks in order, x (R, D) -> (R, D), under one remat mode.
-
-    `blocks`: a list of L trees of parameters, or, for `scan`, one tree with a leading axis L.
-    """
+    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    # Blocks are L trees of parameters, or, for `scan`, one tree with a leading axis L.
     recompute = partial(jax.checkpoint, prevent_cse=not scan)
     run = {
         "block": recompute(layer),

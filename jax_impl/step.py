@@ -34,10 +34,10 @@ from .scan import by_tensor
 
 
 def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
-    """The model of one policy, not yet loaded; `plain` is unrolled and keeps everything."""
+    """The model of one policy, not yet loaded; `plain` keeps everything."""
     kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
-    scan = not plain and scans_layers(config)
+    scan = not plain and scans_layers(config)  # no tap can leave a scan
     make = partial(GPT, config.model, dtypes, kernel=kernel, remat=remat, scan=scan)
     return Pure(make, dtypes.param)
 

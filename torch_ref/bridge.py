@@ -15,9 +15,9 @@ from .step import Trainer
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy on the host, bit for bit; numpy's bfloat16 is ml_dtypes'."""
+    """A copy on the host, bit for bit."""
     tensor = tensor.detach().cpu().clone()
-    if tensor.dtype == torch.bfloat16:
+    if tensor.dtype == torch.bfloat16:  # which numpy has from ml_dtypes
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
 
