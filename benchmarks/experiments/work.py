@@ -72,7 +72,7 @@ def flushed(arm: Arm) -> Result:
     """Of the initial weights, and of those after the arm's steps under fp32."""
     config = arm.config
     start = initial_state(config)
-    end = train_on(arm.framework, config.changed(policy="fp32"), start, arm.steps)
+    end = train_on(arm.framework, config.replace(policy="fp32"), start, arm.steps)
     return {"weights": {"initial": flushed_shares(arm, start), "trained": flushed_shares(arm, end)}}
 
 
@@ -81,7 +81,7 @@ def flushed_shares(arm: Arm, state: TrainState) -> Result:
 
     `scale` is the largest power of two under which every float16 gradient is finite.
     """
-    twins = {policy: twin.load(arm.framework, arm.config.changed(policy=policy))
+    twins = {policy: twin.load(arm.framework, arm.config.replace(policy=policy))
              for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
     batch = GPT.window(arm.config, state.step)[0]
 
@@ -148,8 +148,8 @@ def updates(arm: Arm) -> Result:
     `lost` has for each step the share of the weights that it left as they were, of those that had
     a gradient: embeddings of tokens not yet seen have none.
     """
-    config = arm.config.changed(steps=2 * arm.steps)
-    before = config.changed(**PRETRAINING, warmup=arm.steps // 10)
+    config = arm.config.replace(steps=2 * arm.steps)
+    before = config.replace(**PRETRAINING, warmup=arm.steps // 10)
     start = train_on(arm.framework, before, initial_state(before), arm.steps)
     built = load(arm.framework, config, start)
     first = held_out(built, config)

@@ -186,7 +186,7 @@ class HFTrainer(HuggingFace):
         """
         if not full_eval(self.config):
             return self.trainer
-        net = make_model(self.config.changed(policy="fp32"), self.device)
+        net = make_model(self.config.replace(policy="fp32"), self.device)
         net.load_state_dict(self.trainer.trained.net.state_dict())
         copy = Trainer(model=net, args=self.trainer.args)
         copy.remove_callback(PrinterCallback)

@@ -70,7 +70,7 @@ def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)
-    return config.changed(**given)
+    return config.replace(**given)
 
 
 def trainer_parser(module: str) -> Parser:

@@ -279,7 +279,7 @@ class Config:
         patterns = self.precision.fp32_islands
         return not patterns or islands.in_every_layer(patterns, self.model.matmuls)
 
-    def changed(self, **fields: Any) -> "Config":
+    def replace(self, **fields: Any) -> "Config":
         """The same with some fields of its sections replaced."""
         parts = {}
         for section in dataclasses.fields(self):

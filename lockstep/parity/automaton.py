@@ -37,7 +37,7 @@ def loss_scale(case: Case) -> list[Finding]:
     overflowing = case.pair.overflowing
     assert overflowing, "this pair has no way to overflow"
     # From 2 it soon falls below 1, where jmp's own floor is and GradScaler has none.
-    case = case.changed(loss_scale_init=2.0, loss_scale_interval=3)
+    case = case.replace(loss_scale_init=2.0, loss_scale_interval=3)
     config = case.config
     chosen = choose(STEPS, config.optim.accum, case.seed)
     config, state, windows = overflowing(config, case.windows(STEPS), chosen)

@@ -48,14 +48,14 @@ class Case:
         return self.pair.with_truth(self.config, grads) if self.exact else grads
 
     def exactly(self, config: Config) -> Config:
-        return config.changed(policy="fp64", remat="none", numerics="strict")
+        return config.replace(policy="fp64", remat="none", numerics="strict")
 
-    def changed(self, **fields: object) -> "Case":
-        return replace(self, config=self.config.changed(**fields))
+    def replace(self, **fields: object) -> "Case":
+        return replace(self, config=self.config.replace(**fields))
 
     def windows(self, steps: int, config: Config | None = None) -> np.ndarray:
         """int32 (S, N, B, T+1), from step 0."""
-        seeded = (config or self.config).changed(seed=self.config.optim.seed + self.seed)
+        seeded = (config or self.config).replace(seed=self.config.optim.seed + self.seed)
         return np.stack([self.pair.window(seeded, step) for step in range(steps)])
 
     def batches(self, count: int) -> np.ndarray:
@@ -70,7 +70,7 @@ class Case:
     def perturbed(self) -> TrainState:
         """Initial weights plus noise, at step 0."""
         seed = self.config.optim.seed + self.seed
-        state = self.pair.initial(self.config.changed(seed=seed))
+        state = self.pair.initial(self.config.replace(seed=seed))
         generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
         noisy: Arrays = {
             name: weight + generator.normal(0, NOISE, weight.shape).astype(np.float32)
@@ -81,7 +81,7 @@ class Case:
     @cached_property
     def trained(self) -> TrainState:
         """The same after some steps of `a` in float32: with moments, and past Adam's start."""
-        plain = self.config.changed(
+        plain = self.config.replace(
             policy="fp32", accum=1, remat="none", dropout=0.0, numerics="strict"
         )
         steps = min(TRAINED_STEPS, plain.optim.steps // 2)  # within the schedule's table

@@ -73,7 +73,7 @@ def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Ove
 
     Untied: as a row of the head it would be in every micro-batch's logits.
     """
-    config = config.changed(tied=False)
+    config = config.replace(tied=False)
     state = initial_state(config)
     poison = config.model.vocab - 1
     state.params["embed.weight"][poison] = np.inf

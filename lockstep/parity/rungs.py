@@ -80,7 +80,7 @@ def activations(case: Case) -> list[Finding]:
 def gradients(case: Case) -> list[Finding]:
     """Those of the program that trains; and, traced, those of the intermediates."""
     found = []
-    plain, one, batches = _plain(case), case.config.changed(accum=1), case.batches(BATCHES)
+    plain, one, batches = _plain(case), case.config.replace(accum=1), case.batches(BATCHES)
 
     def trained(side: Side, state: TrainState) -> Arrays:
         return case.comparable(side.gradients(one, state, batches))
@@ -115,7 +115,7 @@ def one_step(case: Case) -> list[Finding]:
     clips = (case.config.optim.clip, SMALL_CLIP) if case.exact else (NO_CLIP,)
     for start, state in case.starts.items():
         for clip in clips:
-            config, where = case.config.changed(clip=clip), f"{start}, clip {clip:g}"
+            config, where = case.config.replace(clip=clip), f"{start}, clip {clip:g}"
             found += located(where, _compare(case, _updates(case, config), state))
     return found
 
@@ -127,8 +127,8 @@ def accumulation(case: Case) -> list[Finding]:
     is that of the compute dtype's own rounding.
     """
     n, rows = case.config.optim.accum, case.config.optim.batch_size
-    split = case.config.changed(dropout=0.0, clip=case.config.optim.clip if case.exact else NO_CLIP)
-    in_one = split.changed(accum=1, batch_size=n * rows)
+    split = case.config.replace(dropout=0.0, clip=case.config.optim.clip if case.exact else NO_CLIP)
+    in_one = split.replace(accum=1, batch_size=n * rows)
     state, windows = case.trained, case.windows(_windows(case))
     joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
@@ -148,7 +148,7 @@ def remat(case: Case) -> list[Finding]:
     Masks, bytes and FLOPs are a matter of the program, not of its dtypes: float64 sees them.
     """
     found = []
-    config = case.config.changed(dropout=DROPOUT if case.exact else 0.0, accum=1)
+    config = case.config.replace(dropout=DROPOUT if case.exact else 0.0, accum=1)
     windows = case.windows(_windows(case), config)
 
     def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
@@ -158,7 +158,7 @@ def remat(case: Case) -> list[Finding]:
         steps = side.steps(config, state, windows)
         return {**steps.end.mu, "loss": steps.loss, "grad norm": steps.grad_norm}
 
-    configs = config, config.changed(remat="none")
+    configs = config, config.replace(remat="none")
     for side in case.sides:
         ours, theirs = (partial(gradient, each, side) for each in configs)
         rule = "gap to what keeps everything"
@@ -172,7 +172,7 @@ def remat(case: Case) -> list[Finding]:
 def same_flops(case: Case) -> Finding:
     """Both recompute the same matmuls. Unrolled: a loop cannot leave out what its last turn need
     not do."""
-    config = case.config.changed(accum=1, dropout=0.0, layers="unroll")
+    config = case.config.replace(accum=1, dropout=0.0, layers="unroll")
     window = case.windows(1, config)[0]
     ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
     gap, detail = abs(ours - theirs), f"{ours:,} and {theirs:,}"
@@ -182,10 +182,10 @@ def same_flops(case: Case) -> Finding:
 def kept_bytes(case: Case, side: Side) -> Finding:
     """Memory against that of the next wider mode, on a deep model where activations weigh most."""
     mode = case.config.execution.remat
-    deep = case.changed(accum=1, dropout=0.0, **DEEP)
+    deep = case.replace(accum=1, dropout=0.0, **DEEP)
     window, state = deep.windows(1)[0], deep.pair.initial(deep.config)
     ours, theirs = (
-        side.step_bytes(deep.config.changed(remat=m), state, window) for m in (mode, WIDER[mode])
+        side.step_bytes(deep.config.replace(remat=m), state, window) for m in (mode, WIDER[mode])
     )
     detail = f"{ours:,} and {theirs:,} bytes"
     bound = MEMORY[mode].bound
@@ -194,7 +194,7 @@ def kept_bytes(case: Case, side: Side) -> Finding:
 
 def _plain(case: Case) -> Config:
     """What a trace does not depend on, so that cases share their answers."""
-    return case.config.changed(accum=1, remat="none", layers="unroll", dropout=0.0)
+    return case.config.replace(accum=1, remat="none", layers="unroll", dropout=0.0)
 
 
 def _numbered(state: TrainState) -> TrainState:

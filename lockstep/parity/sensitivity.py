@@ -39,7 +39,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
     roles = config.precision.roles
     require(roles.mixed, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
-    strict = config.changed(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
+    strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
     try:
         case = Case(pair=GPT, a=sides[0], b=sides[-1], config=strict)
         for side in sides:
@@ -67,7 +67,7 @@ def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
     truth = side.loss_and_grads(case.exactly(case.config), case.trained, batches)
 
     def error(wide: list[str]) -> Errors:
-        some = case.config.changed(fp32_islands=",".join(wide))
+        some = case.config.replace(fp32_islands=",".join(wide))
         return errors(side.loss_and_grads(some, case.trained, batches), truth)
 
     def row(label: str, group: list[str]) -> Row:
@@ -105,7 +105,7 @@ def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str,
     windows = case.windows(WINDOWS, config)
     for _ in range(ROUNDS):
         for patterns, medians in seconds.items():
-            timed = config.changed(fp32_islands=patterns)
+            timed = config.replace(fp32_islands=patterns)
             medians.append(float(np.median(side.seconds(timed, case.trained, windows))))
     base = np.array(seconds[""])
     return {kind: float(np.median(np.array(seconds[kind]) / base)) for kind in kinds}

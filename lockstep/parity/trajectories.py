@@ -39,11 +39,11 @@ def fast(case: Case) -> list[Finding]:
     """
     same: dict[str, Any] = {"dropout": 0.0, "accum": 1, "remat": "none", "context": LONG}
     same |= {"layers": "unroll", "n_layer": 2}  # so that a policy's rows share their answers
-    strict = case.changed(numerics="strict", **same)
+    strict = case.replace(numerics="strict", **same)
     found = []
     for side in case.sides:
         slow, quick = (
-            train_program(side, each) for each in (strict, strict.changed(numerics="fast"))
+            train_program(side, each) for each in (strict, strict.replace(numerics="fast"))
         )
         found += compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
     return found

@@ -58,7 +58,7 @@ def test_the_thread_ends_with_its_runner() -> None:
 def test_the_one_loaded_last_counts() -> None:
     """Accelerate's state is the process's: a step of the other would be under its settings."""
     config = toy("gpt2", policy="fp32", accum=2)
-    first, _ = loaded("accelerate", config), loaded("hf-trainer", config.changed(policy="bf16"))
+    first, _ = loaded("accelerate", config), loaded("hf-trainer", config.replace(policy="bf16"))
     with pytest.raises(RuntimeError, match="load this one again"):
         run(first, config, range(1))
     first.load(perturbed(config))
@@ -90,7 +90,7 @@ def test_compiled_equals_eager(peer: str, monkeypatch: pytest.MonkeyPatch) -> No
     counters.clear()
     config = toy("gpt2", policy="fp64", accum=2, steps=3, n_layer=2)
     eager = run(loaded(peer, config), config)
-    config = config.changed(compile=True)
+    config = config.replace(compile=True)
     runner = loaded(peer, config)
     runner.prepare()
     graphs = counters["stats"]["unique_graphs"]

@@ -76,7 +76,7 @@ def test_bf16_full_eval(policy: str) -> None:
     found = runner.evaluate(tokens)
     assert changed_tensors(state, runner.state()) == []
     wide, ours = (
-        start("torch", config.changed(eval_policy=policy), state).evaluate(tokens)
+        start("torch", config.replace(eval_policy=policy), state).evaluate(tokens)
         for policy in ("fp32", whole)
     )
     net = hf_model.build(config.model)

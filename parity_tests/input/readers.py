@@ -202,7 +202,7 @@ def read_plan(folder: Path) -> str:
 
 def read_islands(folder: Path) -> Config:
     text = (folder / "patterns").read_bytes().decode("utf-8", "surrogateescape")
-    return CONFIG.changed(fp32_islands=text)
+    return CONFIG.replace(fp32_islands=text)
 
 
 def patterns() -> st.SearchStrategy[Files]:

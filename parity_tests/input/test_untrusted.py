@@ -193,7 +193,7 @@ def test_a_run_that_says_it_is_huge(change: dict[str, Any], run: Path) -> None:
 
 def test_the_deepest_model_has_a_record_and_a_header_that_are_read(tmp_path: Path) -> None:
     """With everything that has a name, in a width of 2."""
-    deep = CONFIG.changed(
+    deep = CONFIG.replace(
         n_layer=DEEPEST, norm="layernorm", mlp="gelu", position="learned", bias=True
     )
     initial = initial_state(deep)

@@ -145,7 +145,7 @@ def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
 def test_islands_and_no_others_multiply_in_float32(
     framework: str, patterns: str, policy: str, family: str
 ) -> None:
-    config = small_config(family, policy, 1).changed(
+    config = small_config(family, policy, 1).replace(
         n_layer=2, layers="unroll", fp32_islands=patterns
     )
     assert count_matmuls(framework, config) == expected_matmuls(config)
@@ -153,7 +153,7 @@ def test_islands_and_no_others_multiply_in_float32(
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_islands_in_float64_change_no_dtype(framework: str) -> None:
-    config = small_config("tiny", "fp64", 1).changed(fp32_islands="blocks,head")
+    config = small_config("tiny", "fp64", 1).replace(fp32_islands="blocks,head")
     assert violations(framework, read(framework, config), config) == set()
 
 
