@@ -17,7 +17,7 @@ from lockstep.parity.compare import changed_tensors, compare_measures
 from lockstep.parity.matrix import NO_CLIP
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import MEMORY
-from lockstep.parity.verdict import Finding, bounded, empty, located
+from lockstep.parity.verdict import Finding, bounded, empty, locate
 from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu")
@@ -73,7 +73,7 @@ def activations(case: Case) -> list[Finding]:
         return {**traced.activations, **extra}
 
     for start, state in starts.items():
-        found += located(start, _compare(case, measure, state))
+        found += locate(start, _compare(case, measure, state))
     return found
 
 
@@ -94,9 +94,9 @@ def gradients(case: Case) -> list[Finding]:
 
     for start, state in case.starts.items():
         for measure in (trained, inner):
-            found += located(start, _compare(case, measure, state))
+            found += locate(start, _compare(case, measure, state))
         for side in case.sides:
-            found += located(
+            found += locate(
                 f"{start}: {side.name}",
                 compare_measures(partial(tapped, side), partial(trained, side), state,
                                  compute=case.compute, rule="tapped against trained"),
@@ -116,7 +116,7 @@ def one_step(case: Case) -> list[Finding]:
     for start, state in case.starts.items():
         for clip in clips:
             config, where = case.config.replace(clip=clip), f"{start}, clip {clip:g}"
-            found += located(where, _compare(case, _updates(case, config), state))
+            found += locate(where, _compare(case, _updates(case, config), state))
     return found
 
 
@@ -132,13 +132,13 @@ def accumulation(case: Case) -> list[Finding]:
     state, windows = case.trained, case.windows(_windows(case))
     joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
-    found = located("across", _compare(case, in_parts, state))
+    found = locate("across", _compare(case, in_parts, state))
     for side in case.sides:
         parts, whole = partial(in_parts, side), partial(at_once, side)
         findings = compare_measures(
             parts, whole, state, compute=case.compute, rounding=case.compute
         )
-        found += located(side.name, findings)
+        found += locate(side.name, findings)
     return found
 
 
@@ -163,7 +163,7 @@ def remat(case: Case) -> list[Finding]:
         ours, theirs = (partial(gradient, each, side) for each in configs)
         rule = "gap to what keeps everything"
         findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
-        found += located(side.name, findings)
+        found += locate(side.name, findings)
     if case.exact:
         found += [*(kept_bytes(case, side) for side in case.sides), same_flops(case)]
     return found

@@ -36,7 +36,7 @@ class Finding:
         )
 
 
-def located(where: str, findings: list[Finding]) -> list[Finding]:
+def locate(where: str, findings: list[Finding]) -> list[Finding]:
     return [replace(finding, where=f"{where}: {finding.where}") for finding in findings]
 
 
