@@ -6,7 +6,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.noise import Measure, relative_gaps, tensor_noise
 from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY
-from lockstep.parity.verdict import Finding, Verdict, bounded
+from lockstep.parity.verdict import Finding, Verdict, check_bound
 
 
 def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
@@ -23,7 +23,7 @@ def norm_rule(ours: Arrays, theirs: Arrays, *, rule: str = "relative gap") -> li
     """In float64: each tensor's gap, in the order given."""
     _require_same_names(ours, theirs)
     return [
-        bounded(rule, name, norm_gap(x, theirs[name]), NORM.bound, _norms(x, theirs[name]))
+        check_bound(rule, name, norm_gap(x, theirs[name]), NORM.bound, _norms(x, theirs[name]))
         for name, x in ours.items()
     ]
 
@@ -53,12 +53,15 @@ def noise_rule(
         figure = float(np.median(gaps / np.maximum(a, b)))
         medians = [f"{np.median(each):.2g}" for each in (gaps, a, b)]
         detail = "gap {}, noise {} and {}; ".format(*medians) + _norms(x, theirs[name])
-        found.append(bounded(rule, name, figure, NOISE.bound, detail))
+        found.append(check_bound(rule, name, figure, NOISE.bound, detail))
         ratios.append(float(np.median(a / b)))
     middle = float(np.median(ratios))
     where = f"all {len(ratios)} tensors"
     folded = max(middle, 1 / middle)
-    return [*found, bounded("noise over noise", where, folded, SENSITIVITY.bound, f"{middle:.3g}")]
+    return [
+        *found,
+        check_bound("noise over noise", where, folded, SENSITIVITY.bound, f"{middle:.3g}"),
+    ]
 
 
 def compare_measures(

@@ -24,7 +24,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
 from lockstep.parity.trajectories import train_side
-from lockstep.parity.verdict import Verdict, bounded
+from lockstep.parity.verdict import Verdict, check_bound
 
 # Small enough for a CPU, learning slowly enough for an envelope that stays below its cap.
 DEFAULTS: dict[str, Any] = {
@@ -117,7 +117,7 @@ def judge(ours: Program, theirs: Program) -> Comparison:
         envelope=spread(ours, perturbations()),
         allowed=np.full(len(gap), CURVE.bound),
         horizon=len(gap),
-        finding=bounded("largest gap in nats", f"step {int(np.abs(a - b).argmax()) + 1}",
+        finding=check_bound("largest gap in nats", f"step {int(np.abs(a - b).argmax()) + 1}",
                         float(gap[-1]), CURVE.bound, f"float64, all {len(gap)} steps"),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from lockstep.parity.compare import changed_tensors, compare_measures
 from lockstep.parity.matrix import NO_CLIP
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import MEMORY
-from lockstep.parity.verdict import Finding, bounded, empty, locate
+from lockstep.parity.verdict import Finding, check_bound, empty, locate
 from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu")
@@ -176,7 +176,7 @@ def same_flops(case: Case) -> Finding:
     window = case.windows(1, config)[0]
     ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
     gap, detail = abs(ours - theirs), f"{ours:,} and {theirs:,}"
-    return bounded("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
+    return check_bound("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
 
 
 def kept_bytes(case: Case, side: Side) -> Finding:
@@ -189,7 +189,9 @@ def kept_bytes(case: Case, side: Side) -> Finding:
     )
     detail = f"{ours:,} and {theirs:,} bytes"
     bound = MEMORY[mode].bound
-    return bounded(f"bytes of {mode} over {WIDER[mode]}", side.name, ours / theirs, bound, detail)
+    return check_bound(
+        f"bytes of {mode} over {WIDER[mode]}", side.name, ours / theirs, bound, detail
+    )
 
 
 def _plain(case: Case) -> Config:

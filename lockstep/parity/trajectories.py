@@ -16,7 +16,7 @@ from lockstep.parity.envelope import compare_programs, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
-from lockstep.parity.verdict import Finding, Verdict, bounded, empty
+from lockstep.parity.verdict import Finding, Verdict, check_bound, empty
 from lockstep.run import checkpoint
 
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
@@ -127,9 +127,9 @@ def compare_runs(
 def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
     loss, norm = (np.abs(getattr(a, f) - getattr(b, f)) for f in ("loss", "grad_norm"))
     return [
-        bounded("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
+        check_bound("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
                 float(loss.max()), CURVE.bound),
-        bounded("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
+        check_bound("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
                 float(norm.max()), CURVE_NORM.bound),
     ]  # fmt: skip
 

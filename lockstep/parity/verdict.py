@@ -42,10 +42,10 @@ def locate(where: str, findings: list[Finding]) -> list[Finding]:
 
 def empty(rule: str, where: str, wrong: list[str]) -> Finding:
     """Equal if the list is empty."""
-    return bounded(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
+    return check_bound(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
 
 
-def bounded(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
+def check_bound(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
     """Equal if the figure is at most the bound; a NaN is not."""
     verdict = Verdict.EQUAL if figure <= bound else Verdict.DIFFERENT
     return Finding(

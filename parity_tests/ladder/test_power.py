@@ -12,7 +12,7 @@ from lockstep.parity.ladder import RUNGS
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
-from lockstep.parity.verdict import bounded
+from lockstep.parity.verdict import check_bound
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 
 PLANTED: dict[str, Any] = {"jax": jax_bugs.BUGS, "torch": torch_bugs.BUGS}
@@ -35,10 +35,16 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
 def test_a_false_alarm_is_counted() -> None:
     record = Record()
     record.add(
-        3, "bf16", "seed 0", [bounded("ratio", "x", 1.0, 1.5), bounded("ratio", "y", 1.2, 1.5)]
+        3,
+        "bf16",
+        "seed 0",
+        [check_bound("ratio", "x", 1.0, 1.5), check_bound("ratio", "y", 1.2, 1.5)],
     )
     record.add(
-        3, "bf16", "seed 1", [bounded("ratio", "x", 1.7, 1.5), bounded("ratio", "y", 1.1, 1.5)]
+        3,
+        "bf16",
+        "seed 1",
+        [check_bound("ratio", "x", 1.7, 1.5), check_bound("ratio", "y", 1.1, 1.5)],
     )
     cell = record.rungs["3"]["bf16"]
     assert (cell["climbs"], cell["false_alarms"]) == (2, 1)
