@@ -18,9 +18,7 @@ class TooSlow(BaseException):
 
 
 @contextlib.contextmanager
-def bounded(
-    room: int = ROOM, seconds: float = SECONDS, patience: float = PATIENCE
-) -> Iterator[None]:
+def limit(room: int = ROOM, seconds: float = SECONDS, patience: float = PATIENCE) -> Iterator[None]:
     """Raises MemoryError where more than `room` bytes are allocated, TooSlow where it takes longer.
 
     Args:

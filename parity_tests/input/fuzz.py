@@ -22,7 +22,7 @@ from lockstep.cli.flags import reader as number
 from lockstep.errors import LONGEST, UserError, require_range
 from lockstep.exits import exit_status
 from lockstep.run.directory import require_writable_file
-from parity_tests.input.bounds import bounded
+from parity_tests.input.bounds import limit
 from parity_tests.input.mutations import Files
 from parity_tests.input.readers import READERS, Reader
 
@@ -43,7 +43,7 @@ def attempt(reader: Reader, files: Files, folder: Path) -> bool:
         AssertionError: the line is none, or what was read does not read the same again.
     """
     place(files, folder / "given")
-    with bounded(), warnings.catch_warnings():
+    with limit(), warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             value = reader.read(folder / "given")

@@ -11,7 +11,7 @@ import pytest
 from lockstep.errors import LONGEST, UserError
 from lockstep.model.state import initial_state
 from lockstep.run import checkpoint
-from parity_tests.input.bounds import SECONDS, bounded
+from parity_tests.input.bounds import SECONDS, limit
 from parity_tests.input.readers import CONFIG, TRAIN
 from parity_tests.input.readers import RECORD as CONFIG_JSON
 
@@ -20,7 +20,7 @@ TERABYTE = 1 << 40
 
 def refused(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
     """In one line with these words, at once, and without a large allocation."""
-    with bounded(seconds=seconds), pytest.raises(UserError) as caught:
+    with limit(seconds=seconds), pytest.raises(UserError) as caught:
         read()
     line = str(caught.value)
     assert line.isprintable() and len(line) <= LONGEST + 5

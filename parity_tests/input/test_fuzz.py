@@ -21,7 +21,7 @@ from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import trainer
 from parity_tests.input import fuzz
-from parity_tests.input.bounds import TooSlow, bounded
+from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
 
 CASES = 500
@@ -87,11 +87,11 @@ def test_a_planted_bug_is_found(
 
 
 def test_too_much_time_and_memory_are_seen() -> None:
-    with pytest.raises(TooSlow), bounded(seconds=0.1):
+    with pytest.raises(TooSlow), limit(seconds=0.1):
         while True:
             pass
-    with pytest.raises(TooSlow), bounded(patience=0.1):
+    with pytest.raises(TooSlow), limit(patience=0.1):
         time.sleep(60)
-    with pytest.raises(MemoryError), bounded():
+    with pytest.raises(MemoryError), limit():
         np.ones(2**28)
     np.ones(2**26)  # and afterwards it may be had again

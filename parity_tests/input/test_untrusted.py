@@ -19,7 +19,7 @@ from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.run.checkpoint import FILES, RECORD
 from lockstep.train import trainer
-from parity_tests.input.bounds import bounded
+from parity_tests.input.bounds import limit
 from parity_tests.input.hostile_runs import hollow, make_run, newest, refused
 from parity_tests.input.readers import CONFIG, TRAIN
 from parity_tests.input.readers import RECORD as CONFIG_JSON
@@ -93,7 +93,7 @@ def test_a_gigabyte_of_log(run: Path) -> None:
 def test_a_log_of_one_long_line_takes_no_memory(run: Path) -> None:
     with (run / "log.jsonl").open("ab") as file:
         file.write(b'{"kind": "' + b"x" * 100_000_000)
-    with bounded(room=20 << 20, seconds=10):
+    with limit(room=20 << 20, seconds=10):
         assert [row["step"] for row in runlog.rows(run / "log.jsonl")] == [1]
 
 
@@ -198,7 +198,7 @@ def test_the_deepest_model_has_a_record_and_a_header_that_are_read(tmp_path: Pat
     )
     initial = initial_state(deep)
     path = checkpoint.save(tmp_path, initial, keep=1)
-    with bounded(seconds=30):
+    with limit(seconds=30):
         assert len(checkpoint.load(path).params) == len(initial.params)
 
 
