@@ -9,7 +9,7 @@ from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST, mark
-from lockstep.parity.sensitivity import ranked, removed, sentence
+from lockstep.parity.sensitivity import ranked, removed_share, sentence
 
 Row = dict[str, Any]
 Rows = dict[str, Row]  # by name
@@ -172,7 +172,7 @@ def sensitivity(rows: Rows) -> str:
                 found = [(row, row[title][name]) for row in rows.values()]
                 lines.setdefault(f"`{name}`", [
                     *(f"{each['alone']['gradient']:.2e}" for _, each in found),
-                    *(f"{removed(row, each):.1%}" for row, each in found),
+                    *(f"{removed_share(row, each):.1%}" for row, each in found),
                     *(f"{each['time'] - 1:+.1%}" if "time" in each else "" for _, each in found),
                 ])  # fmt: skip
     titles = (f"gradient's error, alone in {policy}", "share that its island removes", "step time")

@@ -111,7 +111,7 @@ def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str,
     return {kind: float(np.median(np.array(seconds[kind]) / base)) for kind in kinds}
 
 
-def removed(result: dict[str, Any], row: Row) -> float:
+def removed_share(result: dict[str, Any], row: Row) -> float:
     """How much of the gradient's error an island removes; below 0 where it adds to it."""
     return 1 - row["without"]["gradient"] / result["all"]["gradient"]
 
@@ -120,9 +120,9 @@ def worth(result: dict[str, Any]) -> list[str]:
     """The kinds that are; of a kind only the modules that by themselves remove so much, if any."""
     chosen: list[str] = []
     for kind, row in ranked(result["kinds"]):
-        if removed(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
+        if removed_share(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
             modules = [name for name in result["modules"] if islands.kind(name) == kind]
-            enough = [n for n in modules if removed(result, result["modules"][n]) >= REMOVED]
+            enough = [n for n in modules if removed_share(result, result["modules"][n]) >= REMOVED]
             chosen += enough or [kind]
     return chosen
 
@@ -137,7 +137,7 @@ def sentence(framework: str, result: dict[str, Any]) -> str:
     chosen = worth(result)
     if not chosen:
         return f"{framework}: no island is worth its time; none removes {rule}."
-    together = f"{removed(result, result['together']):.0%}"
+    together = f"{removed_share(result, result['together']):.0%}"
     return (
         f"{framework}: --fp32-islands {','.join(chosen)} is worth its time. "
         f"Each removes {rule}, together they remove {together}."
@@ -159,7 +159,7 @@ def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
         lines += ["", head.rstrip()]
         for name, row in ranked(result[title]):
             time = f"{row['time'] - 1:+9.1%}" if "time" in row and title == "kinds" else ""
-            share = f"{removed(result, row):18.1%}"
+            share = f"{removed_share(result, row):18.1%}"
             lines.append(f"{name:26} {_figures(row['alone'])}  {share} {time}".rstrip())
     return [*lines, "", sentence(framework, result)]
 
