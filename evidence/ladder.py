@@ -9,7 +9,7 @@ from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST, mark
-from lockstep.parity.sensitivity import ranked, removed_share, sentence
+from lockstep.parity.sensitivity import rank, removed_share, sentence
 
 Row = dict[str, Any]
 Rows = dict[str, Row]  # by name
@@ -167,7 +167,7 @@ def sensitivity(rows: Rows) -> str:
     whole = [f"{row['all']['gradient']:.2e}" for row in rows.values()]
     lines = {"everything": [*whole, *[""] * 2 * len(rows)]}
     for title in ("kinds", "modules"):
-        for name, costly in ranked(first[title]):
+        for name, costly in rank(first[title]):
             if title == "kinds" or costly["alone"]["gradient"] > least:
                 found = [(row, row[title][name]) for row in rows.values()]
                 lines.setdefault(f"`{name}`", [

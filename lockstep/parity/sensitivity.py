@@ -119,7 +119,7 @@ def removed_share(result: dict[str, Any], row: Row) -> float:
 def worth(result: dict[str, Any]) -> list[str]:
     """The kinds that are; of a kind only the modules that by themselves remove so much, if any."""
     chosen: list[str] = []
-    for kind, row in ranked(result["kinds"]):
+    for kind, row in rank(result["kinds"]):
         if removed_share(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
             modules = [name for name in result["modules"] if islands.kind(name) == kind]
             enough = [n for n in modules if removed_share(result, result["modules"][n]) >= REMOVED]
@@ -127,7 +127,7 @@ def worth(result: dict[str, Any]) -> list[str]:
     return chosen
 
 
-def ranked(rows: dict[str, Row]) -> list[tuple[str, Row]]:
+def rank(rows: dict[str, Row]) -> list[tuple[str, Row]]:
     """The costliest first."""
     return sorted(rows.items(), key=lambda item: -item[1]["alone"]["gradient"])
 
@@ -157,7 +157,7 @@ def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
         head = f"{title + f', alone in {policy}':26} {'gradient':>9} {'loss':>9}  "
         head += f"{'its island removes':>18} {'step time' * (title == 'kinds')}"
         lines += ["", head.rstrip()]
-        for name, row in ranked(result[title]):
+        for name, row in rank(result[title]):
             time = f"{row['time'] - 1:+9.1%}" if "time" in row and title == "kinds" else ""
             share = f"{removed_share(result, row):18.1%}"
             lines.append(f"{name:26} {_figures(row['alone'])}  {share} {time}".rstrip())

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep import exits, results
 from lockstep.cli import commands
-from lockstep.parity.sensitivity import REMOVED, SLOWER, errors, ranked, sentence, worth
+from lockstep.parity.sensitivity import REMOVED, SLOWER, errors, rank, sentence, worth
 
 EVERYTHING = 4e-3
 
@@ -36,7 +36,7 @@ def test_an_island_is_worth_its_time_or_not() -> None:
     assert "--fp32-islands down,head is worth its time" in sentence("torch", result)
     assert "together they remove 50%" in sentence("torch", result)
     assert f"{REMOVED:.0%}" in sentence("torch", result)
-    assert [kind for kind, _ in ranked(result["kinds"])][:2] == ["down", "slow"]
+    assert [kind for kind, _ in rank(result["kinds"])][:2] == ["down", "slow"]
     none = made_up(slow=(2e-3, 0.9, 2.0), idle=(1e-3, 0.0, 1.0))
     assert sentence("jax", none).startswith("jax: no island is worth its time")
 
