@@ -36,7 +36,7 @@ def contract(case: Case) -> list[Finding]:
     table, counters = learning_rates(case.config.optim), {"step": 7, "updates": 5}
     if case.config.precision.roles.loss_scaling:
         counters |= {"loss_scale": 64, "good_steps": 3}
-    numbered = replace(_numbered(case.perturbed), **counters)  # type: ignore[arg-type]
+    numbered = replace(_number(case.perturbed), **counters)  # type: ignore[arg-type]
     for side in case.sides:
         back = side.state(case.config, numbered)
         lost = [name for name in counters if getattr(back, name) != counters[name]]
@@ -199,7 +199,7 @@ def _plain(case: Case) -> Config:
     return case.config.replace(accum=1, remat="none", layers="unroll", dropout=0.0)
 
 
-def _numbered(state: TrainState) -> TrainState:
+def _number(state: TrainState) -> TrainState:
     """Every element another number, all exact in float32."""
     count, fields = 0, dict[str, Any]()
     for field in TENSORS:
