@@ -54,13 +54,13 @@ def _rows(path: Path) -> list[Row]:
             raise Refused(f"too large, over {LARGEST} bytes")
         if not text.strip():
             raise Refused("no row")
-        return [_checked(parse_json(line, finite=False)) for line in text.splitlines()]
+        return [_check(parse_json(line, finite=False)) for line in text.splitlines()]
     except (OSError, Refused) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: no file of results ({why}); name another, or remove it") from None
 
 
-def _checked(row: Any) -> Row:
+def _check(row: Any) -> Row:
     if type(row) is not dict or type(row.get("name")) is not str:
         raise Refused("a row without a name")
     found = row.get("measured")
