@@ -23,7 +23,7 @@ class Machine:
     python: str = sys.executable
 
 
-def limited(isa: str, threads: int) -> Machine:
+def limit(isa: str, threads: int) -> Machine:
     """A machine whose best instructions are of one family."""
     limits = {
         "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
@@ -39,4 +39,4 @@ def cores(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "NPROC": str(threads)}
 
 
-MACHINES = [limited(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4)]
+MACHINES = [limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4)]
