@@ -43,7 +43,7 @@ def text(plan: dict[str, Any]) -> str:
         cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
         lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
     for row in plan.get("measured", []):
-        lines.append(f"  measured here: {_measured(plan['framework'], row)}")
+        lines.append(f"  measured here: {_measurement(plan['framework'], row)}")
     return "\n".join(lines)
 
 
@@ -59,7 +59,7 @@ def _row(row: dict[str, Any], unit: int) -> str:
     ).rstrip()  # fmt: skip
 
 
-def _measured(framework: str, row: dict[str, Any]) -> str:
+def _measurement(framework: str, row: dict[str, Any]) -> str:
     what = f"{framework}, {row['policy']}, remat {row['remat']}, "
     what += f"{row['accum']} x {row['rows']}: "
     if "failed" in row:
