@@ -133,10 +133,10 @@ def reserved_bytes() -> int | None:
 
 def attempt(cell: Cell) -> Result:
     """The result, or why there is none, which is one too."""
-    return guarded(lambda: measure(cell))
+    return guard(lambda: measure(cell))
 
 
-def guarded(work: Callable[[], Result]) -> Result:
+def guard(work: Callable[[], Result]) -> Result:
     try:
         return {"status": "ok", **work()}
     except UserError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import process
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.sums import sums
-from benchmarks.measure import Result, guarded, measure, state_bytes, tokens_per_step
+from benchmarks.measure import Result, guard, measure, state_bytes, tokens_per_step
 from benchmarks.process import made, words
 from lockstep import results, twin
 from lockstep.config import Config
@@ -182,7 +182,7 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 def main(given: str, name: str, out: str) -> int:
     arm, began = made(Arm, process.given(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {**vars(arm), **guarded(lambda: WORKS[arm.work](arm))}
+    content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
     seconds = time.perf_counter() - began
     results.put(Path(out), [results.row(name, arm.device, seconds, **content)])
     return 0

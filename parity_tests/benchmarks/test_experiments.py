@@ -22,7 +22,7 @@ from benchmarks.experiments import (
 from benchmarks.experiments.arm import FRAMEWORKS, Arm, both
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS, SCALES
-from benchmarks.measure import Result, guarded
+from benchmarks.measure import Result, guard
 from lockstep import results
 from lockstep.model import params
 from lockstep.process import ROOT
@@ -187,7 +187,7 @@ def test_an_arm_that_cannot_run_is_a_result() -> None:
     def fails() -> Result:
         raise RuntimeError("CUDA out of memory")
 
-    assert guarded(fails)["status"] == "OOM"
+    assert guard(fails)["status"] == "OOM"
 
 
 @pytest.mark.parametrize(
