@@ -69,7 +69,7 @@ def programs() -> list[Program]:
     for suite in SUITES:
         for result in merged(load(RESULTS / f"{suite}.jsonl")):
             config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
-            if framework in twin.MODULES and planned(framework, config):
+            if framework in twin.MODULES and is_planned(framework, config):
                 each = program(framework, config, result)
                 found.setdefault(repr(each[:2]), []).append(each)
     return [
@@ -81,7 +81,7 @@ def programs() -> list[Program]:
     ]
 
 
-def planned(framework: str, config: Config) -> bool:
+def is_planned(framework: str, config: Config) -> bool:
     """JAX's layers are scanned where something is recomputed, and only there."""
     scanned = config.execution.layers == "scan"
     return framework != "jax" or scanned == (config.execution.remat != "none")
