@@ -47,10 +47,12 @@ def in_jax(dtype: str, transposed: bool, n: int, device: str) -> Product:
         return x @ (w.T if transposed else w)
 
     compiled = jax.jit(multiply).lower(a, a).compile()
-    return Product(lambda: compiled(a, a).block_until_ready(), multiplied(compiled.as_text() or ""))
+    return Product(
+        lambda: compiled(a, a).block_until_ready(), matmul_dtype(compiled.as_text() or "")
+    )
 
 
-def multiplied(program: str) -> str:
+def matmul_dtype(program: str) -> str:
     """The dtype of the first operand of the product, XLA's own or a library's, in the text of a
     compiled program that has one."""
     dtypes = dict(re.findall(r"%?([\w.-]+) = \(?(\w+)\[", program))
