@@ -95,7 +95,9 @@ class Results:
     @cached_property
     def _cells(self) -> list[Result]:
         tables = ("frameworks", "gpt2")
-        return [r for r in report.merged(report.load(self.suite)) if r["cell"]["table"] in tables]
+        return [
+            r for r in report.merge_rounds(report.load(self.suite)) if r["cell"]["table"] in tables
+        ]
 
 
 Judge = Callable[[Results, str], Judgement]  # of a framework

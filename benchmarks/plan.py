@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import memory as cells_of_memory
 from benchmarks.measure import tokens_per_step
-from benchmarks.report import load, merged
+from benchmarks.report import load, merge_rounds
 from lockstep import devices, results, twin
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
@@ -67,7 +67,7 @@ def programs() -> list[Program]:
     """The twins' cells that are run as the plan would have them run, each program once."""
     found: dict[str, list[Program]] = {}
     for suite in SUITES:
-        for result in merged(load(RESULTS / f"{suite}.jsonl")):
+        for result in merge_rounds(load(RESULTS / f"{suite}.jsonl")):
             config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
             if framework in twin.MODULES and is_planned(framework, config):
                 each = program(framework, config, result)

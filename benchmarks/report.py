@@ -62,7 +62,7 @@ def extras(file: Path) -> dict[str, str]:
     return found
 
 
-def merged(results: Iterable[Result]) -> list[Result]:
+def merge_rounds(results: Iterable[Result]) -> list[Result]:
     """The rounds of one cell as one: every window of every round, the highest peak."""
     rounds: dict[str, list[Result]] = {}
     for result in results:
@@ -127,7 +127,7 @@ def tables(file: Path) -> dict[str, str]:
     """
     groups: dict[str, list[Result]] = {}
     try:
-        for result in merged(load(file)):
+        for result in merge_rounds(load(file)):
             groups.setdefault(result["cell"]["table"], []).append(result)
         return {name: table(results) for name, results in groups.items()} | extras(file)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -195,7 +195,7 @@ def write(file: Path) -> Path:
 
 def draw(name: str, file: Path, folder: Path) -> bool:
     """Bars of tokens/s; False where there are none, or no matplotlib."""
-    results = [r for r in merged(load(file)) if r["cell"]["table"] == name]
+    results = [r for r in merge_rounds(load(file)) if r["cell"]["table"] == name]
     done = {_name(r): r["tokens_per_second"] for r in results if r["status"] == "ok"}
     return bool(done) and plot.bars(done, folder / f"{name}.png")
 

@@ -293,9 +293,9 @@ def test_tf32_is_held_as_half_precision_is() -> None:
 
 def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:
     fast = result(seconds_per_step=[0.25] * 3)
-    (row,) = report.merged([result(), fast])
+    (row,) = report.merge_rounds([result(), fast])
     assert row["tokens_per_second"] == 48  # windows of 8, 16, 32 and three of 64
-    (row,) = report.merged([fast, result(status="failed", why="x")])
+    (row,) = report.merge_rounds([fast, result(status="failed", why="x")])
     assert row["status"] == "failed"
 
 
