@@ -134,7 +134,7 @@ def mean_loss(
     return (jax.nn.logsumexp(logits_RV, axis=-1) - of_targets_R).mean()
 
 
-def clipped(grads: Params, clip: float) -> tuple[Params, Array]:
+def clip_grads(grads: Params, clip: float) -> tuple[Params, Array]:
     """By torch's factor; and the norm before."""
     norm = jnp.sqrt(sum(jnp.square(g).sum() for g in grads.values()))
     factor = jnp.minimum(1.0, clip / (norm + CLIP_EPS))
@@ -194,7 +194,7 @@ def make_step(
             zeros = jax.tree.map(jnp.zeros_like, state.params)
             grads, parts = jax.lax.scan(micro_batch, zeros, window)
             mean = parts.sum()
-        grads, norm = clipped(grads, clip)
+        grads, norm = clip_grads(grads, clip)
         state = adamw(state, grads, rate=rates[state.updates], betas=betas, decay=decay)
         return state, Metrics(mean, norm)
 
