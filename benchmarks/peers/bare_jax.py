@@ -132,19 +132,19 @@ class BareJax:
         return stats.get("peak_bytes_in_use") or resident_peak()
 
 
-def transposed(name: str, array: np.ndarray) -> np.ndarray:
+def transpose(name: str, array: np.ndarray) -> np.ndarray:
     """Between canonical matrices, out x in, and ours, in x out."""
     return array if name in EMBEDDINGS else array.T
 
 
 def from_canonical(arrays: Arrays, dtype: str) -> Params:
     # A copy: the step donates its state, and must not give away numpy's memory.
-    return {n: jnp.array(transposed(n, a), dtype, copy=True) for n, a in arrays.items()}
+    return {n: jnp.array(transpose(n, a), dtype, copy=True) for n, a in arrays.items()}
 
 
 def to_canonical(params: Params, model: ModelConfig) -> Arrays:
     host = jax.device_get(params)  # whose names a jitted function has sorted
-    return {name: np.array(transposed(name, host[name]), order="C") for name in shapes(model)}
+    return {name: np.array(transpose(name, host[name]), order="C") for name in shapes(model)}
 
 
 def find_device(asked: str) -> jax.Device:
