@@ -95,17 +95,17 @@ def translate(model: ModelConfig, arrays: Arrays) -> Arrays:
     out: Arrays = {}
     for name, array in arrays.items():
         theirs = names(model, name)
-        out |= zip(theirs, np.split(_turned(model, name, array), len(theirs)))
+        out |= zip(theirs, np.split(_turn(model, name, array), len(theirs)))
     return out
 
 
 def canonical(model: ModelConfig, arrays: Arrays) -> Arrays:
     """The inverse of `translate`, in the order of the forward pass."""
     joined = {n: np.concatenate([arrays[part] for part in names(model, n)]) for n in shapes(model)}
-    return {name: _turned(model, name, array) for name, array in joined.items()}
+    return {name: _turn(model, name, array) for name, array in joined.items()}
 
 
-def _turned(model: ModelConfig, name: str, array: np.ndarray) -> np.ndarray:
+def _turn(model: ModelConfig, name: str, array: np.ndarray) -> np.ndarray:
     """GPT-2's Conv1D is in x out."""
     conv1d = family(model) == "gpt2" and name.startswith("blocks") and array.ndim == 2
     return array.T if conv1d else array
