@@ -41,7 +41,7 @@ def given(text: str) -> Any:
         raise UserError(f"{text[:40]!r}: {why}; give JSON") from None
 
 
-def made(kind: Callable[..., Made], fields: Any) -> Made:
+def build(kind: Callable[..., Made], fields: Any) -> Made:
     """Raises UserError if these are not its fields."""
     try:
         return kind(**fields)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
-from benchmarks.process import ROOT, made, words
+from benchmarks.process import ROOT, build, words
 from lockstep import twin
 from lockstep.config import Config
 from lockstep.errors import require
@@ -83,7 +83,7 @@ def cost(framework: str, config: Config) -> Cost:
 def main(given: str) -> int:
     fields = process.given(given)
     require(type(fields) is list, "ARMS", repr(given[:40]), "no list; give one as JSON")
-    arms = [made(Arm, each) for each in fields]
+    arms = [build(Arm, each) for each in fields]
     print(json.dumps(costs(arms)))
     return 0
 

@@ -17,7 +17,7 @@ from benchmarks import process
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.sums import sums
 from benchmarks.measure import Result, guard, measure, state_bytes, tokens_per_step
-from benchmarks.process import made, words
+from benchmarks.process import build, words
 from lockstep import results, twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
@@ -180,7 +180,7 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 
 
 def main(given: str, name: str, out: str) -> int:
-    arm, began = made(Arm, process.given(given)), time.perf_counter()
+    arm, began = build(Arm, process.given(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
     seconds = time.perf_counter() - began
