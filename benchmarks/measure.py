@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import build, given, words
+from benchmarks.process import build, parse_word, words
 from lockstep import devices, results
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -148,7 +148,7 @@ def guard(work: Callable[[], Result]) -> Result:
 
 
 def main(text: str, name: str, out: str) -> int:
-    asked, began = given(text), time.perf_counter()
+    asked, began = parse_word(text), time.perf_counter()
     cell = build(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}

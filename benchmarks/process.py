@@ -29,7 +29,7 @@ def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
     return list(vars(parser.parse_args(argv)).values())
 
 
-def given(text: str) -> Any:
+def parse_word(text: str) -> Any:
     """A word of the command line that is JSON.
 
     Raises:

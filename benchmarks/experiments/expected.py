@@ -81,7 +81,7 @@ def cost(framework: str, config: Config) -> Cost:
 
 
 def main(given: str) -> int:
-    fields = process.given(given)
+    fields = process.parse_word(given)
     require(type(fields) is list, "ARMS", repr(given[:40]), "no list; give one as JSON")
     arms = [build(Arm, each) for each in fields]
     print(json.dumps(costs(arms)))

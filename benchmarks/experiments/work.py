@@ -180,7 +180,7 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 
 
 def main(given: str, name: str, out: str) -> int:
-    arm, began = build(Arm, process.given(given)), time.perf_counter()
+    arm, began = build(Arm, process.parse_word(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
     seconds = time.perf_counter() - began
