@@ -17,7 +17,7 @@ from benchmarks.experiments.outcome import markdown, memory, milliseconds
 from benchmarks.experiments.run import load_arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
-from benchmarks.process import ROOT, shown
+from benchmarks.process import ROOT, relative_path
 from lockstep import results
 from lockstep.cli.flags import Parser
 from lockstep.config import Config
@@ -73,12 +73,12 @@ class Results:
         """Framework -> the results of these arms; of both, or it is not measured."""
         found = load_arms(experiment, self.experiments).complete(*labels)
         if len(found) < len(FRAMEWORKS):
-            out = shown(self.experiments)
+            out = relative_path(self.experiments)
             raise Missing(f"`python -m benchmarks.run {experiment} --out {out}` does it")
         return found
 
     def optimizer_state(self, framework: str) -> Result:
-        name, out = f"optimizer-state {framework}", shown(self.experiments)
+        name, out = f"optimizer-state {framework}", relative_path(self.experiments)
         found = results.read(self.experiments).get(name)
         if found is None:
             raise Missing(f"`python -m benchmarks.optimizer_state {framework} --out {out}` does it")
@@ -86,7 +86,7 @@ class Results:
 
     @property
     def _grid(self) -> str:
-        return f"python -m benchmarks.run {self.suite.stem} --out {shown(self.suite)}"
+        return f"python -m benchmarks.run {self.suite.stem} --out {relative_path(self.suite)}"
 
     @cached_property
     def _suite(self) -> dict[str, Result]:
@@ -253,9 +253,10 @@ def main(argv: list[str] | None = None) -> int:
     usual = Results()
     parser = Parser(prog="python -m benchmarks.claims", description=__doc__)
     parser.add_argument("--suite", metavar="FILE", type=Path, default=usual.suite,
-                        help=f"a suite's rows (default: {shown(usual.suite)})")  # fmt: skip
+                        help=f"a suite's rows (default: {relative_path(usual.suite)})")  # fmt: skip
+    default = relative_path(usual.experiments)
     parser.add_argument("--experiments", metavar="FILE", type=Path, default=usual.experiments,
-                        help=f"experiments' (default: {shown(usual.experiments)})")  # fmt: skip
+                        help=f"experiments' (default: {default})")  # fmt: skip
     given = parser.parse_args(argv)
     for name in ("suite", "experiments"):
         file = getattr(given, name)

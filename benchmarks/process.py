@@ -49,7 +49,7 @@ def build(kind: Callable[..., Made], fields: Any) -> Made:
         raise UserError(f"{str(fields)[:40]}: {error}; give its fields as JSON") from None
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """As a command in the repository's root names it: results say their commands."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
@@ -70,7 +70,7 @@ def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
         variables: of its environment, beside ours.
     """
     began, former = time.perf_counter(), results.read(out, device).get(name)
-    words = [sys.executable, "-m", module, json.dumps(content), name, shown(out)]
+    words = [sys.executable, "-m", module, json.dumps(content), name, relative_path(out)]
     done = subprocess.run(
         words, cwd=ROOT, env=os.environ | variables, stderr=subprocess.PIPE, text=True
     )

@@ -16,7 +16,7 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import about
-from benchmarks.process import CODE, ROOT, measure_apart, say, shown
+from benchmarks.process import CODE, ROOT, measure_apart, relative_path, say
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep import provenance, results
 from lockstep.cli.flags import Parser, reader
@@ -78,7 +78,7 @@ def perform(job: Job, device: str, out: Path) -> str:
     """Runs one job to its end, which puts its rows; what it measured, in a line."""
     if isinstance(job.task, Command):
         began = time.perf_counter()
-        code = subprocess.run(argv(job.task, shown(out)), cwd=ROOT, check=False).returncode
+        code = subprocess.run(argv(job.task, relative_path(out)), cwd=ROOT, check=False).returncode
         seconds = time.perf_counter() - began
         if code in (0, 1):  # 1: measured, and a bound does not hold
             results.put(out, [results.row(job.name, device, seconds, exit_status=code)])

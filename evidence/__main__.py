@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from benchmarks.process import say, shown
+from benchmarks.process import relative_path, say
 from evidence import lesson, run, status, tables
 from evidence.parts import PARTS
 from lockstep.cli.flags import Parser
@@ -43,7 +43,7 @@ def _status(given: argparse.Namespace) -> None:
 
 def _tables(given: argparse.Namespace) -> None:
     for path in tables.write():
-        say(f"written: {shown(path)}")
+        say(f"written: {relative_path(path)}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.experiments import accumulation, expected, overflow, policies, r
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
 from benchmarks.plot import Panel
-from benchmarks.process import CODE, measure_apart, say, shown
+from benchmarks.process import CODE, measure_apart, relative_path, say
 from lockstep import provenance, results
 from lockstep.exits import STOPPED
 from lockstep.process import ONE_THREAD
@@ -110,5 +110,5 @@ def finish(name: str, out: Path, arms: Arms) -> None:
     folder.mkdir(exist_ok=True)
     picture = folder / f"{name}.png"
     drawn = plot.panels(experiment.panels(arms), picture)
-    say(f"written: {shown(out)}{f' and {shown(picture)}' if drawn else ''}\n")
+    say(f"written: {relative_path(out)}{f' and {relative_path(picture)}' if drawn else ''}\n")
     say(experiment.sentence(arms))
