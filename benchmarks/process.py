@@ -54,7 +54,7 @@ def relative_path(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def died(code: int, stderr: str) -> dict[str, str]:
+def describe_exit(code: int, stderr: str) -> dict[str, str]:
     """Linux kills the process that takes the last memory."""
     status = "OOM" if code == -9 else "failed"
     lines = stderr.strip().splitlines()
@@ -76,7 +76,9 @@ def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
     )
     row, seconds = results.read(out, device).get(name), time.perf_counter() - began
     if row is None or row == former:  # no report of a failure: the process was killed, or crashed
-        row = results.row(name, device, seconds, **content, **died(done.returncode, done.stderr))
+        row = results.row(
+            name, device, seconds, **content, **describe_exit(done.returncode, done.stderr)
+        )
         results.put(out, [row])
     return row, seconds
 
