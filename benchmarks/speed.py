@@ -144,7 +144,7 @@ def outside(n: int) -> int:
     return max(0, below - 1)
 
 
-def held(result: dict[str, Any]) -> bool:
+def holds(result: dict[str, Any]) -> bool:
     return result["floor"] is None or result["low"] >= result["floor"]
 
 
@@ -157,7 +157,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
             result["name"].removeprefix("race "), f"{result['speed']:.3f}",
             f"{result['low']:.3f} to {result['high']:.3f}", str(len(result["seconds"])),
             f"{result['floor']:g}" if bounded else "",
-            ("holds" if held(result) else "**falls short**") if bounded else "",
+            ("holds" if holds(result) else "**falls short**") if bounded else "",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(markdown(found))
-    return 0 if all(map(held, found)) else 1
+    return 0 if all(map(holds, found)) else 1
 
 
 if __name__ == "__main__":
