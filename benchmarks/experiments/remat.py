@@ -90,15 +90,15 @@ def sentence(arms: Arms) -> str:
     for framework, (plain, block, halves) in arms.complete(PLAIN, BLOCK, HALVES).items():
         remat, half = ratios(block, plain), ratios(halves, plain)
         parts.append(
-            f"in {framework} remat block took {said(remat)}, and two halves of the micro-batch "
-            f"{said(half)}: {verdict(remat, half)}"
+            f"in {framework} remat block took {describe_ratio(remat)}, and two halves of the "
+            f"micro-batch {describe_ratio(half)}: {verdict(remat, half)}"
         )
     for framework in arms.complete(BLOCK).keys() - arms.complete(PLAIN).keys():
         parts.append(f"in {framework} remat block ran where none did not: worth it")
     return closing(parts, arms)
 
 
-def said(ratio: tuple[float, float | None]) -> str:
+def describe_ratio(ratio: tuple[float, float | None]) -> str:
     time, space = ratio
     kept = "an unknown part" if space is None else f"{space:.2f}"
     return f"{time:.2f} of the time and {kept} of the memory of none"
