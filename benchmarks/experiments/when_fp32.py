@@ -44,7 +44,7 @@ def _updates(result: dict) -> list[str]:
     return [f"{result['lost_share']:.1%}", f"{before:.5f}", f"{after:.5f}", f"{before - after:.5f}"]
 
 
-def learned(result: dict) -> float:
+def gain_in_nats(result: dict) -> float:
     """Nats of the held-out loss."""
     before, after = result["validation_losses"]
     return before - after
@@ -57,8 +57,8 @@ def sentence(arms: Arms) -> str:
         parts.append(
             f"in {framework}, at a rate of {RATE:g}, {half['lost_share']:.1%} of the updates to "
             f"bf16 weights changed nothing, {single['lost_share']:.1%} of those to fp32 weights, "
-            f"and {half['steps']} steps lowered the validation loss by {learned(half):.5f} against "
-            f"{learned(single):.5f} nats; {NARROW} of {longest:,} numbers was "
+            f"and {half['steps']} steps lowered the validation loss by {gain_in_nats(half):.5f} "
+            f"against {gain_in_nats(single):.5f} nats; {NARROW} of {longest:,} numbers was "
             f"{errors[NARROW][-1]:.2%} off, {WIDE} {errors[WIDE][-1]:.2g}"
         )
     return closing(parts, arms)
