@@ -71,7 +71,7 @@ def _shares(result: dict) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def unscaled(none: dict, single: dict, flushed: dict) -> str:
+def describe_unscaled(none: dict, single: dict, flushed: dict) -> str:
     """What became of the run without a scale: NaN, a stall, or the share that was flushed."""
     trained = flushed["weights"]["trained"]
     parts = [f"{100 * trained[kind]['fp16, no scale']:.2g} % of the {kind}'" for kind in KINDS]
@@ -94,9 +94,9 @@ def sentence(arms: Arms) -> str:
         parts.append(
             f"in {framework} {len(dynamic['skipped_steps'])} of {dynamic['steps']} steps were "
             f"skipped, with the scale at {spread(dynamic)}; without a scale "
-            f"{unscaled(none, single, flushed)}; {backoff(injected)}; growing every 5 steps the "
-            f"scale rose from {quick['loss_scales'][0]:,.0f} to {max(quick['loss_scales']):,.0f} "
-            f"and cost {len(quick['skipped_steps'])} steps"
+            f"{describe_unscaled(none, single, flushed)}; {backoff(injected)}; growing every 5 "
+            f"steps the scale rose from {quick['loss_scales'][0]:,.0f} to "
+            f"{max(quick['loss_scales']):,.0f} and cost {len(quick['skipped_steps'])} steps"
         )
     return closing(parts, arms)
 

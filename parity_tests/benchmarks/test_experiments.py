@@ -294,7 +294,7 @@ FLUSHED: Result = {"weights": {"trained": {"parameters": LOST, "activations": LO
 )
 def test_without_a_scale_whichever_happens_is_said(none: Any, said: str) -> None:
     run = made(overflow.NONE, **none)
-    assert overflow.unscaled(run, made(overflow.SINGLE), FLUSHED).startswith(said)
+    assert overflow.describe_unscaled(run, made(overflow.SINGLE), FLUSHED).startswith(said)
 
 
 def test_overflow_reports_backoff_and_growth() -> None:
