@@ -4,7 +4,7 @@ from benchmarks.experiments.arm import TOY, Arm, both
 from benchmarks.experiments.outcome import (
     Arms,
     closing,
-    failed,
+    failure_row,
     markdown,
     mebibytes,
     memory,
@@ -42,7 +42,7 @@ def table(arms: Arms) -> str:
         n = result["flags"].get("accum", 1)
         row = [result["label"], result["framework"], f"{n} x {result['flags']['batch_size']}",
                str(result["steps"])]  # fmt: skip
-        rows.append(row + (failed(result, HEAD, len(row)) or [
+        rows.append(row + (failure_row(result, HEAD, len(row)) or [
             f"{seconds(result):.3g}", mebibytes(memory(result)), mebibytes(result["peak_bytes"]),
             f"{result['validation_loss']:.4f}",
         ]))  # fmt: skip

@@ -59,7 +59,7 @@ def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def failed(result: Result, head: list[str], told: int) -> list[str] | None:
+def failure_row(result: Result, head: list[str], told: int) -> list[str] | None:
     """The row of an arm that could not run, after its first cells; None if it could."""
     if result["status"] == "ok":
         return None

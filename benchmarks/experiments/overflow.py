@@ -4,7 +4,7 @@ import math
 
 from benchmarks.cells import Flags
 from benchmarks.experiments.arm import TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failed, markdown
+from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
 from benchmarks.plot import Curve, Panel, steps
 from lockstep.config.sections import LARGEST
 
@@ -46,7 +46,7 @@ def table(arms: Arms) -> str:
 
 def _trace(result: dict) -> list[str]:
     row = [result["label"], result["framework"], str(result["steps"])]
-    if why := failed(result, HEAD, len(row)):
+    if why := failure_row(result, HEAD, len(row)):
         return row + why
     scales, losses = result["loss_scales"], result["losses"]
     traced = (scales[0], min(scales), max(scales), result["loss_scale"])
@@ -61,7 +61,7 @@ def _trace(result: dict) -> list[str]:
 def _shares(result: dict) -> list[list[str]]:
     if result["status"] != "ok":
         row = ["", result["framework"]]
-        return [row + (failed(result, FLUSHED_HEAD, len(row)) or [])]
+        return [row + (failure_row(result, FLUSHED_HEAD, len(row)) or [])]
     return [
         [f"{kind}', {weights} weights", result["framework"], f"{lost['fp16, no scale']:.3%}",
          f"{lost['fp16, scaled']:.3%}", f"{of['scale']:,.0f}", f"{lost['bf16']:.3%}"]

@@ -4,7 +4,7 @@ from benchmarks.experiments.arm import TOY, Arm, both
 from benchmarks.experiments.outcome import (
     Arms,
     closing,
-    failed,
+    failure_row,
     markdown,
     mebibytes,
     memory,
@@ -32,7 +32,7 @@ def table(arms: Arms) -> str:
     rows = []
     for result in arms.all:
         row = [result["label"], result["framework"]]
-        if why := failed(result, HEAD, len(row)):
+        if why := failure_row(result, HEAD, len(row)):
             rows.append(row + why)
             continue
         (single,) = arms.complete("fp32").get(result["framework"], [None])

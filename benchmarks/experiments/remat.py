@@ -8,7 +8,7 @@ from benchmarks.experiments.arm import Arm, both
 from benchmarks.experiments.outcome import (
     Arms,
     closing,
-    failed,
+    failure_row,
     markdown,
     mebibytes,
     memory,
@@ -45,7 +45,7 @@ def table(arms: Arms) -> str:
     for result in arms.all:
         n = result["flags"].get("accum", 1)
         row = [result["label"], result["framework"], f"{n} x {result['flags']['batch_size']}"]
-        if why := failed(result, HEAD, len(row)):
+        if why := failure_row(result, HEAD, len(row)):
             rows.append(row + why)
             continue
         (plain,) = arms.complete(PLAIN).get(result["framework"], [None])

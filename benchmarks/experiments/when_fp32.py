@@ -1,7 +1,7 @@
 """Where bfloat16 fails and float32 does not: small updates to master weights, and long sums."""
 
 from benchmarks.experiments.arm import TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failed, markdown
+from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
 from benchmarks.experiments.sums import NARROW, WIDE
 from benchmarks.plot import Panel, steps
 
@@ -28,7 +28,7 @@ def table(arms: Arms) -> str:
     for result in arms.all:
         row = [result["label"], result["framework"], str(result["steps"])]
         if result["label"] != SUMS:
-            rows.append(row + (failed(result, HEAD, len(row)) or _updates(result)))
+            rows.append(row + (failure_row(result, HEAD, len(row)) or _updates(result)))
         elif result["status"] == "ok":
             lengths = result["lengths"]
             errors += [
