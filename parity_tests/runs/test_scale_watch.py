@@ -42,14 +42,14 @@ def skipping(
     monkeypatch.setattr(FakeTwin, "step", step)
 
 
-def told(capsys: Any) -> list[str]:
+def printed_lines(capsys: Any) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("scale ")]
 
 
 def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     skipping(monkeypatch, lambda step: step in (2, 3, 9))
     assert train(FP16) == exits.DONE
-    assert told(capsys) == [
+    assert printed_lines(capsys) == [
         "scale 65536 -> 32768, step 2 skipped: non-finite gradient in blocks.0.mlp.up",
         "scale 32768 -> 16384, step 3 skipped: non-finite gradient in blocks.0.mlp.up",
         "scale 16384 -> 32768 after step 6: 3 good steps in a row",
@@ -62,14 +62,14 @@ def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, cap
 def test_a_loss_that_is_not_finite_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     skipping(monkeypatch, lambda step: step == 2, loss=math.inf)
     assert train(FP16) == exits.DONE
-    assert told(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
+    assert printed_lines(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
 
 
 def test_a_policy_without_a_scale_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert train("--policy bf16") == exits.DONE
-    assert told(capsys) == []
+    assert printed_lines(capsys) == []
 
 
 @pytest.mark.parametrize(
