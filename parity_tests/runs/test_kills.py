@@ -29,7 +29,7 @@ SMALL = (
 )
 
 
-def started(framework: str, flags: str) -> subprocess.Popen:
+def start_child(framework: str, flags: str) -> subprocess.Popen:
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(Path("cache").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -46,7 +46,7 @@ def killed(framework: str, flags: str, dice: random.Random) -> bool:
     """Whether a checkpoint was being written when the process was killed."""
     log = Path("run", "log.jsonl")
     before = log.stat().st_mtime_ns if log.exists() else 0
-    child = started(framework, flags)
+    child = start_child(framework, flags)
     early = dice.random() < 0.1  # before, or while, the run's files are opened
     while not early and not (log.exists() and log.stat().st_mtime_ns > before):
         if child.poll() is not None:
@@ -64,7 +64,7 @@ def reached() -> int:
 
 
 def finished(framework: str, flags: str) -> None:
-    child = started(framework, flags)
+    child = start_child(framework, flags)
     _, err = child.communicate()
     assert (child.returncode, err) == (exits.DONE, "")
 

@@ -20,7 +20,7 @@ from parity_tests.runs.fake_runs import process as process
 pytestmark = pytest.mark.usefixtures("place")
 
 
-def started(process: Callable[..., Any]) -> subprocess.Popen:
+def start_child(process: Callable[..., Any]) -> subprocess.Popen:
     child = process("--steps 100000 --save-every 1 --warmup 0")
     while not saved():
         assert child.poll() is None, child.communicate()
@@ -31,7 +31,7 @@ def started(process: Callable[..., Any]) -> subprocess.Popen:
 def test_the_second_is_refused_until_the_first_is_gone(
     process: Callable[..., Any], capsys: Any
 ) -> None:
-    child = started(process)
+    child = start_child(process)
     for second in (lambda: resume("--steps 2000"), lambda: train("--overwrite")):
         assert second() == exits.MISTAKE
         line = capsys.readouterr().err
@@ -47,7 +47,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
 
 
 def test_a_refusal_writes_nothing(process: Callable[..., Any]) -> None:
-    child = started(process)
+    child = start_child(process)
     child.send_signal(signal.SIGSTOP)  # so that nobody else writes either
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
     try:
