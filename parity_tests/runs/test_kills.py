@@ -42,7 +42,7 @@ def start_child(framework: str, flags: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def killed(framework: str, flags: str, dice: random.Random) -> bool:
+def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
     """Whether a checkpoint was being written when the process was killed."""
     log = Path("run", "log.jsonl")
     before = log.stat().st_mtime_ns if log.exists() else 0
@@ -94,7 +94,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
             break
         again = checkpoint.listing(Path("run"))
         first = f"{flags} --overwrite" if Path("run").exists() else flags
-        amid_a_save += killed(framework, f"{'--resume' if again else first} --out run", dice)
+        amid_a_save += kill_amid(framework, f"{'--resume' if again else first} --out run", dice)
         for path in checkpoint.listing(Path("run")):
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
