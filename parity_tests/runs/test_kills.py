@@ -63,7 +63,7 @@ def reached() -> int:
     return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
 
-def finished(framework: str, flags: str) -> None:
+def finish(framework: str, flags: str) -> None:
     child = start_child(framework, flags)
     _, err = child.communicate()
     assert (child.returncode, err) == (exits.DONE, "")
@@ -87,7 +87,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     flags = f"{SMALL} --steps {steps} --warmup 10"
-    finished(framework, f"{flags} --out whole")
+    finish(framework, f"{flags} --out whole")
     dice, amid_a_save = random.Random(framework), 0
     for _ in range(kills):
         if reached() == steps:  # on a machine so busy that the kills come late
@@ -99,7 +99,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
     if reached() < steps:
-        finished(framework, resumed)
+        finish(framework, resumed)
     assert amid_a_save > 0
     assert numbers("run") == numbers("whole")
     ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
