@@ -59,7 +59,7 @@ def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
     return bool(hidden(Path("run")))
 
 
-def reached() -> int:
+def last_step() -> int:
     return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
 
@@ -90,7 +90,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     finish(framework, f"{flags} --out whole")
     dice, amid_a_save = random.Random(framework), 0
     for _ in range(kills):
-        if reached() == steps:  # on a machine so busy that the kills come late
+        if last_step() == steps:  # on a machine so busy that the kills come late
             break
         again = checkpoint.listing(Path("run"))
         first = f"{flags} --overwrite" if Path("run").exists() else flags
@@ -98,7 +98,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
         for path in checkpoint.listing(Path("run")):
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
-    if reached() < steps:
+    if last_step() < steps:
         finish(framework, resumed)
     assert amid_a_save > 0
     assert numbers("run") == numbers("whole")
