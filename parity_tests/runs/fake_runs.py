@@ -58,7 +58,7 @@ def rows(kind: str = "train", out: str = "run") -> list[dict[str, Any]]:
     return [row for row in runlog.rows(Path(out, "log.jsonl")) if row["kind"] == kind]
 
 
-def saved(out: str = "run") -> list[int]:
+def saved_steps(out: str = "run") -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in checkpoint.listing(Path(out))]
 
 

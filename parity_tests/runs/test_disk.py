@@ -18,7 +18,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint, runlog
 from parity_tests.runs.checkpoints import assert_same, hidden, silent
-from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
+from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 FULL = OSError(28, "No space left on device")
@@ -117,7 +117,7 @@ def test_no_checkpoint_is_without_its_rows(
     out, err = capsys.readouterr()
     problem = "run/log.jsonl: cannot be written (No space left on device); make room there"
     assert out.count(f"{problem}; until then rows are kept in memory") == 1
-    assert saved() == [2]
+    assert saved_steps() == [2]
     assert err.startswith(f"error: step 12 is not saved: {problem}; the last good checkpoint is ")
     assert resume() == exits.DONE
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
@@ -163,7 +163,7 @@ def test_a_run_outlives_a_full_disk(
     assert (
         "the last good checkpoint is disk/run/checkpoints/step_00000003; training goes on" in said
     )
-    assert saved("disk/run") == [3, 9, 12]
+    assert saved_steps("disk/run") == [3, 9, 12]
     assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
     assert hidden(small_disk / "run") == []
 

@@ -13,7 +13,7 @@ import pytest
 from lockstep import exits
 from lockstep.errors import UserError
 from lockstep.run import checkpoint, lock
-from parity_tests.runs.fake_runs import at_step, resume, rows, saved, train
+from parity_tests.runs.fake_runs import at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 def start_child(process: Callable[..., Any]) -> subprocess.Popen:
     child = process("--steps 100000 --save-every 1 --warmup 0")
-    while not saved():
+    while not saved_steps():
         assert child.poll() is None, child.communicate()
         time.sleep(0.02)
     return child
@@ -40,7 +40,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
         assert child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.wait()
-    reached = saved()[-1]
+    reached = saved_steps()[-1]
     assert resume(f"--steps {reached + 3}") == exits.DONE
     steps = [row["step"] for row in rows()]
     assert steps == list(range(1, reached + 4))

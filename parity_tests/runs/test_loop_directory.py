@@ -12,7 +12,7 @@ import pytest
 from lockstep import exits
 from lockstep.cli import commands, trainers
 from lockstep.run import directory, runlog
-from parity_tests.runs.fake_runs import SMALL, STEPS, resume, rows, saved, train
+from parity_tests.runs.fake_runs import SMALL, STEPS, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -61,7 +61,7 @@ def test_runs_that_cannot_be_a_folder(capsys: Any) -> None:
 
 def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
     assert train("--save-every 5") == exits.DONE
-    assert saved() == [10, STEPS]
+    assert saved_steps() == [10, STEPS]
     weights = Path("run", "checkpoints", f"step_{STEPS:08d}", "weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     capsys.readouterr()
@@ -76,7 +76,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == [notice, "resuming run after step 10"]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
-    assert saved() == [10, STEPS]
+    assert saved_steps() == [10, STEPS]
 
 
 def test_a_state_of_another_model_is_refused(capsys: Any) -> None:
@@ -96,5 +96,5 @@ def test_overwrite_follows_no_link(place: Path) -> None:
     Path("run/checkpoints").rename(elsewhere)
     Path("run/checkpoints").symlink_to(elsewhere)
     assert train("--overwrite --steps 3") == exits.DONE
-    assert saved() == [3]
+    assert saved_steps() == [3]
     assert [path.name for path in elsewhere.iterdir()] == [f"step_{STEPS:08d}"]

@@ -8,7 +8,7 @@ import pytest
 from lockstep import exits, twin
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import STEPS, at_step, rows, saved, train
+from parity_tests.runs.fake_runs import STEPS, at_step, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -54,7 +54,7 @@ def test_an_evaluation_that_is_not_finite_is_found_before_it_is_saved(
     )
     assert train() == exits.DIVERGED
     assert "error: step 12: validation loss nan; no good" in capsys.readouterr().err
-    assert saved() == []
+    assert saved_steps() == []
 
 
 def test_a_loss_scale_helps_until_it_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import exits
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
+from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
 
@@ -33,7 +33,7 @@ def test_a_signal_stops_after_the_step_and_saves_it(
         "stopped after step 5, which is saved; go on with --resume --out run"
         in capsys.readouterr().out
     )
-    assert saved() == [5]
+    assert saved_steps() == [5]
     assert signal.getsignal(number) is before
     assert resume() == exits.DONE
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
@@ -43,7 +43,7 @@ def test_a_signal_during_an_evaluation_is_not_lost(monkeypatch: pytest.MonkeyPat
     """It comes when it is decided already that this step is not saved."""
     monkeypatch.setattr(FakeTwin, "evaluate", lambda self, _: (send(signal.SIGTERM)(), 1.0)[1])
     assert train() == exits.STOPPED
-    assert saved() == [1]  # the evaluation before step 1 was the first
+    assert saved_steps() == [1]  # the evaluation before step 1 was the first
 
 
 def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_signal_in_the_last_step_ends_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(monkeypatch, STEPS, send(signal.SIGTERM))
     assert train() == exits.DONE
-    assert saved() == [STEPS]
+    assert saved_steps() == [STEPS]
 
 
 def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -> None:
@@ -73,7 +73,7 @@ def test_a_second_signal_ends_the_process_at_once(process: Callable[..., Any]) -
             time.sleep(0.1)
     assert child.returncode == -signal.SIGINT
     assert child.communicate()[1] == ""
-    assert saved() == []
+    assert saved_steps() == []
 
 
 def test_ctrl_c_before_the_loop_ends_the_process_at_once(process: Callable[..., Any]) -> None:
@@ -93,4 +93,4 @@ def test_a_reader_that_goes_away_stops_the_run_and_saves(process: Callable[..., 
     child.stdout.close()
     assert child.wait(timeout=300) == exits.STOPPED
     assert child.stderr.read() == ""
-    assert saved() == [rows()[-1]["step"]]
+    assert saved_steps() == [rows()[-1]["step"]]

@@ -18,7 +18,7 @@ from lockstep.run import checkpoint
 from lockstep.run.saver import Saver
 from parity_tests import fake
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved, train
+from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 SAVE, USUAL_SAVER = checkpoint.save, Saver.save
@@ -53,11 +53,11 @@ def test_training_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch, ca
     write(monkeypatch, lambda step: step > 2 or reached.wait(30) or pytest.fail("it waited"))
     at_step(monkeypatch, 9, reached.set)
     assert train("--save-every 2 --keep 99") == exits.DONE
-    assert saved()[0] == 2
-    assert saved()[-1] == STEPS
+    assert saved_steps()[0] == 2
+    assert saved_steps()[-1] == STEPS
     said = capsys.readouterr().out
     for step in (4, 6):  # 8 waited when step 9 was taken, or was passed over by 10
-        assert step not in saved()
+        assert step not in saved_steps()
         assert f"step {step} is not saved: an earlier checkpoint is still being written" in said
 
 
@@ -89,7 +89,7 @@ def test_a_failed_write_is_said_and_tried_again_at_the_next(
 ) -> None:
     write(monkeypatch, no_room(2, 6, 8))
     assert train("--save-every 2 --keep 9") == exits.DONE
-    assert saved() == [4, 10, 12]
+    assert saved_steps() == [4, 10, 12]
     told = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
     reason = "run/checkpoints: cannot be written (No space left on device)"
     end = "training goes on, the next save tries again"
@@ -106,7 +106,7 @@ def test_a_last_write_that_fails_ends_with_status_2(
 ) -> None:
     write(monkeypatch, no_room(STEPS))
     assert train("--save-every 5") == exits.MISTAKE
-    assert saved() == [5, 10]
+    assert saved_steps() == [5, 10]
     assert capsys.readouterr().err == (
         "error: step 12 is not saved: run/checkpoints: cannot be written (No space left on device)"
         "; the last good checkpoint is run/checkpoints/step_00000010\n"
@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_are_not_saved(
 
     monkeypatch.setattr(FakeTwin, "state", state)
     assert train("--save-every 4 --keep 9") == exits.DONE
-    assert saved() == [4, 12]
+    assert saved_steps() == [4, 12]
     line = f"step 8 is not saved: {name}: its weights are not finite"
     assert line in capsys.readouterr().out
 
@@ -149,7 +149,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> No
 def test_the_best_is_kept_beside_the_newest(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     evaluations(monkeypatch, {2: 0.7, 4: 0.5, 6: 0.9})
     assert train("--save-every 2 --eval-every 2 --keep 2") == exits.DONE
-    assert saved() == [4, 10, 12]
+    assert saved_steps() == [4, 10, 12]
     said = capsys.readouterr().out
     assert "the best of its checkpoints is that of step 4: 0.5000" in said
     assert commands.main(["sample", "run", "--step", "4", "--length", "3"]) == exits.DONE
@@ -158,23 +158,23 @@ def test_the_best_is_kept_beside_the_newest(monkeypatch: pytest.MonkeyPatch, cap
 def test_the_best_is_known_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {2: 0.5, 12: 0.1})
     assert train("--save-every 2 --eval-every 2 --keep 1 --steps 6 --warmup 0") == exits.DONE
-    assert saved() == [2, 6]
+    assert saved_steps() == [2, 6]
     assert resume("--steps 10") == exits.DONE
-    assert saved() == [2, 10]
+    assert saved_steps() == [2, 10]
     assert resume("--steps 12") == exits.DONE
-    assert saved() == [12]
+    assert saved_steps() == [12]
 
 
 def test_a_step_that_was_only_evaluated_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {3: 0.1, 6: 0.5})
     assert train("--save-every 2 --eval-every 3 --keep 1") == exits.DONE
-    assert saved() == [6, 12]
+    assert saved_steps() == [6, 12]
 
 
 def test_a_loss_that_is_not_finite_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations(monkeypatch, {2: math.nan, 4: 0.9, 6: -math.inf})
     assert train("--policy fp16 --save-every 2 --eval-every 2 --keep 1") == exits.DONE
-    assert saved() == [4, 12]
+    assert saved_steps() == [4, 12]
 
 
 def test_sample_of_a_step_that_is_not_there(capsys: Any) -> None:

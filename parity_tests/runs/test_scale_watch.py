@@ -11,7 +11,7 @@ import pytest
 from lockstep import exits
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import STEPS, resume, rows, saved, train
+from parity_tests.runs.fake_runs import STEPS, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -106,7 +106,7 @@ def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: An
     assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == exits.DONE
     assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert "error: steps 4 to 9: all skipped" in capsys.readouterr().err
-    assert saved() == [7]
+    assert saved_steps() == [7]
     assert resume(f"--steps {STEPS} --max-skips 7") == exits.DIVERGED
     assert "error: steps 4 to 10: all skipped" in capsys.readouterr().err
 
