@@ -47,7 +47,7 @@ def test_only_an_untied_embedding_parts_the_plan_s_flops_from_mfu_s(name: str) -
     assert shape.of(name, None).flops_per_token == flops.per_token(model) - 6 * looked_up
 
 
-def written(folder: Path, content: Any) -> str:
+def write_json(folder: Path, content: Any) -> str:
     path = folder / "config.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return str(path)
@@ -55,7 +55,7 @@ def written(folder: Path, content: Any) -> str:
 
 def test_a_huggingface_config_is_its_preset(tmp_path: Path) -> None:
     for content, preset in ((GPT2_JSON, "gpt2"), (LLAMA_JSON, "1b")):
-        found, ours = shape.of(written(tmp_path, content), None), shape.of(preset, None)
+        found, ours = shape.of(write_json(tmp_path, content), None), shape.of(preset, None)
         same = {f: getattr(ours, f) for f in vars(ours) if f not in ("name", "d_mlp", "weights")}
         assert {f: getattr(found, f) for f in same} == same
         mlp = 3 * found.n_layer * found.d_model * (found.d_mlp - ours.d_mlp)
@@ -63,8 +63,8 @@ def test_a_huggingface_config_is_its_preset(tmp_path: Path) -> None:
 
 
 def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
-    few = shape.of(written(tmp_path, LLAMA_JSON | {"num_key_value_heads": 4}), None)
-    assert shape.of(written(tmp_path, LLAMA_JSON), None).weights - few.weights == (
+    few = shape.of(write_json(tmp_path, LLAMA_JSON | {"num_key_value_heads": 4}), None)
+    assert shape.of(write_json(tmp_path, LLAMA_JSON), None).weights - few.weights == (
         16 * 2 * 2048 * 128 * 12
     )
 
@@ -81,7 +81,7 @@ def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_config_that_is_none(content: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=why):
-        shape.of(written(tmp_path, content), None)
+        shape.of(write_json(tmp_path, content), None)
 
 
 # --- devices
