@@ -34,7 +34,7 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
 }  # fmt: skip
 
 
-def planted(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / f"{name}.py").write_text(source + "\n")
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
@@ -44,7 +44,7 @@ def test_a_broken_framework_is_a_finding(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, source, fault, error, remedy = BROKEN[name]
-    planted(tmp_path, module, source, monkeypatch)
+    plant(tmp_path, module, source, monkeypatch)
     framework = ask(module, seconds=5 if fault == "hang" else 60)
     assert framework.fault == fault
     assert error in framework.error
@@ -55,7 +55,7 @@ def test_a_broken_framework_is_a_finding(
 
 def test_facts_are_found_among_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what this torch cannot tell does not keep back what it can."""
-    planted(tmp_path, "torch", TELLS, monkeypatch)
+    plant(tmp_path, "torch", TELLS, monkeypatch)
     framework = ask("torch")
     assert framework.versions == {"torch": "9.9"}
     assert framework.fault == ""
@@ -66,7 +66,7 @@ def test_the_command_survives_two_broken_frameworks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in MODULES:
-        planted(tmp_path, name, "raise ImportError('\\x1b[31mno')", monkeypatch)
+        plant(tmp_path, name, "raise ImportError('\\x1b[31mno')", monkeypatch)
     assert commands.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert out.count("does not start: ImportError: [31mno") == 2
