@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
-from parity_tests.input.mutations import Files, Raw, damaged, trees, written
+from parity_tests.input.mutations import Files, Raw, damaged, render, trees
 from parity_tests.runs.checkpoints import DTYPES, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
@@ -47,7 +47,7 @@ def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def whole(header: Any, data: bytes, length: int | None = None) -> bytes:
-    text = written(header).encode("utf-8", "surrogatepass")
+    text = render(header).encode("utf-8", "surrogatepass")
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
@@ -58,7 +58,7 @@ def signed(files: Files, record: Any = None) -> Files:
         sums = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES.values()}
         known = {name: sums.get(name, sha) for name, sha in tree["sha256"].items()}
         tree = {**tree, "sha256": known | ({RECORD: OWN} if RECORD in known else {})}
-    text = written(tree)
+    text = render(tree)
     try:
         own = checkpoint._own_checksum(json.loads(text))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):

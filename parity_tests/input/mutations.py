@@ -34,23 +34,23 @@ HOSTILE = [Raw(text) for text in (*NUMBERS, *TEXTS, *OTHERS)]
 KEYS = ("", "x", "format", "__metadata__", "../x", "\0", "\ud800", "a" * 3000)
 
 
-def written(tree: Any) -> str:
+def render(tree: Any) -> str:
     """JSON, with what is `Raw` as it stands."""
     match tree:
         case Raw():
             return tree.text
         case Twice():
-            again = f"{json.dumps(tree.name)}: {written(tree.value)}"
+            again = f"{json.dumps(tree.name)}: {render(tree.value)}"
             return "{" + ", ".join([*_members(tree.content), again]) + "}"
         case dict():
             return "{" + ", ".join(_members(tree)) + "}"
         case list():
-            return "[" + ", ".join(map(written, tree)) + "]"
+            return "[" + ", ".join(map(render, tree)) + "]"
     return json.dumps(tree)
 
 
 def _members(content: dict[str, Any]) -> list[str]:
-    return [f"{json.dumps(name)}: {written(value)}" for name, value in content.items()]
+    return [f"{json.dumps(name)}: {render(value)}" for name, value in content.items()]
 
 
 def _places(tree: Any, path: tuple = ()) -> list[tuple]:
@@ -153,5 +153,5 @@ def files(tree: Any) -> st.SearchStrategy[bytes]:
     """A JSON file: the tree changed, its text damaged, or something else altogether."""
     good = json.dumps(tree).encode()
     anything = st.binary(max_size=200) | st.sampled_from(HOSTILE).map(lambda raw: raw.text.encode())
-    changed = trees(tree).map(lambda made: written(made).encode("utf-8", "surrogatepass"))
+    changed = trees(tree).map(lambda made: render(made).encode("utf-8", "surrogatepass"))
     return st.one_of(changed, changed, changed, damaged(good), anything)
