@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
-from parity_tests.input.mutations import Files, Raw, damaged, render, trees
+from parity_tests.input.mutations import Files, Raw, damage, render, trees
 from parity_tests.runs.checkpoints import DTYPES, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Files:
     names = draw(st.sampled_from([[name] for name in FILES.values()] + [list(FILES.values())]))
     header, data = parts(files[names[0]])
     if way == "bytes":
-        content = draw(damaged(files[names[0]]) | st.binary(max_size=100))
+        content = draw(damage(files[names[0]]) | st.binary(max_size=100))
         changed = {**files, **dict.fromkeys(names, content)}
         return signed(changed) if draw(st.booleans()) else changed
     if way in ("renamed", "reshaped"):
@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn) -> Files:
             tensor = draw(st.sampled_from(sorted(header)))
             header = {**header, tensor: draw(st.sampled_from(CLAIMS))}
         case "data":
-            data = draw(damaged(data))
+            data = draw(damage(data))
     return signed({**files, **{name: whole(header, data, length) for name in names}})
 
 

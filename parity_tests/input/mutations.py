@@ -125,7 +125,7 @@ def _without(value: Any, key: Any) -> Any:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, good: bytes) -> bytes:
+def damage(draw: st.DrawFn, good: bytes) -> bytes:
     """The bytes with up to four places flipped, lost, doubled, zeroed or overwritten."""
     content = good
     for _ in range(draw(st.integers(1, 4))):
@@ -154,4 +154,4 @@ def files(tree: Any) -> st.SearchStrategy[bytes]:
     good = json.dumps(tree).encode()
     anything = st.binary(max_size=200) | st.sampled_from(HOSTILE).map(lambda raw: raw.text.encode())
     changed = trees(tree).map(lambda made: render(made).encode("utf-8", "surrogatepass"))
-    return st.one_of(changed, changed, changed, damaged(good), anything)
+    return st.one_of(changed, changed, changed, damage(good), anything)

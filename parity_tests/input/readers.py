@@ -29,7 +29,7 @@ from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from parity_tests.input import hostile_checkpoints
-from parity_tests.input.mutations import Files, damaged, files
+from parity_tests.input.mutations import Files, damage, files
 from parity_tests.runs.checkpoints import assert_same
 
 CONFIG = from_flags(
@@ -129,7 +129,7 @@ def same_log(rows: list[dict[str, Any]], folder: Path) -> bool:
 def logs() -> st.SearchStrategy[Files]:
     good = "\n".join(map(json.dumps, LOG)).encode()
     lines = st.lists(st.sampled_from(LOG).flatmap(files), max_size=5).map(b"\n".join)
-    return alone("log.jsonl", lines | damaged(good))
+    return alone("log.jsonl", lines | damage(good))
 
 
 def tokens() -> st.SearchStrategy[Files]:
@@ -171,13 +171,13 @@ def caches(draw: st.DrawFn) -> Files:
     sha256, members = cached()
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(members)))
-        members = {**members, name: draw(damaged(members[name]))}
+        members = {**members, name: draw(damage(members[name]))}
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name), content)
     whole = stream.getvalue()
-    return {f"stdlib-{sha256}.npz": draw(damaged(whole)) if draw(st.booleans()) else whole}
+    return {f"stdlib-{sha256}.npz": draw(damage(whole)) if draw(st.booleans()) else whole}
 
 
 def read_cache(folder: Path) -> Corpus:
