@@ -51,7 +51,7 @@ def whole(header: Any, data: bytes, length: int | None = None) -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def signed(files: Files, record: Any = None) -> Files:
+def sign_files(files: Files, record: Any = None) -> Files:
     """With checksums made good, as far as there is anything to sum."""
     tree = json.loads(files[RECORD]) if record is None else record
     if type(tree) is dict and type(tree.get("sha256")) is dict:
@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> Files:
     ways = ("record", "header", "header", "length", "claim", "renamed", "reshaped", "data", "bytes")
     way = draw(st.sampled_from((*ways, "lost")))
     if way == "record":
-        return signed(files, draw(trees(json.loads(files[RECORD]))))
+        return sign_files(files, draw(trees(json.loads(files[RECORD]))))
     if way == "lost":
         lost = draw(st.sampled_from(sorted(files)))
         return {name: content for name, content in files.items() if name != lost}
@@ -81,7 +81,7 @@ def cases(draw: st.DrawFn) -> Files:
     if way == "bytes":
         content = draw(damage(files[names[0]]) | st.binary(max_size=100))
         changed = {**files, **dict.fromkeys(names, content)}
-        return signed(changed) if draw(st.booleans()) else changed
+        return sign_files(changed) if draw(st.booleans()) else changed
     if way in ("renamed", "reshaped"):
         return draw(_alike(files, way))
     length = None
@@ -95,7 +95,7 @@ def cases(draw: st.DrawFn) -> Files:
             header = {**header, tensor: draw(st.sampled_from(CLAIMS))}
         case "data":
             data = draw(damage(data))
-    return signed({**files, **{name: whole(header, data, length) for name in names}})
+    return sign_files({**files, **{name: whole(header, data, length) for name in names}})
 
 
 @st.composite
@@ -119,4 +119,4 @@ def _alike(draw: st.DrawFn, files: Files, way: str) -> Files:
         record["names"] = [new if each == old else each for each in record["names"]]
     elif draw(st.booleans()):
         record["dtype"] = draw(st.sampled_from([*DTYPES, Raw("1")]))
-    return signed(changed, record)
+    return sign_files(changed, record)

@@ -12,7 +12,7 @@ import pytest
 from lockstep.files import tensors
 from lockstep.files.untrusted import open_regular
 from lockstep.run import checkpoint
-from parity_tests.input.hostile_checkpoints import parts, signed, whole
+from parity_tests.input.hostile_checkpoints import parts, sign_files, whole
 from parity_tests.input.hostile_runs import make_run, newest, refused
 from parity_tests.runs.checkpoints import assert_same, state
 
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 
 def sign(path: Path, name: str, content: bytes) -> None:
     files = {file.name: file.read_bytes() for file in path.iterdir()}
-    for each, made in signed({**files, name: content}).items():
+    for each, made in sign_files({**files, name: content}).items():
         (path / each).write_bytes(made)
 
 
