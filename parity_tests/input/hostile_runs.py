@@ -18,7 +18,7 @@ from parity_tests.input.readers import RECORD as CONFIG_JSON
 TERABYTE = 1 << 40
 
 
-def refused(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
+def check_refusal(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
     """In one line with these words, at once, and without a large allocation."""
     with limit(seconds=seconds), pytest.raises(UserError) as caught:
         read()

@@ -20,7 +20,7 @@ from lockstep.run import checkpoint, directory, runlog
 from lockstep.run.checkpoint import FILES, RECORD
 from lockstep.train import trainer
 from parity_tests.input.bounds import limit
-from parity_tests.input.hostile_runs import hollow, make_run, newest, refused
+from parity_tests.input.hostile_runs import check_refusal, hollow, make_run, newest
 from parity_tests.input.readers import CONFIG, TRAIN
 from parity_tests.input.readers import RECORD as CONFIG_JSON
 from parity_tests.runs.checkpoints import state
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_terabyte_of_holes(name: str, begin: bytes, run: Path) -> None:
     file, read = READS[name]
     hollow(run / file, begin=begin)
-    refused(lambda: read(run), Path(file).name)
+    check_refusal(lambda: read(run), Path(file).name)
 
 
 @pytest.mark.parametrize("name", ["config", "state", "plan", "result"])
@@ -72,7 +72,7 @@ def test_a_terabyte_of_holes(name: str, begin: bytes, run: Path) -> None:
 def test_json_that_is_none_of_ours(name: str, text: bytes, run: Path) -> None:
     file, read = READS[name]
     (run / file).write_bytes(text)
-    refused(lambda: read(run), Path(file).name)
+    check_refusal(lambda: read(run), Path(file).name)
 
 
 @pytest.mark.parametrize("name", ["config", "state", "plan", "result"])
@@ -80,12 +80,12 @@ def test_a_gigabyte_of_json(name: str, run: Path) -> None:
     """Real bytes at both ends; the rest need not be written for its size to be seen."""
     file, read = READS[name]
     hollow(run / file, size=10**9, begin=b'{"a": "')
-    refused(lambda: read(run), Path(file).name, "too large")
+    check_refusal(lambda: read(run), Path(file).name, "too large")
 
 
 def test_a_gigabyte_of_log(run: Path) -> None:
     hollow(run / "log.jsonl", size=10**9)
-    refused(
+    check_refusal(
         lambda: list(runlog.rows(run / "log.jsonl")), "log.jsonl", "too large", "move it elsewhere"
     )
 
@@ -115,7 +115,7 @@ def test_what_is_no_file(name: str, kind: str, run: Path) -> None:
             path.symlink_to("/dev/zero")
         case _:
             path.symlink_to(path.name)  # a loop
-    refused(lambda: read(run))
+    check_refusal(lambda: read(run))
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -125,14 +125,14 @@ def test_a_link_out_of_the_run(name: str, run: Path, tmp_path: Path) -> None:
     read(run)
     (run / file).rename(tmp_path / "elsewhere")
     (run / file).symlink_to(tmp_path / "elsewhere")
-    refused(lambda: read(run), "link")
+    check_refusal(lambda: read(run), "link")
 
 
 @pytest.mark.parametrize("name", directory.OWNED)
 def test_a_run_with_a_link_is_not_read(name: str, run: Path, tmp_path: Path) -> None:
     (run / name).rename(tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
-    refused(lambda: directory.read_record(run), name, "link")
+    check_refusal(lambda: directory.read_record(run), name, "link")
 
 
 def test_a_linked_checkpoint_is_none(run: Path, tmp_path: Path) -> None:
@@ -162,12 +162,12 @@ def test_links_are_not_written_through(run: Path, tmp_path: Path) -> None:
 def test_a_checksum_is_no_path(where: str, run: Path) -> None:
     """It names a file in the cache."""
     (run / "config.json").write_text(json.dumps(CONFIG_JSON | {"data_sha256": where}))
-    refused(lambda: directory.read_record(run), "config.json")
+    check_refusal(lambda: directory.read_record(run), "config.json")
 
 
 @pytest.mark.parametrize("data", ["a\0.txt", "\ud800.txt", "/dev/zero", 300 * "x" + ".txt"])
 def test_data_that_no_file_can_be_named(data: str) -> None:
-    refused(lambda: corpus.load(data), "--data")
+    check_refusal(lambda: corpus.load(data), "--data")
 
 
 # --- what would take memory before the weights say how much
@@ -188,7 +188,7 @@ def test_a_run_that_says_it_is_huge(change: dict[str, Any], run: Path) -> None:
     for section in record["config"].values():
         section |= {name: value for name, value in change.items() if name in section}
     (run / "config.json").write_text(json.dumps(record))
-    refused(lambda: trainer.restore(directory.read_record(run).config, run, print))
+    check_refusal(lambda: trainer.restore(directory.read_record(run).config, run, print))
 
 
 def test_the_deepest_model_has_a_record_and_a_header_that_are_read(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_refused_can_fail(tmp_path: Path) -> None:
     ]  # fmt: skip
     for read in wrong:
         with pytest.raises(BaseException) as caught:
-            refused(read, seconds=1.0)
+            check_refusal(read, seconds=1.0)
         assert not isinstance(caught.value, UserError)
 
 

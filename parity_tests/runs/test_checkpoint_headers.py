@@ -13,7 +13,7 @@ from lockstep.files import tensors
 from lockstep.files.untrusted import open_regular
 from lockstep.run import checkpoint
 from parity_tests.input.hostile_checkpoints import parts, sign_files, whole
-from parity_tests.input.hostile_runs import make_run, newest, refused
+from parity_tests.input.hostile_runs import check_refusal, make_run, newest
 from parity_tests.runs.checkpoints import assert_same, state
 
 
@@ -60,14 +60,14 @@ def test_a_header_that_lies(header: Any, length: int | None, words: list[str], r
     path = newest(run)
     _, data = parts((path / "mu.safetensors").read_bytes())
     sign(path, "mu.safetensors", whole(header, data, length))
-    refused(lambda: checkpoint.load(path), "mu.safetensors", *words)
+    check_refusal(lambda: checkpoint.load(path), "mu.safetensors", *words)
 
 
 def test_a_header_alone_of_100_megabytes(run: Path) -> None:
     path = newest(run)
     content = (10**8).to_bytes(8, "little") + b"[" * 10**8
     (path / "mu.safetensors").write_bytes(content)
-    refused(lambda: checkpoint.load(path), "mu.safetensors")
+    check_refusal(lambda: checkpoint.load(path), "mu.safetensors")
 
 
 def test_signing_alone_is_accepted(run: Path) -> None:
@@ -92,4 +92,4 @@ def test_a_file_that_is_cut_short_while_it_is_read(
         return stream
 
     monkeypatch.setattr(tensors, "open_regular", cut)
-    refused(lambda: checkpoint.load(path), "weights.safetensors", "damaged")
+    check_refusal(lambda: checkpoint.load(path), "weights.safetensors", "damaged")
