@@ -79,7 +79,7 @@ def same_config(config: Config, _: Path) -> bool:
 
 
 @functools.cache
-def saved() -> Files:
+def run_files() -> Files:
     """A whole checkpoint of `CONFIG`."""
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save(Path(folder), replace(initial_state(CONFIG), step=3), keep=1)
@@ -221,7 +221,7 @@ def measured() -> dict[str, Any]:
     return next(row for name, row in rows if name.startswith("frameworks-jax-"))
 
 
-RUN = st.builds(lambda config: {"config.json": config, **saved()}, files(RECORD))
+RUN = st.builds(lambda config: {"config.json": config, **run_files()}, files(RECORD))
 READERS = [
     Reader("checkpoint", "state.json, safetensors headers and bytes, checksums made good",
            hostile_checkpoints.cases(), checkpoint.load, same_checkpoint),
