@@ -155,7 +155,7 @@ def same_data(data: Corpus, folder: Path) -> bool:
 
 
 @functools.cache
-def cached() -> tuple[str, dict[str, bytes]]:
+def cache_files() -> tuple[str, dict[str, bytes]]:
     """The SHA-256 of a small library, and the arrays of its cache as .npy files."""
     train, val = (np.arange(n, dtype=np.uint8) for n in (50, 20))
     data, members = corpus._corpus(train, val, "a library"), {}
@@ -168,7 +168,7 @@ def cached() -> tuple[str, dict[str, bytes]]:
 
 @st.composite
 def caches(draw: st.DrawFn) -> Files:
-    sha256, members = cached()
+    sha256, members = cache_files()
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(members)))
         members = {**members, name: draw(damage(members[name]))}
@@ -181,7 +181,7 @@ def caches(draw: st.DrawFn) -> Files:
 
 
 def read_cache(folder: Path) -> Corpus:
-    sha256, _ = cached()
+    sha256, _ = cache_files()
     with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
         data = corpus.load_cached(sha256)
     if data is None:  # which is how this reader refuses
@@ -231,7 +231,7 @@ READERS = [
     Reader("log", "lines of log.jsonl, read and resumed from", logs(), read_log, same_log),
     Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
     Reader("cache", "the standard library's cached tokens", caches(), read_cache,
-           lambda data, _: data.sha256 == cached()[0]),
+           lambda data, _: data.sha256 == cache_files()[0]),
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
            alone("config.json", files(LLAMA) | files(GPT2)), read_plan,
            lambda text, _: "recommended" in text or "nothing fits" in text),
