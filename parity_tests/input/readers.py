@@ -216,7 +216,7 @@ def patterns() -> st.SearchStrategy[Files]:
 
 
 @functools.cache
-def measured() -> dict[str, Any]:
+def result_row() -> dict[str, Any]:
     rows = results.read(ROOT / "benchmarks" / "results" / "cpu.jsonl").items()
     return next(row for name, row in rows if name.startswith("frameworks-jax-"))
 
@@ -240,7 +240,7 @@ READERS = [
            lambda folder: results.read(folder / "power.json"),
            lambda found, _: type(found) is dict),
     Reader("report", "a cell of a benchmark's report",
-           alone("a.jsonl", st.deferred(lambda: files(measured()))),
+           alone("a.jsonl", st.deferred(lambda: files(result_row()))),
            lambda folder: report.tables(folder / "a.jsonl"),
            lambda found, _: all(type(text) is str for text in found.values())),
 ]  # fmt: skip
