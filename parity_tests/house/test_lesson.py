@@ -38,7 +38,7 @@ TYPED = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
 CODE = [cell for cell in MADE["cells"] if cell["cell_type"] == "code"]
 
 
-def tagged(cell: dict[str, Any], tag: str) -> bool:
+def has_tag(cell: dict[str, Any], tag: str) -> bool:
     return tag in cell["metadata"].get("tags", [])
 
 
@@ -87,7 +87,7 @@ def test_a_notebook_has_the_form_that_jupyter_reads() -> None:
     nbformat.validate(MADE)
     names = [cell["id"] for cell in MADE["cells"]]
     assert len(set(names)) == len(names)
-    assert [cell["id"] for cell in CODE if not tagged(cell, "setup")] == lesson.code_cells()
+    assert [cell["id"] for cell in CODE if not has_tag(cell, "setup")] == lesson.code_cells()
 
 
 def test_page_and_notebook_have_what_is_theirs() -> None:
@@ -105,7 +105,7 @@ def test_page_and_notebook_have_what_is_theirs() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine["DEVICE"])
 def test_every_command_parses(machine: dict[str, str]) -> None:
-    cells = [cell for cell in CODE if not tagged(cell, "setup")]
+    cells = [cell for cell in CODE if not has_tag(cell, "setup")]
     found = [command.format(**machine) for cell in cells for command in commands_of(cell)]
     typed = [line for block in TYPED for line in block.splitlines()]
     assert len(found) > 15 and len(typed) == 3
@@ -131,7 +131,7 @@ def test_each_failure_point_has_its_command_and_its_verdict() -> None:
         for command in commands_of(cell):
             if "--bug" in command:
                 name = command.split("--bug ")[1].split()[0]
-                found[tagged(cell, "slow")][name] = verdict(RESULT[cell["id"]]["output"])
+                found[has_tag(cell, "slow")][name] = verdict(RESULT[cell["id"]]["output"])
     assert found == {False: CLASSIC, True: HIDDEN}
 
 
