@@ -46,7 +46,7 @@ def commands_of(cell: dict[str, Any]) -> list[str]:
     return [line[1:].strip() for line in cell["source"] if line.startswith("!")]
 
 
-def refused(command: str) -> str:
+def refusal(command: str) -> str:
     """Why a command cannot be right; empty if it can."""
     program, *words = shlex.split(command)
     if program == "python":
@@ -109,7 +109,7 @@ def test_every_command_parses(machine: dict[str, str]) -> None:
     found = [command.format(**machine) for cell in cells for command in commands_of(cell)]
     typed = [line for block in TYPED for line in block.splitlines()]
     assert len(found) > 15 and len(typed) == 3
-    assert {command: refused(command) for command in found + typed if refused(command)} == {}
+    assert {command: refusal(command) for command in found + typed if refusal(command)} == {}
 
 
 @pytest.mark.parametrize("wrong", [
@@ -121,7 +121,7 @@ def test_every_command_parses(machine: dict[str, str]) -> None:
     "python -m benchmarks.run nothing",
 ])  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str) -> None:
-    assert refused(wrong)
+    assert refusal(wrong)
 
 
 def test_each_failure_point_has_its_command_and_its_verdict() -> None:
