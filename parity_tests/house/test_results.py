@@ -48,13 +48,13 @@ def test_a_row_says_where_it_was_measured() -> None:
     assert {"numpy", "jax", "torch"} <= set(found["versions"])
 
 
-def committed() -> Iterator[Path]:
+def committed_files() -> Iterator[Path]:
     for folder in process.RESULTS:
         yield from (ROOT / folder).glob("*")
 
 
 def test_every_committed_row_has_its_origin_and_its_part() -> None:
-    files = [path for path in committed() if path.is_file()]
+    files = [path for path in committed_files() if path.is_file()]
     assert {path.suffix for path in files} == {".jsonl"}
     assert all(results.read(file) for file in files)
     assert {str(file.relative_to(ROOT)) for file in files} == {part.file for part in PARTS}
