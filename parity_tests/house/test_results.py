@@ -152,17 +152,20 @@ def test_other_libraries_or_another_cpu_measure_again() -> None:
 # --- bounds
 
 
-def judged(rule: str, bound: float, policy: str = "fp64") -> dict[str, Any]:
+def judged_row(rule: str, bound: float, policy: str = "fp64") -> dict[str, Any]:
     return {"name": rule, "policy": policy, "worst": {"rule": rule, "bound": bound, "figure": 0.0}}
 
 
 def test_todays_bounds_are_not_remarked_on() -> None:
-    same = [judged("relative gap", tolerances.NORM.bound), judged("a check that allows nothing", 0)]
+    same = [
+        judged_row("relative gap", tolerances.NORM.bound),
+        judged_row("a check that allows nothing", 0),
+    ]
     assert bounds.remark(same) == ""
 
 
 def test_another_bound_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [judged("relative gap", tolerances.NORM.bound), judged("of no constant", 123.0)]
+    rows = [judged_row("relative gap", tolerances.NORM.bound), judged_row("of no constant", 123.0)]
     assert "1 of 2 rows** (of no constant 123, now" in bounds.remark(rows)
     monkeypatch.setattr(tolerances, "NORM", Tolerance(**vars(tolerances.NORM) | {"bound": 1e-9}))
     assert "2 of 2 rows** (relative gap 1e-12, now 1e-09;" in bounds.remark(rows)
