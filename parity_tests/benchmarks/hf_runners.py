@@ -10,7 +10,7 @@ from parity_tests.pair import perturbed
 PEERS: dict[str, Any] = {"hf-trainer": hf_trainer, "accelerate": accelerate_loop}
 
 
-def loaded(peer: str, config: Config, state: TrainState | None = None) -> Any:
+def load_runner(peer: str, config: Config, state: TrainState | None = None) -> Any:
     runner = PEERS[peer].build(config)
     runner.load(state or perturbed(config))
     return runner

@@ -24,7 +24,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.verdict import Verdict
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
-from parity_tests.benchmarks.hf_runners import PEERS, loaded
+from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.benchmarks.peers import CURVES, Sides, assert_same_end, equal_runs
 from parity_tests.benchmarks.peers import sides as sides
 from parity_tests.pair import start, toy, window
@@ -127,7 +127,7 @@ def on_windows(runner: Any, windows: np.ndarray) -> list[StepResult]:
 @pytest.mark.parametrize("peer", PEERS)
 def test_a_skipped_step_moves_the_scale_alone(peer: str, fp16_on_cpu: None) -> None:
     config, state, windows = overflowing()
-    twin, runner = start("torch", config, state), loaded(peer, config, state)
+    twin, runner = start("torch", config, state), load_runner(peer, config, state)
     ours, theirs = on_windows(twin, windows), on_windows(runner, windows)
     assert [step for step, result in enumerate(ours, 1) if result.skipped] == [3, 4, 10]
     for a, b in zip(ours, theirs):
@@ -147,6 +147,6 @@ def test_a_schedule_that_counts_steps_runs_ahead(
     rates = [*learning_rates(config.optim), 0.0]
     counting = partial(LambdaLR, lr_lambda=rates.__getitem__)
     monkeypatch.setattr(hf_state, "schedule", lambda optimizer, config: counting(optimizer))
-    results = on_windows(loaded(peer, config, state), windows)
+    results = on_windows(load_runner(peer, config, state), windows)
     assert any(result.skipped for result in results)
     assert [result.lr for result in results] == rates[:-1]

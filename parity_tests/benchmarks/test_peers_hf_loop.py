@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from parity_tests.benchmarks.hf_runners import PEERS, loaded
+from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.pair import perturbed, run, toy, window
 
 
 def test_results_may_be_read_late() -> None:
     config = toy("gpt2", policy="fp32", steps=4, accum=2)
-    at_once = run(loaded("hf-trainer", config), config)
-    runner = loaded("hf-trainer", config)
+    at_once = run(load_runner("hf-trainer", config), config)
+    runner = load_runner("hf-trainer", config)
     waiting = [runner.step(runner.place(window(config, step))) for step in range(4)]
     assert runner.state().step == 4  # waits for all that was started
     assert [wait() for wait in waiting] == at_once
@@ -22,7 +22,7 @@ def test_results_may_be_read_late() -> None:
 
 def test_a_crash_reaches_who_waits() -> None:
     config = toy("gpt2", policy="fp32")
-    runner = loaded("hf-trainer", config)
+    runner = load_runner("hf-trainer", config)
     run(runner, config, range(1))
     unknown = window(config, 1) + config.model.vocab
     with pytest.raises(IndexError, match="out of range"):
@@ -36,7 +36,7 @@ def test_a_crash_reaches_who_waits() -> None:
 
 def test_no_step_after_the_last() -> None:
     config = toy("gpt2", policy="fp32", steps=2)
-    runner = loaded("hf-trainer", config)
+    runner = load_runner("hf-trainer", config)
     run(runner, config)
     with pytest.raises(RuntimeError, match="all its steps are taken"):
         run(runner, config, range(1))
@@ -44,7 +44,7 @@ def test_no_step_after_the_last() -> None:
 
 def test_the_thread_ends_with_its_runner() -> None:
     config = toy("gpt2", policy="fp32")
-    runner = loaded("hf-trainer", config)
+    runner = load_runner("hf-trainer", config)
     run(runner, config, range(2))
     runner.evaluate(window(config, 1))
     runner.state()
@@ -58,7 +58,10 @@ def test_the_thread_ends_with_its_runner() -> None:
 def test_the_one_loaded_last_counts() -> None:
     """Accelerate's state is the process's: a step of the other would be under its settings."""
     config = toy("gpt2", policy="fp32", accum=2)
-    first, _ = loaded("accelerate", config), loaded("hf-trainer", config.replace(policy="bf16"))
+    first, _ = (
+        load_runner("accelerate", config),
+        load_runner("hf-trainer", config.replace(policy="bf16")),
+    )
     with pytest.raises(RuntimeError, match="load this one again"):
         run(first, config, range(1))
     first.load(perturbed(config))
@@ -72,7 +75,7 @@ def test_nothing_is_printed_or_written(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     config = toy("gpt2", policy="bf16", accum=2, steps=2)
-    runner = loaded(peer, config)
+    runner = load_runner(peer, config)
     run(runner, config)
     runner.evaluate(window(config, 1))
     assert capfd.readouterr() == ("", "")
@@ -89,9 +92,9 @@ def test_compiled_equals_eager(peer: str, monkeypatch: pytest.MonkeyPatch) -> No
     torch._dynamo.reset()
     counters.clear()
     config = toy("gpt2", policy="fp64", accum=2, steps=3, n_layer=2)
-    eager = run(loaded(peer, config), config)
+    eager = run(load_runner(peer, config), config)
     config = config.replace(compile=True)
-    runner = loaded(peer, config)
+    runner = load_runner(peer, config)
     runner.prepare()
     graphs = counters["stats"]["unique_graphs"]
     traced = run(runner, config)

@@ -11,7 +11,7 @@ from benchmarks.peers import hf_model
 from lockstep.errors import UserError
 from lockstep.model.params import initial
 from lockstep.parity.compare import changed_tensors
-from parity_tests.benchmarks.hf_runners import PEERS, loaded
+from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.pair import perturbed, run, start, toy, window
 
 
@@ -34,7 +34,7 @@ def test_a_state_comes_back_as_it_went_in(peer: str) -> None:
     config = toy("gpt2", policy="fp32")
     mu, nu = (initial(config.model, seed) for seed in (1, 2))
     state = replace(perturbed(config), mu=mu, nu=nu)
-    back = loaded(peer, config, state).state()
+    back = load_runner(peer, config, state).state()
     assert changed_tensors(state, back) == []
     assert (back.step, back.updates, back.loss_scale, back.good_steps) == (0, 0, 1.0, 0)
 
@@ -43,7 +43,7 @@ def test_a_state_comes_back_as_it_went_in(peer: str) -> None:
 def test_only_step_0_is_loaded(peer: str) -> None:
     config = toy("gpt2", policy="fp32")
     with pytest.raises(UserError, match="^step 3: .*; load a state at step 0$"):
-        loaded(peer, config, replace(perturbed(config), step=3, updates=3))
+        load_runner(peer, config, replace(perturbed(config), step=3, updates=3))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_evaluation_is_ours(peer: str, family: str, flags: dict[str, Any]) -> No
     """And changes nothing: the curve is the one without."""
     config = toy(family, policy="fp32", steps=4, **flags)
     state, tokens = perturbed(config), np.concatenate([window(config, 9), window(config, 10)])
-    ours, theirs = start("torch", config, state), loaded(peer, config, state)
+    ours, theirs = start("torch", config, state), load_runner(peer, config, state)
     assert theirs.evaluate(tokens) == pytest.approx(ours.evaluate(tokens), rel=1e-6)
-    unbroken = run(loaded(peer, config, state), config)
+    unbroken = run(load_runner(peer, config, state), config)
     theirs.load(state)
     parted = run(theirs, config, range(2))
     theirs.evaluate(tokens)
@@ -72,7 +72,7 @@ def test_bf16_full_eval(policy: str) -> None:
     whole = "params=bfloat16,compute=bfloat16,output=float32"
     config = toy("gpt2", policy=policy, eval_policy=whole, steps=4)
     state, tokens = perturbed(config), window(config, 9)
-    runner = loaded("hf-trainer", config, state)
+    runner = load_runner("hf-trainer", config, state)
     found = runner.evaluate(tokens)
     assert changed_tensors(state, runner.state()) == []
     wide, ours = (
