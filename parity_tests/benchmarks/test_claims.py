@@ -14,7 +14,7 @@ from lockstep import results
 from lockstep.errors import UserError
 from parity_tests.benchmarks.test_benchmarks import measured
 from parity_tests.benchmarks.test_benchmarks import result as cell
-from parity_tests.benchmarks.test_experiments import made
+from parity_tests.benchmarks.test_experiments import make_result
 
 Content = dict[str, Any]
 Rows = dict[str, Content]  # of a suite and of the experiments; no name is in both
@@ -60,7 +60,7 @@ def contents() -> Rows:
 
 
 def arm(label: str, framework: str, **fields: Any) -> Content:
-    return made(label, framework, flags=TOY, **fields)
+    return make_result(label, framework, flags=TOY, **fields)
 
 
 def save(rows: Rows, folder: Path) -> Results:

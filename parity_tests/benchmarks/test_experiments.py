@@ -134,7 +134,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) ->
         if len(performed) == stop_after:
             raise KeyboardInterrupt
         performed.append(each.name)
-        content = {**made(each.label, each.framework), **vars(each)}
+        content = {**make_result(each.label, each.framework), **vars(each)}
         results.put(out, [results.row(name, each.device, **content)])
         return "done"
 
@@ -207,7 +207,7 @@ def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
 # --- what is said follows from the figures
 
 
-def made(label: str, framework: str = "torch", **changed: Any) -> Result:
+def make_result(label: str, framework: str = "torch", **changed: Any) -> Result:
     """A result, by default of a run like any other."""
     return {
         "label": label, "framework": framework, "steps": 3, "flags": {"batch_size": 8},
@@ -220,7 +220,7 @@ def made(label: str, framework: str = "torch", **changed: Any) -> Result:
 
 def test_policies_are_compared_with_fp32() -> None:
     half: Result = {"tokens_per_second": 2e3, "predicted_bytes": 0, "validation_loss": 3.03}
-    arms = Arms([made("fp32"), made("bf16", **half), made("fp16")])
+    arms = Arms([make_result("fp32"), make_result("bf16", **half), make_result("fp16")])
     assert policies.sentence(arms) == (
         "In torch bf16 took 0.50 of fp32's time and 0.50 of its memory and ended +1.00% off its "
         "validation loss and fp16 took 1.00 of fp32's time and 1.00 of its memory and ended "
@@ -232,19 +232,21 @@ def test_policies_are_compared_with_fp32() -> None:
 
 
 def test_nan_is_said_as_nan_and_what_could_not_run_by_name() -> None:
-    nan = made("bf16", validation_loss=math.nan)
-    assert "ended +nan% off" in policies.sentence(Arms([made("fp32"), nan, made("fp16")]))
+    nan = make_result("bf16", validation_loss=math.nan)
+    assert "ended +nan% off" in policies.sentence(
+        Arms([make_result("fp32"), nan, make_result("fp16")])
+    )
     died = {"label": "fp16", "framework": "jax", "status": "OOM", "why": "exit status -9"}
-    arms = Arms([made("fp32", "jax"), made("bf16", "jax"), died])
+    arms = Arms([make_result("fp32", "jax"), make_result("bf16", "jax"), died])
     assert policies.sentence(arms) == "Not measured: jax fp16: OOM (exit status -9)."
     assert "| fp16 | jax | OOM: exit status -9 |" in policies.table(arms)
     assert policies.sentence(Arms([])) == "Nothing was measured."
 
 
 def test_accumulation_says_who_ended_lower() -> None:
-    whole, most = made(accumulation.WHOLE), made(accumulation.MOST, predicted_bytes=0)
+    whole, most = make_result(accumulation.WHOLE), make_result(accumulation.MOST, predicted_bytes=0)
     for loss, said in ((2.5, "0.5000 nats lower"), (3.25, "0.2500 nats higher")):
-        direct = made(accumulation.DIRECT, validation_loss=loss, tokens_per_second=500.0)
+        direct = make_result(accumulation.DIRECT, validation_loss=loss, tokens_per_second=500.0)
         words = accumulation.sentence(Arms([whole, most, direct]))
         assert said in words
         assert "N=16 took 1.00 of N=1's time and 0.50 of its memory" in words
@@ -271,7 +273,7 @@ def test_whether_remat_is_worth_its_price(block: Any, halves: Any, said: str) ->
 def test_remat_that_alone_fits_is_worth_it() -> None:
     died = {"label": remat.PLAIN, "framework": "torch", "status": "OOM", "why": "no memory",
             "flags": {"batch_size": 8}}  # fmt: skip
-    arms = Arms([died, made(remat.BLOCK), made(remat.HALVES)])
+    arms = Arms([died, make_result(remat.BLOCK), make_result(remat.HALVES)])
     assert remat.sentence(arms).startswith("In torch remat block ran where none did not: worth it")
     assert "OOM: no memory" in remat.table(arms)
 
@@ -293,17 +295,19 @@ FLUSHED: Result = {"weights": {"trained": {"parameters": LOST, "activations": LO
     ],
 )
 def test_without_a_scale_whichever_happens_is_said(none: Any, said: str) -> None:
-    run = made(overflow.NONE, **none)
-    assert overflow.describe_unscaled(run, made(overflow.SINGLE), FLUSHED).startswith(said)
+    run = make_result(overflow.NONE, **none)
+    assert overflow.describe_unscaled(run, make_result(overflow.SINGLE), FLUSHED).startswith(said)
 
 
 def test_overflow_reports_backoff_and_growth() -> None:
     scales = [4.0, 4.0, 2.0]
-    injected = made(overflow.INJECTED, at=1, skipped_steps=[1], loss_scales=scales, unchanged=True)
-    quick = made(overflow.QUICK, loss_scales=[4.0, 8.0, 16.0])
-    flushed = made(overflow.FLUSHED, **FLUSHED)
-    arms = Arms([made(overflow.SINGLE), made(overflow.DYNAMIC), made(overflow.NONE), quick,
-                 injected, flushed])  # fmt: skip
+    injected = make_result(
+        overflow.INJECTED, at=1, skipped_steps=[1], loss_scales=scales, unchanged=True
+    )
+    quick = make_result(overflow.QUICK, loss_scales=[4.0, 8.0, 16.0])
+    flushed = make_result(overflow.FLUSHED, **FLUSHED)
+    plain = [make_result(label) for label in (overflow.SINGLE, overflow.DYNAMIC, overflow.NONE)]
+    arms = Arms([*plain, quick, injected, flushed])
     words = overflow.sentence(arms)
     assert "the injected overflow took the scale from 4 to 2 and left the weights as" in words
     assert "the scale rose from 4 to 16 and cost 0 steps" in words
@@ -317,9 +321,9 @@ def test_overflow_reports_backoff_and_growth() -> None:
 
 def test_when_fp32_says_what_was_lost() -> None:
     errors = {sums.NARROW: [0.5], sums.WIDE: [1e-6]}
-    single = made(when_fp32.SINGLE, lost_share=0.1, lost=[0.1], validation_losses=[3.0, 2.9])
-    half = made(when_fp32.HALF, lost_share=0.9, lost=[0.9], validation_losses=[3.0, 3.1])
-    arms = Arms([single, half, made(when_fp32.SUMS, lengths=[1_000], errors=errors)])
+    single = make_result(when_fp32.SINGLE, lost_share=0.1, lost=[0.1], validation_losses=[3.0, 2.9])
+    half = make_result(when_fp32.HALF, lost_share=0.9, lost=[0.9], validation_losses=[3.0, 3.1])
+    arms = Arms([single, half, make_result(when_fp32.SUMS, lengths=[1_000], errors=errors)])
     words = when_fp32.sentence(arms)
     assert "90.0% of the updates to bf16 weights changed nothing, 10.0% of those to fp32" in words
     assert "by -0.10000 against 0.10000 nats" in words
@@ -338,9 +342,9 @@ def test_every_committed_arm_ran(name: str) -> None:
 
 def test_every_experiment_draws(tmp_path: Path) -> None:
     errors = {sums.NARROW: [0.5, 0.0], sums.WIDE: [1e-6, 0.0]}
-    summed = made(when_fp32.SUMS, lengths=[10, 1_000], errors=errors)
+    summed = make_result(when_fp32.SUMS, lengths=[10, 1_000], errors=errors)
     labels = [overflow.DYNAMIC, overflow.NONE, overflow.QUICK, overflow.INJECTED, overflow.SINGLE]
-    drawn = Arms([summed, *(made(label, lost=[0.1], skipped_steps=[1]) for label in labels)])
+    drawn = Arms([summed, *(make_result(label, lost=[0.1], skipped_steps=[1]) for label in labels)])
     for name, experiment in EXPERIMENTS.items():
         shown = [result for result in drawn.all if name == "when-fp32" or result is not summed]
         assert plot.panels(experiment.panels(Arms(shown)), tmp_path / f"{name}.png")
