@@ -228,7 +228,7 @@ def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
 # --- the report
 
 
-def measured(**changed: Any) -> dict[str, Any]:
+def measurement(**changed: Any) -> dict[str, Any]:
     return dict.fromkeys(results.MEASURED) | {"device": "cpu", "versions": {"numpy": "2"}} | changed
 
 
@@ -236,7 +236,7 @@ def result(**changed: Any) -> dict[str, Any]:
     given = cell(changed.pop("contender", "torch"), **changed.pop("flags", {}))
     return {
         "cell": {**vars(given)}, "config": given.config.to_json(), "status": "ok",
-        "name": given.name, "about": {"device": "cpu"}, "measured": measured(),
+        "name": given.name, "about": {"device": "cpu"}, "measured": measurement(),
         "seconds": {"compile": 1.0, "first step": 1.0}, "seconds_per_step": [0.5, 1.0, 2.0],
         "tokens_per_second": 16.0, "quartiles": [8.0, 32.0], "mfu": None, "peak_bytes": 2**20,
         "reserved_bytes": None, "predicted_bytes": 2**21, "final_loss": 4.0, "loss_scale": 1.0,
@@ -257,8 +257,8 @@ def test_what_computed_the_same_stands_in_one_table() -> None:
         ({"final_loss": 4.0002}, "more than 0.0001"),
         ({"final_loss": float("nan")}, "did not compute the same"),
         ({"about": {"device": "another"}}, "different devices"),
-        ({"measured": measured(device="cuda")}, "different devices"),
-        ({"measured": measured(versions={"numpy": "3"})}, "different versions"),
+        ({"measured": measurement(device="cuda")}, "different devices"),
+        ({"measured": measurement(versions={"numpy": "3"})}, "different versions"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(changed: dict[str, Any], why: str) -> None:

@@ -12,7 +12,7 @@ from benchmarks.claims import CLAIMS, Judge, Results
 from benchmarks.experiments.arm import FRAMEWORKS, TOY
 from lockstep import results
 from lockstep.errors import UserError
-from parity_tests.benchmarks.test_benchmarks import measured
+from parity_tests.benchmarks.test_benchmarks import measurement
 from parity_tests.benchmarks.test_benchmarks import result as cell
 from parity_tests.benchmarks.test_experiments import make_result
 
@@ -65,7 +65,7 @@ def arm(label: str, framework: str, **fields: Any) -> Content:
 
 def save(rows: Rows, folder: Path) -> Results:
     (folder / "all.jsonl").unlink(missing_ok=True)
-    named = [{**row, "name": name, "measured": measured()} for name, row in rows.items()]
+    named = [{**row, "name": name, "measured": measurement()} for name, row in rows.items()]
     results.put(folder / "all.jsonl", named)
     return Results(folder / "all.jsonl", folder / "all.jsonl")
 
