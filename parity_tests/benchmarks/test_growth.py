@@ -15,7 +15,7 @@ DEPTHS = (4, 9, 16, 36)
 SMALL = {"context": 16, "d_model": 16}
 
 
-def kept(measure: Measure) -> dict[str, Curve]:
+def kept_curves(measure: Measure) -> dict[str, Curve]:
     return {
         mode: (DEPTHS, [measure.kept(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
         for mode in growth.MODES
@@ -27,7 +27,7 @@ def broken(found: list[Law]) -> list[str]:
 
 
 def test_memory_follows_depth() -> None:
-    found = laws.depth(kept(Measure("torch", "cpu")))
+    found = laws.depth(kept_curves(Measure("torch", "cpu")))
     assert len(found) == 5 and broken(found) == []
 
 
@@ -37,7 +37,7 @@ def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -
         torch_ref.model, "through_blocks",
         lambda *args, remat: right(*args, remat="block" if remat == "sqrt" else remat),
     )  # fmt: skip
-    wrong = broken(laws.depth(kept(Measure("torch", "cpu"))))
+    wrong = broken(laws.depth(kept_curves(Measure("torch", "cpu"))))
     assert "remat sqrt keeps less than block from 16 layers" in wrong
     assert any("fit" in what or "each sqrt" in what for what in wrong)
 
