@@ -58,7 +58,7 @@ class Measure:
         config = self.config(**flags)
         return self.twin(config).step_bytes(GPT.window(config, 0))
 
-    def kept(self, **flags: Any) -> float:
+    def residuals(self, **flags: Any) -> float:
         """Activation memory in residuals: see `benchmarks.laws`."""
         model = self.config(**flags).model
         grown = self.bytes(**flags, batch_size=MANY) - self.bytes(**flags, batch_size=FEW)
@@ -89,10 +89,10 @@ class Measure:
 def curves(measure: Measure, depths: tuple[int, ...] = DEPTHS) -> dict[str, dict[str, Curve]]:
     """Everything that is plotted: panel -> label -> (x, y)."""
     against_depth: dict[str, Curve] = {
-        mode: (list(depths), [measure.kept(n_layer=n, remat=mode) for n in depths])
+        mode: (list(depths), [measure.residuals(n_layer=n, remat=mode) for n in depths])
         for mode in MODES
     }
-    lengths = [measure.kept(context=t) for t in LENGTHS]
+    lengths = [measure.residuals(context=t) for t in LENGTHS]
     batches = [measure.bytes(batch_size=b) / 2**20 for b in BATCHES]
     splits = [float(measure.bytes(accum=n)) for n in SPLITS]
     return {

@@ -17,7 +17,7 @@ SMALL = {"context": 16, "d_model": 16}
 
 def kept_curves(measure: Measure) -> dict[str, Curve]:
     return {
-        mode: (DEPTHS, [measure.kept(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
+        mode: (DEPTHS, [measure.residuals(n_layer=n, remat=mode, **SMALL) for n in DEPTHS])
         for mode in growth.MODES
     }
 
@@ -44,7 +44,7 @@ def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -
 
 def test_jax_keeps_less_with_sqrt() -> None:
     measure = Measure("jax", "cpu")
-    block, sqrt = (measure.kept(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))
+    block, sqrt = (measure.residuals(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))
     assert sqrt < block
 
 
