@@ -96,24 +96,25 @@ class AccelerateLoop(HuggingFace):
         self.loop = Loop(self.begin(state), self.device, state)
 
     @property
-    def loaded(self) -> Loop:
+    def ready_loop(self) -> Loop:
         assert self.loop, "load a state first"
         self.require_claim()
         return self.loop
 
     def state(self) -> TrainState:
-        return self.loaded.trained.save(self.loaded.steps, self.loaded.accelerator.scaler)
+        loop = self.ready_loop
+        return loop.trained.save(loop.steps, loop.accelerator.scaler)
 
     def prepare(self) -> None:
         if self.config.execution.compile:
-            compile_ahead(lambda: self.loaded.try_step(self.blank_window()[0]))
+            compile_ahead(lambda: self.ready_loop.try_step(self.blank_window()[0]))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
-        return self.loaded.step(window)
+        return self.ready_loop.step(window)
 
     def evaluate(self, batches: np.ndarray) -> float:
         """Mean loss of int32 (M, B, T+1) batches."""
-        return self.loaded.evaluate(self.place(batches))
+        return self.ready_loop.evaluate(self.place(batches))
 
 
 def build(config: Config) -> AccelerateLoop:

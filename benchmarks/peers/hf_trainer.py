@@ -157,27 +157,27 @@ class HFTrainer(HuggingFace):
             gc.collect()  # prepared, a model is part of a cycle, and two need not fit
 
     @property
-    def loaded(self) -> Coroutine[Wait]:
+    def ready_loop(self) -> Coroutine[Wait]:
         assert self.loop, "load a state first"
         self.require_claim()
         return self.loop
 
     def state(self) -> TrainState:
-        return self.loaded.call(self.trainer.save)
+        return self.ready_loop.call(self.trainer.save)
 
     def prepare(self) -> None:
         if self.config.execution.compile:
             try_step = partial(self.trainer.try_step, self.blank_window())
-            self.loaded.call(partial(compile_ahead, try_step))
+            self.ready_loop.call(partial(compile_ahead, try_step))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
-        done = self.loaded.send(window)
+        done = self.ready_loop.send(window)
         return lambda: done()()
 
     def evaluate(self, batches: np.ndarray) -> float:
         """Mean loss of int32 (M, B, T+1) batches: `Trainer.evaluate` on their rows."""
         rows: Any = micro_batches(*halves(batches.reshape(-1, batches.shape[-1])))
-        return self.loaded.call(lambda: self.evaluator().evaluate(rows)["eval_loss"])
+        return self.ready_loop.call(lambda: self.evaluator().evaluate(rows)["eval_loss"])
 
     def evaluator(self) -> Trainer:
         """The one that trains; for `bf16_full_eval` one for a copy of the model.
