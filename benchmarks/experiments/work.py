@@ -68,7 +68,7 @@ def train_on(framework: str, config: Config, state: TrainState, steps: int) -> T
     return built.state()
 
 
-def flushed(arm: Arm) -> Result:
+def measure_flushed(arm: Arm) -> Result:
     """Of the initial weights, and of those after the arm's steps under fp32."""
     config = arm.config
     start = initial_state(config)
@@ -115,7 +115,7 @@ def zero_share(grads: Arrays, exact: Arrays) -> float:
     return lost / sum(int(np.count_nonzero(grad)) for grad in exact.values())
 
 
-def injected(arm: Arm) -> Result:
+def inject_overflow(arm: Arm) -> Result:
     """A token with an infinite embedding stands in the window of the middle step alone.
 
     `unchanged` says that this step moved no weight.
@@ -175,7 +175,8 @@ def unmoved_share(before: TrainState, after: TrainState) -> float:
 
 
 WORKS: dict[str, Callable[[Arm], Result]] = {
-    "train": train, "flushed": flushed, "injected": injected, "updates": updates, "sums": sums,
+    "train": train, "flushed": measure_flushed, "injected": inject_overflow,
+    "updates": updates, "sums": sums,
 }  # fmt: skip
 
 
