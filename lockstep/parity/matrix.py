@@ -64,9 +64,9 @@ def full() -> list[Row]:
 def covering() -> list[Row]:
     """A small set of rows in which every two values of two factors meet.
 
-    But for policy and remat: what is recomputed is a matter of the program, not of its dtypes, so
-    all modes meet float64, and the others only in `full`. Greedy: each row has the most pairs not
-    yet met, and of such rows the values used least.
+    But for policy and remat, policy and layers: what is recomputed or scanned is a matter of the
+    program, not of its dtypes, so all such values meet float64, and the others only in `full`.
+    Greedy: each row has the most pairs not yet met, and of such rows the values used least.
     """
     rows: list[Row] = []
     used: Counter[tuple[str, Any]] = Counter()
@@ -89,7 +89,7 @@ def needed_pairs() -> set[tuple[Any, ...]]:
     return {
         (one, other)
         for one, other in every
-        if (one[0], other[0]) != ("policy", "remat") or one[1] == "fp64"
+        if one[0] != "policy" or one[1] == "fp64" or other[0] not in ("remat", "layers")
     }
 
 

@@ -38,7 +38,7 @@ FOLDER = Path(nanogpt.__file__).parent
 
 def config_of(policy: str, **flags: Any) -> Config:
     """Long enough for bare-jax's attention to leave out what is masked, in two causal blocks."""
-    usual = {"context": 128, "steps": 20, "numerics": "fast"}
+    usual = {"context": 128, "steps": 12, "numerics": "fast"}
     usual |= {"n_layer": 2, "accum": 4} if policy == "fp64" else {"n_layer": 1, "accum": 2}
     return toy("gpt2", policy=policy, **{**usual, **flags})
 
