@@ -121,12 +121,25 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.config.getoption("--device")
 
 
+TWINS = tuple(Side(framework, module) for framework, module in GPT.modules.items())
+
+
 @pytest.fixture(scope="session")
 def sides() -> Iterator[tuple[Side, Side]]:
-    """Our two twins, each in a process of its own, which lives as long as the session."""
-    both = tuple(Side(framework, module) for framework, module in GPT.modules.items())
-    yield both  # type: ignore[misc]
-    for side in both:
+    """Our two twins, each in a process of its own, which starts with the first question."""
+    yield TWINS  # type: ignore[misc]
+    _end_twins()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What does not ask the twins runs without their processes: a compiler's memory is a GB."""
+    if not {"sides", "device"} <= {*getattr(item, "fixturenames", ())}:
+        _end_twins()
+
+
+def _end_twins() -> None:
+    for side in TWINS:
+        side.forget()
         side.close()
 
 

@@ -1,0 +1,53 @@
+"""A side's process: what it answers is its own, and its end is one line."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from lockstep.config import Config, from_flags
+from lockstep.errors import UserError
+from lockstep.parity.side import Side
+from parity_tests.ladder.conv import CONV
+
+
+@pytest.fixture
+def side() -> Iterator[Side]:
+    with closing(Side("torch", CONV.modules["torch"], remember=False)) as side:
+        yield side
+
+
+def config() -> Config:
+    flags = {"model": "tiny", "context": 64, "vocab": 256, "batch_size": 2, "policy": "fp64"}
+    return from_flags({**flags, "device": "cpu"}, accelerator=False)
+
+
+def loss(side: Side) -> float:
+    batch = CONV.window(config(), 0)
+    return float(side.loss_and_grads(config(), CONV.initial(config()), batch)[0][0])
+
+
+def test_a_mutant_ends_with_its_process(side: Side) -> None:
+    """Forked from one nursery, before and after: no mutant is left in another's process."""
+    sound = loss(side)
+    with closing(side.mutant("other-epsilon")) as mutant:
+        assert loss(mutant) != sound
+    with closing(side.mutant("other-momentum")) as harmless:  # to a loss
+        assert loss(harmless) == sound == loss(side)
+
+
+def test_a_process_that_ends_is_one_line(side: Side, capfd: pytest.CaptureFixture[str]) -> None:
+    state = CONV.initial(config())
+    with pytest.raises(UserError, match="^torch: its process ended; see above$"):
+        side.ask("no such question", config(), state, np.zeros(0))
+    assert "AttributeError" in capfd.readouterr().err
+    loss(side)  # and the next one is answered by a new process
+
+
+def test_a_nursery_that_cannot_start_is_one_line() -> None:
+    with (
+        closing(Side("torch", CONV.modules["torch"], environment={"PYTHONHOME": "/none"})) as side,
+        pytest.raises(UserError, match="its process ended"),
+    ):
+        loss(side)
