@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from lockstep.errors import UserError
 
 # FAILED: the command did its work, and the answer is no.
-DONE, FAILED, MISTAKE, DIVERGED, STOPPED = 0, 1, 2, 3, 130
+# INCOMPLETE: not enough was compared for an answer.
+DONE, FAILED, MISTAKE, DIVERGED, INCOMPLETE, STOPPED = 0, 1, 2, 3, 4, 130
 
 
 def exit_status(command: Callable[[], int]) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lockstep.check import command as check
 from lockstep.cli import instruments, sample
 from lockstep.cli.flags import Parser
 from lockstep.doctor import command as doctor
@@ -22,6 +23,6 @@ def _main(argv: Sequence[str] | None) -> int:
 def lockstep_parser() -> Parser:
     parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (sample, doctor, plan, instruments):
+    for module in (check, sample, doctor, plan, instruments):
         module.add(commands)
     return parser

@@ -1,0 +1,41 @@
+"""Causes, computed: an entry of the catalogue is named only if the gap falls to rounding with it.
+
+Each solver gets what both programs computed from the same operands, and looks for one formula that
+gives the reference's value and another that gives the port's. Both must fit to rounding.
+"""
+
+from lockstep.check.causes import attention, backward, glue, initial, loss, modules, optimizer
+from lockstep.check.causes.evidence import Evidence as Evidence
+from lockstep.check.causes.evidence import scene_of
+from lockstep.check.locate import Root
+
+FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
+           attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
+
+
+def explain(roots: list[Root], evidence: Evidence) -> None:
+    """Writes cause and remedy into the roots for which one is found."""
+    for root in roots:
+        found = _cause_of(root, evidence)
+        if found:
+            root.cause, root.remedy = found.text, found.remedy
+
+
+def _cause_of(root: Root, evidence: Evidence):  # type: ignore[no-untyped-def]
+    if root.direction == "update":
+        return optimizer.explain(root, evidence)
+    if root.direction == "initial values":
+        return initial.explain(root, evidence)
+    if root.direction == "backward":
+        return backward.explain(root, evidence)
+    if root.direction != "forward":
+        return None
+    if root.largest.what == "loss":
+        return loss.explain(evidence)
+    scene = scene_of(root.spots[0], evidence)
+    if scene is None:
+        return None
+    for solver in FORWARD:
+        if found := solver(scene):
+            return found
+    return None

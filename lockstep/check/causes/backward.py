@@ -1,0 +1,26 @@
+"""Gradients that are wrong where the forward pass is right."""
+
+import numpy as np
+
+from lockstep.check.causes.evidence import Cause, Evidence
+from lockstep.check.causes.glue import factor_between, name_factor
+from lockstep.check.locate import Root
+
+
+def explain(root: Root, evidence: Evidence) -> Cause | None:
+    """A constant factor, none at all, or a part that is missing."""
+    spot = root.spots[0]
+    if spot.ours is None or spot.theirs is None:
+        return None
+    if not spot.ours.any() and spot.theirs.any():
+        return Cause("no gradient arrives here", "look for stop_gradient, detach, a frozen or unused "
+                     "parameter, or one that is left out of the differentiated tree")  # fmt: skip
+    if spot.ours.any() and not spot.theirs.any():
+        return Cause("the reference has no gradient here", "stop the gradient as the reference does")
+    factors = [factor_between(s.ours, s.theirs) for s in root.spots
+               if s.ours is not None and s.theirs is not None]  # fmt: skip
+    if factors[0] is not None and all(f is not None and np.isclose(f, factors[0]) for f in factors):
+        name = name_factor(factors[0], spot.theirs.shape)
+        return Cause(f"{name} times the reference's gradient, the forward pass being right",
+                     f"multiply by {1 / factors[0]:.6g}")  # fmt: skip
+    return None

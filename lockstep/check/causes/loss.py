@@ -1,0 +1,91 @@
+"""The loss of the same scores: reduction, targets, smoothing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lockstep.check.causes.evidence import Cause, Evidence
+
+SMOOTHINGS = (0.1, 0.05, 0.2)
+
+
+def explain(evidence: Evidence) -> Cause | None:
+    """By cross-entropies of the last scores with each array of whole numbers in the batch."""
+    reference, ours = evidence.reference.about["loss"], evidence.isolated.loss
+    scores = _scores(evidence)
+    if scores is not None:
+        theirs = _first(_losses(scores, evidence), reference)
+        mine = _first(_losses(scores, evidence), ours) if theirs else ""
+        if mine and mine != theirs:
+            return Cause(f"{mine}, for {theirs}", f"compute {theirs}")
+    ratio = ours / reference if reference else 0.0
+    for n in range(2, 5000):
+        for name, value in ((f"{n}", n), (f"1/{n}", 1 / n)):
+            if abs(ratio / value - 1) < 1e-11:
+                return Cause(f"{name} times the reference's loss: a sum for a mean, or another mean",
+                             "reduce by the same mean")  # fmt: skip
+    return None
+
+
+def _scores(evidence: Evidence) -> np.ndarray | None:
+    """The last float output that both programs have: the logits."""
+    for call in reversed(evidence.calls.names):
+        x = evidence.calls.arrays.get(f"act/{call}")
+        if x is not None and x.ndim >= 2:
+            return x
+    return None
+
+
+def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float]]:
+    shifted = scores - scores.max(-1, keepdims=True)
+    log = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    rows = log.reshape(-1, log.shape[-1])
+    for leaf in evidence.reference.group("batch/0").values():
+        if not (leaf == np.round(leaf)).all() or leaf.min() < -100:
+            continue
+        for shift, targets in _targets(leaf, log.shape[:-1]):
+            flat = targets.reshape(-1).astype(int)
+            kept = (flat >= 0) & (flat < rows.shape[1])
+            if not kept.any():
+                continue
+            nll = -rows[kept, flat[kept]]
+            for s_name, values in _smoothed(nll, rows[kept]):
+                for r_name, value in _reduced(values, log.shape):
+                    yield f"{r_name} of the cross-entropy of {shift}{s_name}", value
+
+
+def _targets(leaf: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """Tokens one ahead, and neighbours that are taken for it."""
+    if leaf.shape == shape:
+        yield "the targets", leaf
+    if leaf.ndim == 2 and len(shape) == 2 and leaf.shape[0] == shape[0]:
+        t = shape[1]
+        for by, name in ((1, "the next token"), (0, "the token itself"), (2, "the token after next")):
+            if leaf.shape[1] >= t + by:
+                yield name, leaf[:, by : by + t]
+        yield "the next token, rolled", np.roll(leaf, -1, 1)[:, :t]
+        yield "the former token", np.roll(leaf, 1, 1)[:, :t]
+
+
+def _smoothed(nll: np.ndarray, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    yield "", nll
+    for s in SMOOTHINGS:
+        yield f", smoothed by {s}", (1 - s) * nll - s * rows.mean(-1)
+
+
+def _reduced(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, float]]:
+    total, n = float(values.sum()), values.size
+    yield "mean", total / n
+    yield "sum", total
+    yield "sum over positions, mean over rows", total / shape[0]
+    yield "mean over positions, sum over rows", total / max(shape[-2], 1)
+    yield "mean in bits", total / n / float(np.log(2))
+    yield "mean without the last position", float(
+        values.reshape(shape[0], -1)[:, :-1].mean()) if n == np.prod(shape[:-1]) else np.inf  # fmt: skip
+
+
+def _first(losses: Iterator[tuple[str, float]], target: float) -> str:
+    for name, value in losses:
+        if abs(value - target) <= 1e-11 * abs(target):
+            return name
+    return ""

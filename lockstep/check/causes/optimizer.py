@@ -1,0 +1,237 @@
+"""The optimizer's rule, found from what it did to weights and gradients that are known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from lockstep.check import names
+from lockstep.check.causes.evidence import Cause, Evidence
+from lockstep.check.locate import Root
+from lockstep.check.rungs import by_piece
+
+FIRST = (0.9, 0.8, 0.95, 0.85, 0.5, 0.0)
+SECOND = (0.999, 0.95, 0.99, 0.98, 0.9, 0.9999)
+EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-12, 1e-10, 1e-4, 1e-3, 0.0)
+PLACES = ("outside the root", "inside the root", "before bias correction")
+MOMENTA = (0.0, 0.9, 0.95, 0.99, 0.8, 0.5)
+DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
+LIMITS = (1.0, 0.5, 0.1, 0.25, 2.0, 5.0, 10.0)
+ELEMENTS = 64  # of a tensor, from which a rule is found
+CLOSE = 1e-7  # relative: the weights' own rounding is left in an update
+
+
+@dataclass
+class Sequence:
+    """One tensor's history: (steps, elements) of weights before, gradients and changes."""
+
+    weights: np.ndarray
+    grads: np.ndarray
+    changes: np.ndarray
+    norms: np.ndarray  # (steps,) of all gradients
+
+
+@dataclass
+class Rule:
+    options: dict[str, Any]
+    rates: list[float] = field(default_factory=list)  # by step
+    decay: dict[str, float] = field(default_factory=dict)  # by tensor, decoupled
+    rate: dict[str, float] = field(default_factory=dict)  # by tensor
+
+
+def explain(root: Root, evidence: Evidence) -> Cause | None:
+    """The options in which the two rules differ."""
+    sides = [_histories(evidence, own) for own in (False, True)]
+    if not all(sides):
+        return None
+    theirs, ours = (find_rule(each) for each in sides)
+    if theirs is None:
+        return None
+    if ours is None:
+        return Cause(f"the reference is {_say(theirs.options)}; the port fits no rule known here", "")
+    return compare(theirs, ours, evidence.framework)
+
+
+def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
+    """Label of the scale -> tensor -> its sequence; the port's changes where `own`."""
+    reference, port = evidence.reference, evidence.port
+    labels = sorted({n.split("/")[1] for n in reference.arrays if n.startswith("fed/")})
+    found: dict[str, dict[str, Sequence]] = {}
+    for label in labels:
+        if own and port.begin(port.weights(reference.weights)):
+            return {}
+        steps: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+        norms = []
+        step = 0
+        while f"fed/{label}/{step}/grad/{reference.about['parameters'][0]}" in reference.arrays:
+            before = reference.group(f"fed/{label}/{step}/weights")
+            grads = reference.group(f"fed/{label}/{step}/grad")
+            after = reference.group(f"fed/{label}/{step + 1}/weights")
+            change = {n: after[n] - before[n] for n in reference.about["parameters"]}
+            norms.append(float(np.sqrt(sum((g**2).sum() for g in grads.values()))))
+            pairs = []
+            if own:
+                given = port.weights(before)
+                done = port.update(given, port.grads(grads), step)
+                mine = {n: done[n] - given[n] for n in port.facts["parameters"]}
+                pairs = [(e, a) for _, a, _, e in by_piece(evidence.entries, mine, change)]
+            else:
+                pairs = [(e, b) for _, _, b, e in by_piece(evidence.entries, change_of(evidence),
+                                                           change)]  # fmt: skip
+            for entry, moved in pairs:
+                parts = (entry.reference.take(before), entry.reference.take(grads), moved)
+                steps.setdefault(str(entry.reference), []).append(
+                    tuple(_some(x) for x in parts)  # type: ignore[arg-type]
+                )
+            step += 1
+        found[label] = {
+            name: Sequence(*(np.stack(each) for each in zip(*parts)), np.array(norms))
+            for name, parts in steps.items()
+        }
+    return found
+
+
+def change_of(evidence: Evidence) -> dict[str, np.ndarray]:
+    """Zeros for each of the port's parameters: only the reference's part is wanted."""
+    return {n: np.zeros(evidence.port.shapes[n]) for n in evidence.port.facts["parameters"]}
+
+
+def _some(x: np.ndarray) -> np.ndarray:
+    flat = x.ravel()
+    return flat[:: max(flat.size // ELEMENTS, 1)][:ELEMENTS]
+
+
+def find_rule(histories: dict[str, dict[str, Sequence]]) -> Rule | None:
+    """Adam's options from small gradients, which no clipping reaches; then clipping; then rates."""
+    small, plain, large = (histories.get(label) for label in ("1e-6", "1", "100"))
+    if not (small and plain and large):
+        return None
+    # The tensor with the largest gradients has the least rounding.
+    pick = max(small, key=lambda name: float(np.abs(small[name].grads).max()))
+    for options in _rules():
+        if _solve(options, small[pick]) is None:
+            continue
+        for clip in _clips():
+            whole = {**options, **clip}
+            if all(_solve(whole, each[pick]) is not None for each in (plain, large)):
+                return _rates(whole, plain)
+    return None
+
+
+def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
+    rule = Rule(options)
+    for name, sequence in plain.items():
+        solved = _solve(options, sequence)
+        if solved is None:
+            continue
+        rates, decays = solved
+        rule.rate[name] = rates[-1]
+        rule.decay[name] = max(decays, key=abs)
+        rule.rates = rule.rates or rates
+    return rule
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    for decay in DECAYS:
+        for place, corrected, b1, b2, eps in product(PLACES, (True, False), FIRST, SECOND, EPSILONS):
+            if place == "before bias correction" and not corrected:
+                continue
+            yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": place,
+                   "bias correction": corrected, "L2 in the gradient": decay}  # fmt: skip
+        for momentum, nesterov, dampened in product(MOMENTA, (False, True), (False, True)):
+            if not momentum and (nesterov or dampened):
+                continue
+            yield {"rule": "SGD", "momentum": momentum, "Nesterov": nesterov,
+                   "dampening": dampened, "L2 in the gradient": decay}  # fmt: skip
+
+
+def _clips() -> Iterator[dict[str, Any]]:
+    yield {"clip": "none"}
+    for limit in LIMITS:
+        yield {"clip": f"norm {limit:g}", "clip's epsilon": 1e-6, "_limit": limit}
+        yield {"clip": f"norm {limit:g}", "clip's epsilon": 0.0, "_limit": limit}
+        yield {"clip": f"value {limit:g}", "_value": limit}
+
+
+def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[float]] | None:
+    """Each step's learning rate and decay, if the rule gives the changes; else None."""
+    grads = s.grads
+    if "_limit" in options:
+        factor = options["_limit"] / (s.norms + options["clip's epsilon"])
+        grads = grads * np.minimum(factor, 1.0)[:, None]
+    elif "_value" in options:
+        grads = np.clip(grads, -options["_value"], options["_value"])
+    grads = grads + options["L2 in the gradient"] * s.weights
+    rates, decays = [], []
+    for step, direction in enumerate(_directions(options, grads)):
+        change = s.changes[step]
+        matrix = np.stack([-direction, -s.weights[step]], axis=1)
+        scale = np.linalg.norm(matrix, axis=0)
+        if not scale[0] or not np.isfinite(scale).all():
+            return None
+        scale = np.where(scale > 0, scale, 1.0)
+        (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
+        rest = np.linalg.norm(matrix / scale @ np.array([rate, decay]) - change)
+        rounding = 1e-15 * np.linalg.norm(s.weights[step])
+        if rest > CLOSE * np.linalg.norm(change) * 1e-2 + rounding:
+            return None
+        rate, decay = rate / scale[0], decay / scale[1]
+        significant = abs(decay) * np.linalg.norm(s.weights[step]) > 10 * rounding
+        rates.append(float(rate))
+        decays.append(float(decay / rate) if rate and significant else 0.0)
+    return rates, decays
+
+
+def _directions(options: dict[str, Any], grads: np.ndarray) -> Iterator[np.ndarray]:
+    if options["rule"] == "SGD":
+        buffer = np.zeros_like(grads[0])
+        for step, g in enumerate(grads):
+            mu = options["momentum"]
+            kept = (1 - mu) if options["dampening"] and step else 1.0
+            buffer = mu * buffer + kept * g
+            yield g + mu * buffer if options["Nesterov"] else buffer
+        return
+    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    b1, b2, eps = options["beta1"], options["beta2"], options["eps"]
+    for step, g in enumerate(grads, 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        first = 1 - b1**step if options["bias correction"] else 1.0
+        second = 1 - b2**step if options["bias correction"] else 1.0
+        with np.errstate(all="ignore"):
+            if options["eps is"] == "inside the root":
+                yield m / first / np.sqrt(v / second + eps)
+            elif options["eps is"] == "before bias correction":
+                yield m / first / (np.sqrt(v) + eps) * np.sqrt(second)
+            else:
+                yield m / first / (np.sqrt(v / second) + eps)
+
+
+def compare(theirs: Rule, ours: Rule, framework: str) -> Cause | None:
+    """What differs, options before rates before decay."""
+    said, lines = [], []
+    for key in {**theirs.options, **ours.options}:
+        a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
+        if a != b and not key.startswith("_"):
+            said.append(f"{key} {b}, for {a}")
+            lines.append(f"{key}: {a}")
+    for step, (a, b) in enumerate(zip(theirs.rates, ours.rates)):
+        if abs(a - b) > 1e-6 * max(abs(a), abs(b)):
+            said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
+            lines.append(f"learning rate of step {step}: {a:.6g}")
+            break
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for name in theirs.decay:
+        a, b = f"{theirs.decay[name]:.4g}", f"{ours.decay.get(name, 0.0):.4g}"
+        if a != b:
+            kinds.setdefault((b, a), set()).add(names.wildcard(name.partition("[")[0]))
+    for (b, a), members in kinds.items():
+        listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
+        said.append(f"weight decay {b}, for {a}, of {listed}")
+        lines.append(f"weight decay {a} for {listed}")
+    return Cause("; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+
+
+def _say(options: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in options.items() if not k.startswith("_"))

@@ -1,0 +1,199 @@
+"""From figures to roots: what is itself wrong, and what only follows from it."""
+
+from dataclasses import dataclass, field
+
+from lockstep.check import names
+from lockstep.check.modules import Calls
+from lockstep.check.rungs import Rung, Spot
+
+ISOLATED = {"2": "2i", "3": "3i"}
+
+
+@dataclass
+class Root:
+    """One cause of difference, in as many layers as it shows in."""
+
+    rung: str
+    where: str
+    direction: str  # forward, backward, update, initial values, mapping, loss curves
+    spots: list[Spot]
+    names: list[str]  # the places, for --accept
+    largest: Spot
+    cause: str = ""
+    remedy: str = ""
+    hints: list[str] = field(default_factory=list)
+    everywhere: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}, {self.direction}"
+
+
+def find_roots(
+    rungs: list[Rung], calls: Calls, pairs: dict[str, str], partnerless: list[str]
+) -> tuple[list[Root], int]:
+    """The roots, first in the order of the program, and how many findings follow from them."""
+    by_number = {rung.number: rung for rung in rungs}
+    forward = _fold_inputs(by_number["2i"].spots if "2i" in by_number else [], calls)
+    backward = by_number["3i"].spots if "3i" in by_number else []
+    suspects = _suspects(forward, calls)
+    own = [spot for spot in backward if not _follows(spot, forward, suspects, calls)]
+    own = _first_backward(own)
+    roots = _group(forward, "forward", calls, partnerless) + _group(own, "backward", calls, [])
+    updates = by_number["4i"].spots if "4i" in by_number else []
+    roots += group_updates(updates)
+    initial = by_number["0"].spots if "0" in by_number else []
+    if initial:
+        roots.append(_root_of("0", _listed(initial), "initial values", initial))
+    found = sum(len(rung.spots) for rung in rungs)
+    inside = sum(len(root.spots) for root in roots)
+    if not any(root.rung in ("2i", "3i", "4i", "1") for root in roots):
+        roots += _free(by_number)
+        inside = sum(len(root.spots) for root in roots)
+    return roots, max(found - inside, 0)
+
+
+def _free(rungs: dict[str, Rung]) -> list[Root]:
+    """What only the free runs show: the first of them, for the others follow."""
+    for number, direction in (("2", "forward"), ("3", "backward"), ("8", "loss curves")):
+        spots = rungs[number].spots if number in rungs else []
+        if spots:
+            first = spots[:1]
+            return [_root_of(number, first[0].where, direction, first)]
+    return []
+
+
+def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
+    largest = max(spots, key=lambda spot: spot.figure)
+    places = sorted({spot.where for spot in spots})
+    return Root(rung, where, direction, spots, places, largest)
+
+
+def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
+    """Modules that are fed the same wrong value count once, by the first."""
+    parents, kept = calls.parents(), []
+    for spot in spots:
+        twins = [
+            other for other in kept
+            if spot.what == other.what == "input" and spot.ours is not None
+            and other.ours is not None and spot.ours.shape == other.ours.shape
+            and (spot.ours == other.ours).all()
+            and parents.get(spot.where) == parents.get(other.where)
+        ]  # fmt: skip
+        if not twins:
+            kept.append(spot)
+    return kept
+
+
+def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
+    """The calls whose cotangent passes a place where the forward pass is wrong."""
+    parents = calls.parents()
+    children: dict[str, list[str]] = {}
+    for call in calls.names:
+        children.setdefault(parents[call], []).append(call)
+    ended = {call: at for at, call in enumerate(calls.names)}
+    found: set[str] = set()
+    for spot in forward:
+        if spot.what == "loss":
+            found |= set(children.get("", [])) | {"(root)"}
+            last = children.get("(root)", [])
+            found |= set(last)
+            continue
+        inner = parents.get(spot.where, "") if spot.what == "input" else spot.where
+        found |= set(children.get(inner, []))
+        call = spot.where
+        while call:
+            siblings = children.get(parents.get(call, ""), [])
+            found |= {s for s in siblings if ended[s] < ended[call]}
+            call = parents.get(call, "")
+        found.add(spot.where)
+    return found
+
+
+def _follows(spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls) -> bool:
+    if spot.what == "cotangent":
+        return spot.where in suspects
+    owner = ".".join(names.segments(spot.where.partition("[")[0])[:-1])
+    owners = {owner, *(".".join(names.segments(a)[:-1])
+                       for a in calls.aliases.get(spot.where.partition("[")[0], []))}  # fmt: skip
+    if any(root.where.partition("#")[0] in owners for root in forward):
+        return True
+    # A parameter that no module of its own uses belongs to whoever holds it.
+    called = {call.partition("#")[0] for call in calls.names}
+    return bool(forward) and not owners & called
+
+
+def _first_backward(spots: list[Spot]) -> list[Spot]:
+    """With gradients of parameters wrong, what arrives there is told by them."""
+    cotangents = [spot for spot in spots if spot.what == "cotangent"]
+    return cotangents + [spot for spot in spots if spot.what == "gradient"]
+
+
+def _group(
+    spots: list[Spot], direction: str, calls: Calls, partnerless: list[str]
+) -> list[Root]:
+    """The same place in several layers is one root."""
+    groups: dict[str, list[Spot]] = {}
+    for spot in spots:
+        groups.setdefault(_place(spot, calls), []).append(spot)
+    roots = []
+    for place, members in groups.items():
+        root = _root_of(members[0].rung, place, direction, members)
+        root.everywhere = _in_all_layers(members, calls)
+        root.hints = _hints(members[0], calls, partnerless)
+        roots.append(root)
+    return roots
+
+
+def _place(spot: Spot, calls: Calls) -> str:
+    """In words, for all layers at once."""
+    here = names.wildcard(spot.where.partition("[")[0])
+    if spot.what == "loss":
+        return "loss"
+    if spot.what == "gradient":
+        return here
+    if spot.what == "input":
+        before = calls.before().get(spot.where, "")
+        parent = calls.parents().get(spot.where, "")
+        if before:
+            return f"between {names.wildcard(before)} and {here}"
+        return f"{names.wildcard(parent) or '(root)'}, before {here}"
+    inner = [call for call, parent in calls.parents().items() if parent == spot.where]
+    if spot.what == "cotangent":
+        return f"what uses {here}"
+    return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
+
+
+def _in_all_layers(spots: list[Spot], calls: Calls) -> bool:
+    place = names.wildcard(spots[0].where)
+    alike = [call for call in calls.names if names.wildcard(call) == place]
+    return len(alike) > 1 and len(spots) >= len(alike)
+
+
+def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
+    """The reference's modules that have no partner and are called where the port is wrong."""
+    parent = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
+    inside = [r for r in partnerless if calls.parents().get(r) == parent]
+    return [f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside]
+
+
+def group_updates(spots: list[Spot]) -> list[Root]:
+    """One root for the optimizer: which tensors, at which scale of the gradients, from which step."""
+    if not spots:
+        return []
+    tensors = sorted({spot.note for spot in spots})
+    root = _root_of("4i", _update_place(spots, tensors), "update", spots)
+    root.names = ["optimizer", *tensors]
+    return [root]
+
+
+def _update_place(spots: list[Spot], tensors: list[str]) -> str:
+    kinds = sorted({names.wildcard(t.partition("[")[0]) for t in tensors})
+    listed = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
+    first = spots[0].where.split(", ")[1:]
+    return f"optimizer, {listed}, from {', '.join(first)}"
+
+
+def _listed(spots: list[Spot]) -> str:
+    kinds = sorted({names.wildcard(spot.where) for spot in spots})
+    return ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")

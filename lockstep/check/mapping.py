@@ -1,0 +1,290 @@
+"""Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
+
+from collections.abc import Mapping as AnyMapping
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+from lockstep.check import names
+from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
+from lockstep.errors import UserError, require
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """One side's tensors, as a mapping sees them."""
+
+    shapes: dict[str, Shape]
+    kinds: dict[str, str]  # tensor -> the class of its module
+    order: list[str]  # in the order in which their modules are called
+    framework: str
+    aliases: dict[str, str] = field(default_factory=dict)  # tied name -> the tensor's
+
+    @property
+    def indexes(self) -> dict[str, tuple[int, ...]]:
+        return names.layer_indexes([*self.shapes, *self.aliases])
+
+
+@dataclass
+class Mapping:
+    entries: list[Entry]
+    only_reference: list[str]
+    only_port: list[str]
+    notes: list[str]
+
+    def of_port(self, name: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.port.name == name]
+
+    def of_reference(self, name: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.reference.name == name]
+
+
+def propose(
+    reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None
+) -> Mapping:
+    """What is given, then whole tensors first, then stacked layers, then fused tensors, then tied ones."""
+    mapping = Mapping([], list(reference.shapes), list(port.shapes), [])
+    _match_given(mapping, overrides or {}, reference, port)
+    _match_whole(mapping, reference, port)
+    _match_stacked(mapping, reference, port)
+    _match_fused(mapping, reference, port)
+    _match_tied(mapping, reference, port)
+    order = {name: at for at, name in enumerate(port.order)}
+    mapping.entries.sort(key=lambda entry: order[entry.port.name])
+    return mapping
+
+
+def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """Greedy by the likeness of names; what names leave open, the order of calls decides."""
+    ours, theirs = port.indexes, reference.indexes
+    ranks = [
+        {name: at / max(len(side.order), 1) for at, name in enumerate(side.order)}
+        for side in (reference, port)
+    ]
+    scored = []
+    for p in mapping.only_port:
+        for r in mapping.only_reference:
+            if names.is_bias(p) != names.is_bias(r) or (
+                ours[p] and theirs[r] and ours[p] != theirs[r]
+            ):
+                continue
+            if not fitting_permutations(reference.shapes[r], port.shapes[p]):
+                continue
+            same = ours[p] == theirs[r]
+            near = -abs(ranks[0][r] - ranks[1][p])
+            scored.append((same, likeness(reference, r, port, p), near, p, r))
+    scored.sort(key=lambda each: (-each[0], -each[1], -each[2], each[3], each[4]))
+    free_port, free_reference = set(mapping.only_port), set(mapping.only_reference)
+    for same, score, near, p, r in scored:
+        if p not in free_port or r not in free_reference:
+            continue
+        rivals = [
+            q for s, t, _, q, k in scored
+            if k == r and q != p and q in free_port and (s, t) == (same, score)
+            and port.shapes[q] == port.shapes[p]
+        ]  # fmt: skip
+        entry = _entry(reference, Piece(r), port, Piece(p))
+        if rivals:
+            entry.notes.append(f"by the order of calls: {r} could be {p} or {', '.join(rivals)}")
+            mapping.notes += entry.notes
+        mapping.entries.append(entry)
+        free_port.remove(p)
+        free_reference.remove(r)
+    _keep(mapping, free_reference, free_port)
+
+
+def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
+    """Words in common over all words, those of the last module counted twice; kinds alike."""
+    ours, theirs = names.words(p), names.words(r)
+    whole = len(ours & theirs) / max(len(ours | theirs), 1)
+    inner = [names.words(".".join(names.segments(name)[-2:])) for name in (p, r)]
+    last = len(inner[0] & inner[1]) / max(len(inner[0] | inner[1]), 1)
+    kinds = [names.words(side.kinds.get(n, "")) for side, n in ((reference, r), (port, p))]
+    alike = len(kinds[0] & kinds[1]) / max(len(kinds[0] | kinds[1]), 1)
+    return round(whole + last + alike, 6)
+
+
+def _entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:
+    shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
+    choices = fitting_permutations(shape, port_shape)
+    likely = _likely(shape, reference, r.name, port, p.name)
+    choices.sort(key=lambda permutation: permutation != likely)
+    return Entry(r, p, shape, port_shape, choices)
+
+
+def _likely(shape: Shape, reference: Tensors, r: str, port: Tensors, p: str) -> Shape:
+    """A kernel's axes by the convention of its framework: out before in, or in before out."""
+    n = len(shape)
+    same = tuple(range(n))
+    kinds = reference.kinds.get(r, "") + port.kinds.get(p, "")
+    if reference.framework == port.framework or n < 2 or "mbed" in kinds or "Conv1D" in kinds:
+        return same
+    if n == 2:
+        return (1, 0)
+    if reference.framework == "torch":  # OIHW -> HWIO
+        return (*range(2, n), 1, 0)
+    return (n - 1, n - 2, *range(n - 2))
+
+
+def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """A tensor with a leading axis of layers, beside one tensor a layer; either way round."""
+    for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
+        stacked = mapping.only_port if port_stacks else mapping.only_reference
+        singles = mapping.only_reference if port_stacks else mapping.only_port
+        groups: dict[str, list[str]] = {}
+        for name in singles:
+            if theirs.indexes[name]:
+                groups.setdefault(names.wildcard(name), []).append(name)
+        scored = []
+        for s in stacked:
+            for key, members in groups.items():
+                shape = ours.shapes[s]
+                fits = len(shape) > 1 and shape[0] == len(members) and all(
+                    fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
+                ) and names.is_bias(s) == names.is_bias(members[0])  # fmt: skip
+                if fits:
+                    scored.append((-likeness(theirs, members[0], ours, s), s, key))
+        done: set[str] = set()
+        for _, s, key in sorted(scored):
+            if s in done or key in done:
+                continue
+            done |= {s, key}
+            indexes = theirs.indexes
+            for k, member in enumerate(sorted(groups[key], key=lambda m: indexes[m])):
+                pieces = [Piece(member), Piece(s, 0, k, k + 1, True)]
+                r, p = pieces if port_stacks else reversed(pieces)
+                mapping.entries.append(_entry(reference, r, port, p))
+        _drop_used(mapping)
+
+
+def _match_fused(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """One tensor beside two or three whose axes add up, such as qkv; either way round."""
+    for whole, parts, port_fuses in ((port, reference, True), (reference, port, False)):
+        fused = mapping.only_port if port_fuses else mapping.only_reference
+        pool = mapping.only_reference if port_fuses else mapping.only_port
+        for name in list(fused):
+            found = _parts_of(name, whole, [p for p in pool], parts)
+            if not found:
+                continue
+            axis, members, lengths = found
+            start = 0
+            for member, length in zip(members, lengths):
+                pieces = [Piece(member), Piece(name, axis, start, start + length)]
+                r, p = pieces if port_fuses else reversed(pieces)
+                mapping.entries.append(_entry(reference, r, port, p))
+                start += length
+            pool = [p for p in pool if p not in members]
+        _drop_used(mapping)
+
+
+def _parts_of(
+    name: str, whole: Tensors, pool: list[str], parts: Tensors
+) -> tuple[int, list[str], list[int]] | None:
+    """(axis, tensors in order, their lengths along it) that make up a fused tensor."""
+    shape, index = whole.shapes[name], whole.indexes[name]
+    near = [
+        p for p in pool
+        if parts.indexes[p] == index and names.is_bias(p) == names.is_bias(name)
+    ]  # fmt: skip
+    best = None
+    for n in (3, 2):
+        for members in _together(near, n, parts):
+            for axis in range(len(shape)):
+                along = 1
+                for at, size in enumerate(shape):
+                    along *= size if at != axis else 1
+                lengths = [_size(parts.shapes[m]) // along for m in members]
+                pieces = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
+                fits = sum(lengths) == shape[axis] and all(
+                    fitting_permutations(piece, parts.shapes[m])
+                    for piece, m in zip(pieces, members)
+                )
+                kernel_axis = axis == (0 if whole.framework == "torch" else len(shape) - 1)
+                if fits and (best is None or kernel_axis):
+                    best = (axis, list(members), lengths)
+        if best:
+            return best
+    return None
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _together(pool: list[str], n: int, side: Tensors) -> list[tuple[str, ...]]:
+    """Groups of n tensors of sibling modules, in the order query, key, value or of calls."""
+    parents: dict[tuple[str, ...], list[str]] = {}
+    for name in pool:
+        parents.setdefault(tuple(names.segments(name)[:-2]), []).append(name)
+    rank = {"query": 0, "key": 1, "value": 2, "gate": 0, "up": 1}
+    order = {name: at for at, name in enumerate(side.order)}
+
+    def place(name: str) -> tuple[int, int]:
+        own = names.words(".".join(names.segments(name)[-2:]))
+        return min([rank[w] for w in own if w in rank], default=9), order.get(name, 0)
+
+    groups = []
+    for members in parents.values():
+        ranked = sorted(members, key=place)
+        named = [m for m in ranked if place(m)[0] < 9]
+        if len(named) == n:
+            groups.append(tuple(named))
+        elif len(ranked) <= 6:
+            groups += [g for g in permutations(ranked, n) if list(g) == sorted(g, key=place)]
+    return groups
+
+
+def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """A tensor of the port's own for what the reference ties to another."""
+    for p in list(mapping.only_port):
+        for alias, r in reference.aliases.items():
+            if fitting_permutations(reference.shapes[r], port.shapes[p]) and (
+                names.words(alias) & names.words(p)
+            ):
+                entry = _entry(reference, Piece(r), port, Piece(p))
+                if reference.framework != port.framework:
+                    entry.choices.sort(key=lambda c: c != (1, 0))
+                entry.alias = alias
+                mapping.entries.append(entry)
+                mapping.only_port.remove(p)
+                break
+
+
+def _keep(mapping: Mapping, reference: set[str], port: set[str]) -> None:
+    mapping.only_reference = [name for name in mapping.only_reference if name in reference]
+    mapping.only_port = [name for name in mapping.only_port if name in port]
+
+
+def _drop_used(mapping: Mapping) -> None:
+    used = {entry.reference.name for entry in mapping.entries}
+    ours = {entry.port.name for entry in mapping.entries}
+    _keep(mapping, set(mapping.only_reference) - used, set(mapping.only_port) - ours)
+
+
+def _match_given(
+    mapping: Mapping, lines: AnyMapping[str, Any], reference: Tensors, port: Tensors
+) -> None:
+    """What `--map` says, before anything is proposed. Raises UserError where it cannot be."""
+    tensors = lines.get("tensors", [])
+    require(type(tensors) is list, "--map", "tensors", "is no list; give what --save-map wrote")
+    for at, line in enumerate(tensors):
+        where = f"--map tensors[{at}]"
+        try:
+            r, p = (Piece(**line[side]) for side in ("reference", "port"))
+            axes = line.get("axes")
+            known = r.name in reference.shapes and p.name in port.shapes
+            require(known, where, f"{p.name}, {r.name}", "names no such tensor; check its names")
+            entry = _entry(reference, r, port, p)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+            raise UserError(f"{where}: malformed; give what --save-map wrote") from None
+        require(bool(entry.choices), where, f"{p} {entry.port_shape}",
+                f"does not fit {r} {entry.shape} under any order of axes")  # fmt: skip
+        if axes is not None:
+            require(tuple(axes) in entry.choices, where, axes, "are no axes under which it fits")
+            entry.choices = [tuple(axes)]
+        entry.alias = str(line.get("tied", ""))
+        mapping.entries.append(entry)
+    _drop_used(mapping)

@@ -1,0 +1,167 @@
+"""Which call of the port is which of the reference: by the tensors held, by values, by names."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.check import names
+from lockstep.check.layout import Entry, Shape
+from lockstep.model.params import Arrays
+from lockstep.parity.compare import norm_gap
+
+ALIKE = 1e-9  # relative, in float64: two outputs that are one value
+NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One side's calls: nested, in order."""
+
+    events: list[str]
+    kinds: dict[str, str]
+    arrays: Arrays  # in/CALL, act/CALL, dact/CALL
+    aliases: dict[str, list[str]]  # tensor -> its other names
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they end."""
+        return [e[1:] for e in self.events if e[0] == "-"]
+
+    def parents(self) -> dict[str, str]:
+        """Call -> the call inside which it is, "" where none."""
+        found, stack = {}, [""]
+        for event in self.events:
+            if event[0] == "+":
+                found[event[1:]] = stack[-1]
+                stack.append(event[1:])
+            else:
+                stack.pop()
+        return found
+
+    def before(self) -> dict[str, str]:
+        """Call -> the one that ended last before it began, in the same call; "" where none."""
+        found: dict[str, str] = {}
+        latest: list[str] = [""]
+        for event in self.events:
+            if event[0] == "+":
+                found[event[1:]] = latest[-1]
+                latest.append("")
+            else:
+                latest.pop()
+                latest[-1] = event[1:]
+        return found
+
+
+def module_of(call: str) -> str:
+    return call.partition("#")[0]
+
+
+def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str, str]:
+    """Port's call -> the reference's: the modules that hold the same tensors, in order of calls."""
+    held = _tensors_held(entries, reference, port)
+    pairs: dict[str, str] = {}
+    for r_calls, p_calls in held:
+        pairs |= _align(r_calls, p_calls, reference, port)
+    taken = set(pairs.values())
+    for p in port.names:  # such as taps, which hold no tensors
+        if p in pairs or f"act/{p}" not in port.arrays:
+            continue
+        r = _same_value(p, reference, port, taken)
+        r = r or _same_name(p, reference, port, taken, pairs)
+        if r:
+            pairs[p] = r
+            taken.add(r)
+    return pairs
+
+
+def _tensors_held(
+    entries: list[Entry], reference: Calls, port: Calls
+) -> list[tuple[list[str], list[str]]]:
+    """The calls of both sides that hold the same tensors."""
+    groups: list[dict[frozenset[int], list[str]]] = []
+    for side, calls in (("reference", reference), ("port", port)):
+        found: dict[frozenset[int], list[str]] = {}
+        for call in calls.names:
+            module, _, number = call.partition("#")
+            module = module.removesuffix(".attend")
+            holds = set()
+            for at, entry in enumerate(entries):
+                piece = getattr(entry, side)
+                if entry.alias and side == "reference":
+                    names_of = [entry.alias]
+                else:
+                    names_of = [piece.name, *calls.aliases.get(piece.name, [])]
+                inside = any(
+                    module == "(root)" or name.startswith(module + ".") for name in names_of
+                )
+                mine = not piece.index or module == "(root)" or piece.start == int(number or 0)
+                if inside and mine:
+                    holds.add(at)
+            if holds:
+                found.setdefault(frozenset(holds), []).append(call)
+        groups.append(found)
+    return [(calls, groups[1][holds]) for holds, calls in groups[0].items() if holds in groups[1]]
+
+
+def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls) -> dict[str, str]:
+    """In order, where the outputs have one size; the likeliest names where there are rivals."""
+    pairs: dict[str, str] = {}
+    free = list(r_calls)
+    for p in p_calls:
+        fits = [r for r in free if _same_size(p, r, reference, port)]
+        if fits:
+            r = max(fits, key=lambda r: (_likeness(p, r, reference, port), -free.index(r)))
+            pairs[p] = r
+            free = free[free.index(r) + 1 :] if len(r_calls) == len(p_calls) else [
+                each for each in free if each != r]  # fmt: skip
+    return pairs
+
+
+def _likeness(p: str, r: str, reference: Calls, port: Calls) -> int:
+    return len(names.words(p) & names.words(r)) + 2 * len(
+        names.words(port.kinds[p]) & names.words(reference.kinds[r])
+    )
+
+
+def _same_size(p: str, r: str, reference: Calls, port: Calls) -> bool:
+    a, b = port.arrays.get(f"act/{p}"), reference.arrays.get(f"act/{r}")
+    return a is not None and b is not None and a.size == b.size
+
+
+def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
+    x = port.arrays[f"act/{p}"]
+    for r in reference.names:
+        y = reference.arrays.get(f"act/{r}")
+        if r not in taken and y is not None and y.size == x.size:
+            if norm_gap(x.ravel(), convert(y, x.shape).ravel()) < ALIKE:
+                return r
+    return ""
+
+
+def _same_name(
+    p: str, reference: Calls, port: Calls, taken: set[str], pairs: dict[str, str]
+) -> str:
+    """In the same layer, a name with words in common; none if nothing speaks for it."""
+    digits = [c for c in p if c.isdigit()]
+    fits = [
+        r for r in reference.names
+        if r not in taken and _same_size(p, r, reference, port)
+        and [c for c in wildcard_digits(r)] == digits
+    ]  # fmt: skip
+    scored = [(_likeness(p, r, reference, port), r) for r in fits]
+    best = max(scored, default=(0, ""))
+    return best[1] if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1 else ""
+
+
+def wildcard_digits(name: str) -> str:
+    return "".join(c for part in names.segments(name) if part.isdigit() for c in part)
+
+
+def convert(x: np.ndarray, shape: Shape) -> np.ndarray:
+    """An activation in the other side's shape: channels first or last, or regrouped axes."""
+    if x.shape == tuple(shape) or x.ndim != 4 or len(shape) != 4:
+        return x.reshape(shape)
+    for permutation in (NHWC, NCHW):
+        if tuple(x.shape[axis] for axis in permutation) == tuple(shape):
+            return x.transpose(permutation)
+    return x.reshape(shape)

@@ -1,0 +1,90 @@
+"""What the name of a tensor or a module says: words with one spelling, and the layer's index."""
+
+import re
+
+WORDS = {
+    "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
+    "mlp": "mlp ffn ff feedforward feed_forward",
+    "norm": "norm ln layernorm rmsnorm layer_norm batchnorm bn groupnorm normalization",
+    "query": "q query wq", "key": "k key wk", "value": "v value wv",
+    "qkv": "qkv cattn wqkv inproj",
+    "out": "o out output proj cproj wo dense",
+    "up": "up fc cfc fc1 wi w1 intermediate in linear1 expand",
+    "down": "down fc2 w2 linear2 contract proj cproj",
+    "gate": "gate w3",
+    "embed": "embed embedding embeddings wte tok token tokens word words",
+    "pos": "wpe pos position positions positional",
+    "head": "head lmhead classifier unembed logits attend decoder",
+    "final": "f final last",
+    "conv": "conv convolution", "shortcut": "shortcut downsample skip",
+    "mean": "mean runningmean", "var": "var variance runningvar",
+}  # fmt: skip
+MEANING: dict[str, set[str]] = {}
+for _meaning, _words in WORDS.items():
+    for _word in _words.split():
+        MEANING.setdefault(_word, set()).add(_meaning)
+JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
+          "running_mean", "running_var", "in_proj")  # fmt: skip
+LEAVES = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g", "bias", "b", "beta"}
+BIASES = {"bias", "b", "beta"}
+
+
+def segments(name: str) -> list[str]:
+    return [part for part in re.split(r"[./]", name) if part]
+
+
+def words(name: str) -> set[str]:
+    """Its words in one spelling, without what says only that it is a tensor."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    for joined in JOINED:
+        text = text.replace(joined, joined.replace("_", ""))
+    found: set[str] = set()
+    for word in re.split(r"[._/#]", text):
+        stem = word if word in MEANING else word.rstrip("0123456789")
+        if stem and stem not in LEAVES | {"value"} or stem in ("value",):
+            found |= MEANING.get(stem, {stem})
+    return found
+
+
+def is_bias(name: str) -> bool:
+    return segments(name)[-1].lower() in BIASES or segments(name)[-1].lower().endswith("_bias")
+
+
+def numbered(segment: str) -> tuple[str, int] | None:
+    """("h", 3) of h_3, ("", 3) of 3."""
+    found = re.fullmatch(r"(.*?)_?(\d+)", segment)
+    return (found[1], int(found[2])) if found else None
+
+
+def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
+    """By name: the ranks of its numbered ancestors that hold modules, as layers do.
+
+    `ln_1` holds tensors alone: its number is no layer's.
+    """
+    paths = {name: segments(name) for name in names}
+    siblings: dict[tuple[str, ...], dict[str, set[int]]] = {}
+    for path in paths.values():
+        for at, segment in enumerate(path[:-2]):
+            if number := numbered(segment):
+                stems = siblings.setdefault(tuple(path[:at]), {})
+                stems.setdefault(number[0], set()).add(number[1])
+    found = {}
+    for name, path in paths.items():
+        indexes = []
+        for at, segment in enumerate(path[:-2]):
+            if number := numbered(segment):
+                among = sorted(siblings[tuple(path[:at])][number[0]])
+                indexes.append(among.index(number[1]))
+        found[name] = tuple(indexes)
+    return found
+
+
+def wildcard(name: str) -> str:
+    """h.*.mlp of h.3.mlp: the same place in all layers."""
+    return ".".join(re.sub(r"^(.*?_?)\d+(#\d+)?$", r"\1*", part) if _is_layer(part) else part
+                    for part in segments(re.sub(r"#\d+", "", name)))  # fmt: skip
+
+
+def _is_layer(segment: str) -> bool:
+    return segment.isdigit() or bool(re.fullmatch(r"(h|block|blocks|layer|layers)_?\d+", segment,
+                                                  re.I))  # fmt: skip

@@ -1,0 +1,106 @@
+"""The port as the rungs see it: the reference's weights in its own layout, and what comes back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.check import layout
+from lockstep.check.mapping import Mapping, Tensors
+from lockstep.check.modules import Calls, module_of
+from lockstep.check.names import segments
+from lockstep.check.program import Program
+from lockstep.check.trace import Trace
+from lockstep.model.params import Arrays
+from lockstep.parity.wire import group
+
+GROUPS = ("in", "act", "dact")
+
+
+@dataclass(frozen=True)
+class Run:
+    loss: float
+    calls: Calls
+    grads: Arrays
+    state: Arrays
+
+
+class Port:
+    """Asks the port's program questions in the reference's batches."""
+
+    def __init__(self, program: Program, reference: Trace) -> None:
+        self.program, self.reference = program, reference
+        self.facts, self.initial = program.ask("facts")
+        self.batch = reference.about["batch"]
+        first = self._prefixed("batch", reference.group("batch/0"))
+        precision, _ = program.ask(
+            "widen", self._prefixed("weights", self.initial) | first, batch=self.batch
+        )
+        self.facts |= precision
+        self.shapes = {name: x.shape for name, x in self.initial.items()}
+        self.mapping: Mapping | None = None
+
+    @property
+    def precision(self) -> str:
+        return self.facts["precision"]
+
+    def weights(self, reference: Arrays) -> Arrays:
+        """The port's weights made of the reference's; its own where nothing fits."""
+        assert self.mapping
+        return self.initial | layout.to_port(self.mapping.entries, reference, self.shapes)
+
+    def grads(self, reference: Arrays) -> Arrays:
+        """A tied gradient goes where the port's only tensor is; its copies get none."""
+        assert self.mapping
+        zeros = {name: np.zeros(self.shapes[name]) for name in self.facts["parameters"]}
+        entries = [e for e in self.mapping.entries
+                   if e.reference.name in reference and e.port.name in zeros]  # fmt: skip
+        return zeros | layout.to_port(entries, reference, self.shapes)
+
+    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> Run:
+        arrays = self._prefixed("weights", weights)
+        arrays |= self._prefixed("batch", self.reference.group(f"batch/{step}"))
+        arrays |= self._prefixed("forced", forced or {})
+        header, seen = self.program.ask("run", arrays, batch=self.batch)
+        kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
+        calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
+        return Run(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
+
+    def begin(self, weights: Arrays) -> str:
+        """A fresh optimizer; why there is none, or ""."""
+        return self.program.ask("begin", self._prefixed("weights", weights))[0]["lacks"]
+
+    def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
+        arrays = self._prefixed("weights", weights) | self._prefixed("grad", grads)
+        return self.program.ask("update", arrays, step=step)[1]
+
+    def train(self, weights: Arrays, steps: int) -> list[float]:
+        arrays = self._prefixed("weights", weights)
+        for step in range(steps):
+            batch = self.reference.group(f"batch/{step}")
+            arrays |= self._prefixed(f"batch/{step}", batch)
+        return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]
+
+    def _prefixed(self, prefix: str, arrays: Arrays) -> Arrays:
+        return {f"{prefix}/{name}": x for name, x in arrays.items()}
+
+
+def aliases_of(tied: list[list[str]]) -> dict[str, list[str]]:
+    return {names[0]: names[1:] for names in tied}
+
+
+def tensors_of(
+    about: dict[str, Any], weights: Arrays, events: list[str], kinds: dict[str, str]
+) -> Tensors:
+    """One side as the mapping sees it: its tensors in the order of calls."""
+    modules = {**about["modules"], **{module_of(c): k for c, k in kinds.items()}}
+    owner = {name: ".".join(segments(name)[:-1]) for name in weights}
+    called = {module_of(e[1:]): at for at, e in reversed(list(enumerate(events))) if e[0] == "+"}
+    own = {name: at for at, name in enumerate(weights)}
+    order = sorted(weights, key=lambda n: (called.get(owner[n], len(events)), own[n]))
+    tied = {alias: names[0] for names in about["tied"] for alias in names[1:]}
+    return Tensors(
+        {name: x.shape for name, x in weights.items()},
+        {name: modules.get(owner[name], "") for name in weights},
+        order, about["framework"], tied,
+    )  # fmt: skip

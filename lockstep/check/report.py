@@ -1,0 +1,134 @@
+"""What a check found: as text, roots first, and as JSON."""
+
+import math
+from typing import Any
+
+from lockstep.check import names
+from lockstep.check.check import Result
+from lockstep.check.locate import Root
+from lockstep.check.rungs import Rung
+from lockstep.errors import printable
+
+SCHEMA = 1
+
+
+def text(result: Result) -> list[str]:
+    """Lines for a terminal; names come from the user's files, so they are made printable."""
+    lines = [_headline(result)]
+    for number, root in enumerate(result.roots, 1):
+        lines += _of_root(number, root)
+    for root in result.accepted:
+        lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
+    lines.append("")
+    lines += [_of_rung(rung) for rung in sorted(result.rungs, key=lambda rung: rung.number)]
+    lines += [f"note: {note}" for note in (*result.mapping.notes[:4], *result.notes)]
+    if len(result.mapping.notes) > 4:
+        lines.append(f"note: {len(result.mapping.notes) - 4} more by the order of calls; --save-map")
+    return [printable(line) for line in lines]
+
+
+def _headline(result: Result) -> str:
+    sides = f"{result.port['framework']} port of {result.reference['program']}"
+    if result.verdict == "equal":
+        climbed = sum(not rung.lacks for rung in result.rungs)
+        missing = "; not all rungs were run" if any(r.lacks for r in result.rungs) else ""
+        return f"EQUAL: {sides}, {climbed} rungs{missing}"
+    if result.verdict == "incomplete":
+        return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
+    roots = len(result.roots)
+    follow = f" ({result.echoes} more findings follow from them)" if result.echoes else ""
+    return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}"
+
+
+def _of_root(number: int, root: Root) -> list[str]:
+    layers = ", all layers" if root.everywhere else ""
+    if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
+        layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
+    lines = [f"{number} {root.where}, {root.direction}{layers}: {figure(root)}"]
+    if root.cause:
+        word = "cause" if root.rung != "1" else "found"
+        lines.append(f"  {word}: {root.cause}")
+    lines += [f"  known: {hint}" for hint in root.hints[:2]]
+    if root.remedy:
+        lines.append(f"  try: {root.remedy}")
+    if root.direction == "initial values":
+        lines += [f"  {names.wildcard(s.where)}: {s.note}" for s in _one_of_each(root)[:4]]
+    return lines
+
+
+def _one_of_each(root: Root) -> list[Any]:
+    kinds = {names.wildcard(spot.where): spot for spot in reversed(root.spots)}
+    return sorted(kinds.values(), key=lambda spot: -spot.figure)
+
+
+def figure(root: Root) -> str:
+    largest = root.largest
+    if root.rung == "1":
+        return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
+    if not math.isfinite(largest.figure):
+        return "not comparable: another value, size, or not finite"
+    unit = " sampling errors" if root.rung == "0" else ""
+    return f"{largest.figure:.2g}{unit} (bound {largest.bound:.2g})"
+
+
+def _of_rung(rung: Rung) -> str:
+    name = f"rung {rung.number:2} {rung.name:22}"
+    if rung.lacks:
+        return f"{name} not run: {rung.lacks}"
+    verdict = f"{len(rung.spots)} of {rung.compared} different" if rung.spots else (
+        f"{rung.compared} equal")  # fmt: skip
+    if rung.number == "1":
+        total = rung.compared + len(rung.spots)
+        return f"{name} {rung.compared} of {total} paired"
+    return f"{name} {verdict}; largest {rung.largest:.2g} (bound {rung.bound:.2g}), {rung.at}"
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """The schema that docs/check.md describes."""
+    return {
+        "schema": SCHEMA,
+        "verdict": result.verdict,
+        "roots": [_root_json(root) for root in result.roots],
+        "accepted": [_root_json(root) for root in result.accepted],
+        "echoes": result.echoes,
+        "rungs": [
+            {"rung": rung.number, "name": rung.name, "compared": rung.compared,
+             "different": len(rung.spots), "largest": _number(rung.largest),
+             "bound": _number(rung.bound), "at": rung.at, "not_run": rung.lacks}
+            for rung in result.rungs
+        ],
+        "mapping": map_json(result),
+        "notes": [*result.mapping.notes, *result.notes],
+        "reference": _about(result.reference), "port": _about(result.port),
+    }  # fmt: skip
+
+
+def map_json(result: Result) -> dict[str, Any]:
+    """What `--save-map` writes and `--map` reads."""
+    tensors = [
+        {"port": e.port.to_json(), "reference": e.reference.to_json(), "axes": list(e.permutation),
+         **({"tied": e.alias} if e.alias else {})}
+        for e in result.mapping.entries
+    ]  # fmt: skip
+    return {
+        "tensors": tensors, "modules": result.pairs,
+        "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,
+        "modules_without_partner": result.partnerless,
+    }  # fmt: skip
+
+
+def _root_json(root: Root) -> dict[str, Any]:
+    return {
+        "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
+        "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
+        "cause": root.cause, "try": root.remedy, "hints": root.hints,
+    }  # fmt: skip
+
+
+def _about(about: dict[str, Any]) -> dict[str, Any]:
+    kept = ("framework", "versions", "device", "precision", "program", "seed")
+    return {name: about[name] for name in kept if name in about}
+
+
+def _number(x: float) -> float | None:
+    return float(x) if math.isfinite(x) else None

@@ -1,0 +1,28 @@
+"""The calls of modules in one forward pass: each has a name, the second of a module `name#1`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Calls:
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}  # in/CALL, act/CALL, dact/CALL
+        self.events: list[str] = []  # "+CALL" where it begins, "-CALL" where it ends
+        self.kinds: dict[str, str] = {}  # call -> the module's class
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+
+    def begin(self, module: str, kind: str) -> str:
+        number = self.count.get(module, 0)
+        self.count[module] = number + 1
+        call = f"{module}#{number}" if number else module
+        self.kinds[call] = kind
+        self.events.append("+" + call)
+        self.open.append(call)
+        return call
+
+    def end(self) -> str:
+        call = self.open.pop()
+        self.events.append("-" + call)
+        return call

@@ -1,0 +1,126 @@
+"""`record FILE -o OUT`, or `serve FILE`: questions come in on stdin, answers go out on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from lockstep_recorder import recording, wire
+from lockstep_recorder.user import Mistake, User
+
+FORMAT = 1
+ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
+
+
+def open_side(name: str, seed: int, device: str) -> Any:
+    """The program's side; which framework it is of is seen by what `build` gives."""
+    os.environ.setdefault("JAX_ENABLE_X64", "1")  # before the user's file makes arrays
+    text = ""
+    if os.path.isfile(name):
+        with open(name, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    if "jax" in text or "flax" in text:
+        with contextlib.suppress(ImportError):
+            from lockstep_recorder import side_jax
+
+            side_jax.configure()
+    user = User(name)
+    built = user.call("build", seed)
+    if "torch" in sys.modules and isinstance(built, sys.modules["torch"].nn.Module):
+        from lockstep_recorder.side_torch import TorchSide
+
+        return TorchSide(user, built, device)
+    if "jax" not in sys.modules:
+        kind = type(built).__name__
+        raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
+    from lockstep_recorder.side_jax import JaxSide
+
+    return JaxSide(user, built, device)
+
+
+def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """A trace's folder; its JSON last, so that what is cut short has none."""
+    os.makedirs(out, exist_ok=True)
+    body = wire.dump(arrays)
+    with open(os.path.join(out, ARRAYS), "wb") as file:
+        file.write(body)
+    whole = {"format": FORMAT, **about, "sha256": hashlib.sha256(body).hexdigest()}
+    with open(os.path.join(out, ABOUT), "w") as file:
+        json.dump(whole, file)
+
+
+def record(side: Any, seed: int, curve: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    if not side.user.has("batch"):
+        raise Mistake(f"{side.user.name}: has no function batch(step); the reference needs one")
+    about, arrays = recording.record(side, curve=curve, seed=seed + 7)
+    return {"program": side.user.name, "seed": seed, **about}, arrays
+
+
+def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    """One question's answer."""
+    ask, weights = header["ask"], wire.group(arrays, "weights")
+    if ask == "facts":
+        return side.facts(), side.initial()
+    spec, batch = header.get("batch"), wire.group(arrays, "batch")
+    if ask == "widen":
+        side.widen(weights, spec, batch)
+        facts = ("precision", "narrow", "widened")
+        return {name: side.facts()[name] for name in facts}, {}
+    if ask == "run":
+        return side.run(weights, spec, batch, wire.group(arrays, "forced"))
+    if ask == "begin":
+        missing = side.lacks_optimizer()
+        if not missing:
+            side.begin(weights)
+        return {"lacks": missing}, {}
+    if ask == "update":
+        return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
+    assert ask == "train", ask
+    steps = [(spec, wire.group(arrays, f"batch/{s}")) for s in range(header["steps"])]
+    return {"losses": side.train(weights, steps)}, {}
+
+
+def serve(name: str, seed: int, device: str) -> int:
+    """Each answer is a line of JSON and arrays; a mistake is an answer, too."""
+    answers = os.fdopen(os.dup(1), "wb")  # what the user prints must not get between them
+    os.dup2(2, 1)
+    side = None
+    while True:
+        asked = wire.receive(sys.stdin.buffer)
+        if asked is None:
+            return 0
+        try:
+            side = side or open_side(name, seed, device)
+            header, arrays = answer(side, *asked)
+        except Mistake as error:
+            header, arrays = {"error": str(error), "frames": error.frames}, {}
+        wire.send(answers, header, arrays)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="recorder")
+    parser.add_argument("what", choices=["record", "serve"])
+    parser.add_argument("program", help="a .py file or a module")
+    parser.add_argument("-o", "--out", default="ref.trace", help="where the trace is written")
+    parser.add_argument("--seed", type=int, default=0, help="given to build")
+    parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args(argv)
+    if given.what == "serve":
+        return serve(given.program, given.seed, given.device)
+    try:
+        side = open_side(given.program, given.seed, given.device)
+        write(given.out, *record(side, given.seed, given.steps))
+    except Mistake as error:
+        for line in error.frames:
+            print("  " + line, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,176 @@
+"""What a JAX model is made of: a tree of arrays, Flax Linen variables, or a Flax NNX module."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep_recorder.user import User
+
+METHODS = ("__call__", "attend")  # of modules; attend is the tied head of an embedding
+
+
+def model_of(user: User, built: Any) -> Model:
+    if "flax" in sys.modules:
+        from flax import nnx
+
+        if isinstance(built, nnx.Module):
+            return NnxModel(user, built)
+    return Model(user, built)
+
+
+class Model:
+    """Any tree; Flax Linen's modules are intercepted, and `taps` of the user's are called.
+
+    A dict with "params" and other collections is Linen's variables: the others are state.
+    """
+
+    def __init__(self, user: User, built: Any) -> None:
+        self.user = user
+        self.variables = _is_variables(built)
+        whole = built if self.variables else {"params": built}
+        self.params = whole["params"]
+        self.state = {name: x for name, x in whole.items() if name != "params"}
+
+    def flat(self, tree: Any) -> dict[str, Any]:
+        """Float leaves by path."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        return {path_name(path): x for path, x in leaves if is_float_leaf(x)}
+
+    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+        """The tree with other values, in float64 where they are floats."""
+
+        def leaf(path: Any, x: Any) -> Any:
+            if not is_float_leaf(x):
+                return x
+            return jax.numpy.asarray(arrays[path_name(path)], "float64").reshape(x.shape)
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
+
+    def given(self, params: Any) -> Any:
+        """What the user's functions get."""
+        return params
+
+    def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        model = {"params": params, **state} if self.variables else params
+        loss = self.user.call("loss", model, batch)
+        if isinstance(loss, tuple):
+            new = loss[1] if self.variables and isinstance(loss[1], dict) else {}
+            return loss[0], {**state, **{k: v for k, v in new.items() if k in state}}
+        return loss, state
+
+    def modules(self) -> dict[str, str]:
+        """Path -> class: known from the calls alone."""
+        return {}
+
+    @contextlib.contextmanager
+    def listening(self, tape: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self.user.has("taps"):
+                self.user.call("taps", tape.tap)
+            if "flax.linen" in sys.modules:
+                from flax import linen
+
+                def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+                    module, method = context.module, context.method_name
+                    if isinstance(module, linen.Dropout):
+                        return args[0]
+                    if method not in METHODS or module.scope is None:
+                        return call(*args, **kwargs)
+                    name = ".".join(module.path) or "(root)"
+                    name += "" if method == "__call__" else f".{method}"
+                    args, kwargs = tape.begin(name, type(module).__name__, (args, kwargs))
+                    return tape.end(call(*args, **kwargs))
+
+                stack.enter_context(linen.intercept_methods(intercept))
+            yield
+
+
+class NnxModel(Model):
+    """The module is taken apart into its graph, parameters and the rest."""
+
+    def __init__(self, user: User, built: Any) -> None:
+        from flax import nnx
+
+        self.user, self.variables = user, False
+        self.named: dict[str, str] = {}
+        for path, module in nnx.iter_modules(built):
+            if isinstance(module, nnx.Dropout):
+                module.deterministic = True
+            name = ".".join(map(str, path)) or "(root)"
+            module.lockstep_name = name  # static: it stays with the module through transforms
+            self.named[name] = type(module).__name__
+        self.classes = {type(module) for _, module in nnx.iter_modules(built)}
+        self.graph, self.params, self.state = nnx.split(built, nnx.Param, ...)
+
+    def given(self, params: Any) -> Any:
+        """An `nnx.Optimizer` is made of a module, an optax transformation of anything."""
+        from flax import nnx
+
+        return nnx.merge(self.graph, params, self.state)
+
+    def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        from flax import nnx
+
+        model = nnx.merge(self.graph, params, state)
+        loss = self.user.call("loss", model, batch)
+        _, _, new = nnx.split(model, nnx.Param, ...)
+        return (loss[0] if isinstance(loss, tuple) else loss), new
+
+    def modules(self) -> dict[str, str]:
+        return self.named
+
+    @contextlib.contextmanager
+    def listening(self, tape: Any) -> Iterator[None]:
+        former: list[tuple[type, str, Any]] = []
+        for cls in self.classes:
+            for method in METHODS:
+                if method in vars(cls):
+                    former.append((cls, method, vars(cls)[method]))
+                    setattr(cls, method, wrapped(vars(cls)[method], method, tape))
+        if self.user.has("taps"):
+            self.user.call("taps", tape.tap)
+        try:
+            yield
+        finally:
+            for cls, method, function in former:
+                setattr(cls, method, function)
+
+
+def wrapped(function: Callable[..., Any], method: str, tape: Any) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = vars(self).get("lockstep_name")
+        if name is None:
+            return function(self, *args, **kwargs)
+        name += "" if method == "__call__" else f".{method}"
+        args, kwargs = tape.begin(name, type(self).__name__, (args, kwargs))
+        return tape.end(function(self, *args, **kwargs))
+
+    return call
+
+
+def path_name(path: Any) -> str:
+    """The keys of a path, joined by dots."""
+    parts = []
+    for key in path:
+        for attribute in ("key", "name", "idx"):
+            if hasattr(key, attribute):
+                parts.append(str(getattr(key, attribute)))
+                break
+    return ".".join(part.lstrip(".") for part in parts if part != "value")
+
+
+def is_float_leaf(x: Any) -> bool:
+    return hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+
+
+def _is_variables(built: Any) -> bool:
+    try:
+        return "params" in built and hasattr(built, "items")
+    except TypeError:
+        return False

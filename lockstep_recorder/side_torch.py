@@ -1,0 +1,326 @@
+"""A torch program: hooks record each module's input, output and cotangent, or force the output."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep_recorder import tree
+from lockstep_recorder.calls import Calls
+from lockstep_recorder.user import Mistake, User, mistake
+
+Arrays = dict[str, np.ndarray]
+
+
+class TorchSide:
+    framework = "torch"
+
+    def __init__(self, user: User, model: Any, device: str = "cpu") -> None:
+        self.user, self.device = user, device
+        self.precision, self.wide = "float32", False
+        self.narrow: list[str] = []
+        self.model = model.to(device)
+        without_dropout(self.model)
+        self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
+        self.optimizer: Any = None
+
+    def facts(self) -> dict[str, Any]:
+        modules = {self.names[id(m)]: type(m).__name__ for m in self.model.modules()}
+        aliases: dict[int, list[str]] = {}
+        for name, p in self.model.named_parameters(remove_duplicate=False):
+            aliases.setdefault(id(p), []).append(name)
+        return {
+            "framework": self.framework,
+            "versions": {"torch": torch.__version__, "numpy": np.__version__},
+            "device": self.device, "precision": self.precision, "narrow": self.narrow,
+            "widened": self.wide,
+            "modules": modules, "settings": self._settings(),
+            "parameters": [name for name, _ in self.model.named_parameters()],
+            "tied": [each for each in aliases.values() if len(each) > 1],
+        }  # fmt: skip
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """What modules are made with: plain numbers, by module; for the lines to try."""
+        kept: dict[str, dict[str, Any]] = {}
+        for m in self.model.modules():
+            plain = {k: v for k, v in vars(m).items() if k[0] != "_" and k != "training"
+                     and type(v) in (int, float, bool, str)}  # fmt: skip
+            if plain:
+                kept[self.names[id(m)]] = plain
+        return kept
+
+    def initial(self) -> Arrays:
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return {n: tree.to_numpy(x) for n, x in named.items() if x.is_floating_point()}
+
+    def batch(self, step: int) -> tuple[Any, Arrays]:
+        return tree.take_apart(self.user.call("batch", step))
+
+    def lacks_optimizer(self) -> str:
+        return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"
+
+    def load(self, weights: Arrays) -> None:
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, x in weights.items():
+                named[name].copy_(torch.from_numpy(np.asarray(x)))
+        self.model.zero_grad(set_to_none=True)
+
+    def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        """float64 where the program runs in it; else float32."""
+        for self.wide in (False, True):
+            self.model.double()
+            try:
+                self.load(weights)
+                with Narrowing() as mode:
+                    self._loss(spec, batch)
+                self.narrow = mode.found
+            except Mistake as error:
+                self.narrow = [f"in float64 it raises: {error}"]
+            if not self.narrow:
+                self.precision = "float64"
+                return
+        self.wide, self.precision = False, "float32"
+        if self.narrow[0].startswith("in float64 it raises"):
+            self.model.float()
+
+    def _leaf(self, x: np.ndarray) -> torch.Tensor:
+        if x.dtype.kind == "f":
+            x = x.astype(next(self.model.parameters()).detach().cpu().numpy().dtype)
+        elif x.dtype.kind in "iu":
+            x = x.astype(np.int64)
+        return torch.from_numpy(np.array(x)).to(self.device)
+
+    def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
+        given = tree.put_together(spec, batch, self._leaf)
+        with NothingNarrower() if self.wide else contextlib.nullcontext():
+            loss = self.user.call("loss", self.model, given)
+        loss = loss[0] if isinstance(loss, tuple) else loss
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise Mistake(f"{self.user.name}: loss gives {describe(loss)}; return a scalar tensor")
+        return loss.reshape(())
+
+    def run(
+        self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
+    ) -> tuple[dict[str, Any], Arrays]:
+        """The loss, what each module sees, and all gradients.
+
+        Args:
+            forced: `in/CALL` replaces a module's input, `act/CALL` its output, `dact/CALL` the
+                cotangent of its output.
+        """
+        self.load(weights)
+        calls = Calls()
+        with self._hooks(calls, forced or {}):
+            loss = self._loss(spec, batch)
+            if loss.requires_grad:
+                self._backward(loss)
+        seen = dict(calls.arrays)
+        for name, p in self.model.named_parameters():
+            grad = p.grad if p.grad is not None else torch.zeros_like(p)
+            seen[f"grad/{name}"] = tree.to_numpy(grad)
+        for name, x in self.model.named_buffers():
+            if x.is_floating_point():
+                seen[f"state/{name}"] = tree.to_numpy(x)
+        about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds,
+                 "unused": [n for n, p in self.model.named_parameters() if p.grad is None]}  # fmt: skip
+        return about, seen
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            raise mistake(self.user.name, "loss, backward", error) from error
+
+    @contextlib.contextmanager
+    def _hooks(self, calls: Calls, forced: Arrays) -> Iterator[None]:
+        def before(module: Any, args: Any, kwargs: Any) -> Any:
+            call = calls.begin(self.names[id(module)], type(module).__name__)
+            x = first_float((args, kwargs))
+            if x is None:
+                return None
+            calls.arrays[f"in/{call}"] = tree.to_numpy(x)
+            if f"in/{call}" not in forced:
+                return None
+            given = torch.from_numpy(forced[f"in/{call}"]).to(x).reshape(x.shape)
+            value = Force.apply(x, given, None, ignore)
+            return replace_first((args, kwargs), lambda _: value)
+
+        def after(module: Any, args: Any, y: Any) -> Any:
+            call = calls.end()
+            return replace_first(y, lambda x: self._point(x, call, calls, forced))
+
+        handles = []
+        for module in self.model.modules():
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _point(self, y: Any, call: str, calls: Calls, forced: Arrays) -> Any:
+        calls.arrays[f"act/{call}"] = tree.to_numpy(y)
+        if f"act/{call}" in forced:
+            given = [forced.get(f"{kind}/{call}") for kind in ("act", "dact")]
+            value, cotangent = (
+                None if x is None else torch.from_numpy(x).to(y).reshape(y.shape) for x in given
+            )
+
+            def keep(g: torch.Tensor) -> None:
+                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
+
+            return Force.apply(y, value, cotangent, keep)
+        if y.requires_grad:
+            y = y.view_as(y)  # another tensor than a child's output, with a hook of its own
+
+            def seen(g: torch.Tensor) -> None:
+                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
+
+            y.register_hook(seen)
+        return y
+
+    def begin(self, weights: Arrays) -> None:
+        """A fresh optimizer, on given weights."""
+        self.load(weights)
+        self.optimizer = self.user.call("optimizer", self.model)
+
+    def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
+        """One optimizer step from given weights and gradients; the weights after it."""
+        self.load(weights)
+        for name, p in self.model.named_parameters():
+            p.grad = torch.tensor(grads[name]).to(p)
+        self._step(step)
+        return self.initial()
+
+    def _step(self, step: int) -> None:
+        if self.user.has("update"):
+            self.user.call("update", self.model, self.optimizer, step)
+        else:
+            self.optimizer.step()
+
+    def train(self, weights: Arrays, batches: list[Any]) -> list[float]:
+        """The losses of a run from given weights."""
+        self.begin(weights)
+        losses = []
+        for step, (spec, batch) in enumerate(batches):
+            self.model.zero_grad(set_to_none=True)
+            loss = self._loss(spec, batch)
+            self._backward(loss)
+            losses.append(loss.item())
+            self._step(step)
+        return losses
+
+
+class Force(torch.autograd.Function):
+    """Forward the given value, backward the given cotangent; what arrives is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any, value: Any, cotangent: Any, keep: Callable[[Any], None]) -> Any:
+        ctx.cotangent, ctx.keep = cotangent, keep
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        ctx.keep(g)
+        return (g if ctx.cotangent is None else ctx.cotangent), None, None, None
+
+
+class Narrowing(TorchDispatchMode):
+    """Notes the operations that make a narrower float of a float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        wide = any(x.dtype == torch.float64 for x in floats((args, kwargs)))
+        for out in floats(y):
+            if wide and out.dtype != torch.float64 and out.numel() > 1:
+                name = f"{func} gives {str(out.dtype).split('.')[1]}"
+                if name not in self.found:
+                    self.found.append(name)
+        return y
+
+
+class NothingNarrower(TorchFunctionMode):
+    """What would make a narrower float makes a float64, however it is written."""
+
+    NARROW = (torch.float32, torch.float16, torch.bfloat16)
+    METHODS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func in self.METHODS else func
+
+        def widen(x: Any) -> Any:
+            return torch.float64 if isinstance(x, torch.dtype) and x in self.NARROW else x
+
+        wide = {name: widen(x) for name, x in (kwargs or {}).items()}
+        return func(*map(widen, args), **wide)
+
+
+def floats(nest: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of a nest, in order."""
+    if isinstance(nest, torch.Tensor):
+        if nest.is_floating_point():
+            yield nest
+    elif isinstance(nest, dict):
+        for each in nest.values():
+            yield from floats(each)
+    elif isinstance(nest, (list, tuple)):
+        for each in nest:
+            yield from floats(each)
+
+
+def first_float(nest: Any) -> Any:
+    return next(floats(nest), None)
+
+
+def replace_first(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The nest with its first floating-point tensor changed."""
+    target = first_float(nest)
+
+    def walk(x: Any) -> Any:
+        if x is target and target is not None:
+            return change(x)
+        if isinstance(x, dict):
+            for key, value in list(x.items()):
+                if (new := walk(value)) is not value:
+                    x[key] = new
+            return x
+        if isinstance(x, (list, tuple)):
+            made = [walk(each) for each in x]
+            if all(a is b for a, b in zip(made, x)):
+                return x
+            return type(x)(*made) if hasattr(x, "_fields") else type(x)(made)
+        return x
+
+    return walk(nest)
+
+
+def without_dropout(model: torch.nn.Module) -> None:
+    """Dropout off, in modules and in functions, while batch statistics are those of training."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    functional = torch.nn.functional
+    functional.dropout = lambda input, *args, **kwargs: input
+
+
+def ignore(g: torch.Tensor) -> None:
+    """Nobody asks what arrives at an input."""
+
+
+def describe(x: Any) -> str:
+    shape = getattr(x, "shape", None)
+    return type(x).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")

@@ -1,0 +1,77 @@
+"""The user's own file: loaded, its functions found, its exceptions told with their last frames."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+
+FRAMES = 4  # the last ones of the user's, shown with an exception
+
+
+class Mistake(Exception):
+    """The user's mistake, one line; `frames` are lines of the user's own code."""
+
+    def __init__(self, line, frames=()):
+        super().__init__(line)
+        self.frames = list(frames)
+
+
+class User:
+    """The functions of a file or a module, each of which may be missing."""
+
+    def __init__(self, name):
+        self.name = os.path.basename(name)
+        self.module = self._load(name)
+        for required in ("build", "loss"):
+            if not callable(getattr(self.module, required, None)):
+                signature = {"build": "build(seed)", "loss": "loss(model, batch)"}[required]
+                raise Mistake(f"{self.name}: has no function {signature}; write one")
+
+    def has(self, function):
+        return callable(getattr(self.module, function, None))
+
+    def call(self, function, *args):
+        """The user's function; what it raises becomes a `Mistake`."""
+        try:
+            return getattr(self.module, function)(*args)
+        except (Mistake, KeyboardInterrupt):
+            raise
+        except (Exception, SystemExit) as error:
+            raise mistake(self.name, function, error) from error
+
+    def _load(self, name):
+        path = os.path.abspath(name)
+        if not name.endswith(".py"):
+            sys.path.insert(0, os.getcwd())
+            load = lambda: importlib.import_module(name)  # noqa: E731
+        else:
+            if not os.path.isfile(path):
+                raise Mistake(f"{name}: no such file; name a file with build and loss")
+            sys.path.insert(0, os.path.dirname(path))
+            spec = importlib.util.spec_from_file_location("lockstep_user_program", path)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # dataclasses look their module up
+
+            def load():
+                spec.loader.exec_module(module)
+                return module
+
+        try:
+            return load()
+        except (Exception, SystemExit) as error:
+            raise mistake(self.name, "", error) from error
+
+
+def mistake(name, function, error):
+    """An exception of the user's code, with the last frames that are not of ours."""
+    here = os.path.dirname(__file__)
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [f for f in stack if not f.filename.startswith((here, "<frozen"))]
+    frames = [
+        f"{os.path.basename(f.filename)}, line {f.lineno}, in {f.name}: {f.line}"
+        for f in own[-FRAMES:]
+    ]
+    text = " ".join(str(error).split()) or "no message"
+    where = f"{name}: {function}" if function else f"{name}: importing it"
+    return Mistake(f"{where} raised {type(error).__name__}: {text[:400]}", frames)
