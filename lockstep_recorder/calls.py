@@ -23,6 +23,9 @@ class Calls:
         return call
 
     def end(self) -> str:
+        """The call that ends; "" for one that is not looked at."""
         call = self.open.pop()
+        if not call:
+            return ""
         self.events.append("-" + call)
         return call

@@ -41,10 +41,13 @@ class Tape:
 
     def begin(self, module: str, kind: str, inputs: Any) -> Any:
         """The inputs, the first float of them forced where it is given."""
-        call = self.calls.begin(module, kind)
         leaves, nest = jax.tree.flatten(inputs)
         at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
-        if at is None or not self._is_ours(leaves[at]):
+        if at is not None and not self._is_ours(leaves[at]):
+            self.calls.open.append("")  # such as flax's look at a scan's body before it runs
+            return inputs
+        call = self.calls.begin(module, kind)
+        if at is None:
             return inputs
         x = self.calls.arrays[f"in/{call}"] = leaves[at]
         if f"in/{call}" not in self.forced:
@@ -54,6 +57,8 @@ class Tape:
 
     def end(self, y: Any) -> Any:
         call = self.calls.end()
+        if not call:
+            return y
         leaves, nest = jax.tree.flatten(y)
         at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
         if at is None or not self._is_ours(leaves[at]):

@@ -39,7 +39,7 @@ def find_roots(
     suspects = _suspects(forward, calls)
     own = [spot for spot in backward if not _follows(spot, forward, suspects, calls)]
     own = _first_backward(own)
-    roots = _group(forward, "forward", calls, partnerless) + _group(own, "backward", calls, [])
+    roots = _group(forward, "forward", calls, partnerless) + _group(own, "backward", calls, partnerless)
     updates = by_number["4i"].spots if "4i" in by_number else []
     roots += group_updates(updates)
     initial = by_number["0"].spots if "0" in by_number else []
@@ -135,17 +135,17 @@ def _group(
     """The same place in several layers is one root."""
     groups: dict[str, list[Spot]] = {}
     for spot in spots:
-        groups.setdefault(_place(spot, calls), []).append(spot)
+        groups.setdefault(_place(spot, calls, partnerless), []).append(spot)
     roots = []
     for place, members in groups.items():
         root = _root_of(members[0].rung, place, direction, members)
         root.everywhere = _in_all_layers(members, calls)
-        root.hints = _hints(members[0], calls, partnerless)
+        root.hints = _hints(members[0], calls, partnerless) if direction == "forward" else []
         roots.append(root)
     return roots
 
 
-def _place(spot: Spot, calls: Calls) -> str:
+def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     """In words, for all layers at once."""
     here = names.wildcard(spot.where.partition("[")[0])
     if spot.what == "loss":
@@ -153,12 +153,13 @@ def _place(spot: Spot, calls: Calls) -> str:
     if spot.what == "gradient":
         return here
     if spot.what == "input":
-        before = calls.before().get(spot.where, "")
+        before = calls.before(set(calls.names) - set(partnerless)).get(spot.where, "")
         parent = calls.parents().get(spot.where, "")
         if before:
             return f"between {names.wildcard(before)} and {here}"
         return f"{names.wildcard(parent) or '(root)'}, before {here}"
-    inner = [call for call, parent in calls.parents().items() if parent == spot.where]
+    inner = [call for call, parent in calls.parents().items() if parent == spot.where
+             and call not in partnerless]
     if spot.what == "cotangent":
         return f"what uses {here}"
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here

@@ -57,25 +57,37 @@ def propose(
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
     ours, theirs = port.indexes, reference.indexes
-    ranks = [
+    order = [
         {name: at / max(len(side.order), 1) for at, name in enumerate(side.order)}
         for side in (reference, port)
     ]
-    scored = []
-    for p in mapping.only_port:
-        for r in mapping.only_reference:
-            if names.is_bias(p) != names.is_bias(r) or (
-                ours[p] and theirs[r] and ours[p] != theirs[r]
-            ):
-                continue
-            if not fitting_permutations(reference.shapes[r], port.shapes[p]):
-                continue
-            same = ours[p] == theirs[r]
-            near = -abs(ranks[0][r] - ranks[1][p])
-            scored.append((same, likeness(reference, r, port, p), near, p, r))
-    scored.sort(key=lambda each: (-each[0], -each[1], -each[2], each[3], each[4]))
+    owners: dict[str, str] = {}  # a module's bias goes where its kernel went
+    for kernels in (True, False):
+        scored = []
+        for p in mapping.only_port:
+            for r in mapping.only_reference:
+                if (len(port.shapes[p]) > 1) is not kernels or names.is_bias(p) != names.is_bias(r):
+                    continue
+                if ours[p] and theirs[r] and ours[p] != theirs[r]:
+                    continue
+                if not fitting_permutations(reference.shapes[r], port.shapes[p]):
+                    continue
+                near = -abs(order[0][r] - order[1][p])
+                score = likeness(reference, r, port, p) + _of_one_owner(owners, r, p)
+                score += names.sibling_rank(r, theirs) == names.sibling_rank(p, ours)
+                scored.append((ours[p] == theirs[r], round(score, 6), near, p, r))
+        scored.sort(key=lambda each: (-each[0], -each[1], -each[2], each[3], each[4]))
+        _take_best(mapping, scored, reference, port, owners)
+
+
+Score = tuple[bool, float, float, str, str]
+
+
+def _take_best(
+    mapping: Mapping, scored: list[Score], reference: Tensors, port: Tensors, owners: dict[str, str]
+) -> None:
     free_port, free_reference = set(mapping.only_port), set(mapping.only_reference)
-    for same, score, near, p, r in scored:
+    for same, score, _, p, r in scored:
         if p not in free_port or r not in free_reference:
             continue
         rivals = [
@@ -85,12 +97,21 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         ]  # fmt: skip
         entry = _entry(reference, Piece(r), port, Piece(p))
         if rivals:
-            entry.notes.append(f"by the order of calls: {r} could be {p} or {', '.join(rivals)}")
+            entry.notes.append(f"{r} could be {p} or {', '.join(rivals)}")
             mapping.notes += entry.notes
         mapping.entries.append(entry)
+        owners[p.rpartition(".")[0]] = r.rpartition(".")[0]
         free_port.remove(p)
         free_reference.remove(r)
     _keep(mapping, free_reference, free_port)
+
+
+def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
+    """What speaks for two tensors whose modules are partners already, or against."""
+    partner = owners.get(p.rpartition(".")[0])
+    if partner is None:
+        return 0.0
+    return 3.0 if names.wildcard(partner) == names.wildcard(r.rpartition(".")[0]) else -3.0
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
@@ -135,26 +156,40 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         for name in singles:
             if theirs.indexes[name]:
                 groups.setdefault(names.wildcard(name), []).append(name)
-        scored = []
-        for s in stacked:
-            for key, members in groups.items():
+        owners: dict[str, str] = {}
+        for kernels in (True, False):
+            scored = []
+            for s in stacked:
                 shape = ours.shapes[s]
-                fits = len(shape) > 1 and shape[0] == len(members) and all(
-                    fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
-                ) and names.is_bias(s) == names.is_bias(members[0])  # fmt: skip
-                if fits:
-                    scored.append((-likeness(theirs, members[0], ours, s), s, key))
-        done: set[str] = set()
-        for _, s, key in sorted(scored):
-            if s in done or key in done:
-                continue
-            done |= {s, key}
-            indexes = theirs.indexes
-            for k, member in enumerate(sorted(groups[key], key=lambda m: indexes[m])):
-                pieces = [Piece(member), Piece(s, 0, k, k + 1, True)]
-                r, p = pieces if port_stacks else reversed(pieces)
-                mapping.entries.append(_entry(reference, r, port, p))
+                for key, members in groups.items():
+                    fits = (len(shape) > 2) is kernels and len(shape) > 1 and (
+                        shape[0] == len(members)) and all(
+                        fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
+                    ) and names.is_bias(s) == names.is_bias(members[0])  # fmt: skip
+                    if fits:
+                        score = likeness(theirs, members[0], ours, s)
+                        score += _of_one_owner(owners, members[0], s)
+                        scored.append((-score, s, key))
+            done: set[str] = set()
+            for _, s, key in sorted(scored):
+                if s in done or key in done:
+                    continue
+                done |= {s, key}
+                owners[s.rpartition(".")[0]] = groups[key][0].rpartition(".")[0]
+                _stack(mapping, s, groups[key], (reference, port), port_stacks)
         _drop_used(mapping)
+
+
+def _stack(
+    mapping: Mapping, stacked: str, members: list[str], sides: tuple[Tensors, Tensors],
+    port_stacks: bool,
+) -> None:  # fmt: skip
+    reference, port = sides
+    indexes = (reference if port_stacks else port).indexes
+    for k, member in enumerate(sorted(members, key=lambda m: indexes[m])):
+        pieces = [Piece(member), Piece(stacked, 0, k, k + 1, True)]
+        r, p = pieces if port_stacks else reversed(pieces)
+        mapping.entries.append(_entry(reference, r, port, p))
 
 
 def _match_fused(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

@@ -38,8 +38,8 @@ class Calls:
                 stack.pop()
         return found
 
-    def before(self) -> dict[str, str]:
-        """Call -> the one that ended last before it began, in the same call; "" where none."""
+    def before(self, among: set[str]) -> dict[str, str]:
+        """Call -> the one of `among` that ended last before it began, in the same call, or ""."""
         found: dict[str, str] = {}
         latest: list[str] = [""]
         for event in self.events:
@@ -48,7 +48,7 @@ class Calls:
                 latest.append("")
             else:
                 latest.pop()
-                latest[-1] = event[1:]
+                latest[-1] = event[1:] if event[1:] in among else latest[-1]
         return found
 
 

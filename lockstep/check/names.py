@@ -1,6 +1,7 @@
 """What the name of a tensor or a module says: words with one spelling, and the layer's index."""
 
 import re
+from collections.abc import Iterable
 
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
@@ -77,6 +78,21 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
                 indexes.append(among.index(number[1]))
         found[name] = tuple(indexes)
     return found
+
+
+def sibling_rank(name: str, among: Iterable[str]) -> int | None:
+    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none."""
+    *outer, module, leaf = ["", *segments(name)] if len(segments(name)) > 1 else ["", "", "", name]
+    number = numbered(module)
+    if number is None:
+        return None
+    ranks = set()
+    for other in among:
+        *around, sibling, last = ["", *segments(other)]
+        theirs = numbered(sibling)
+        if around == outer and last == leaf and theirs and theirs[0] == number[0]:
+            ranks.add(theirs[1])
+    return sorted(ranks | {number[1]}).index(number[1])
 
 
 def wildcard(name: str) -> str:

@@ -21,9 +21,10 @@ def text(result: Result) -> list[str]:
         lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
     lines.append("")
     lines += [_of_rung(rung) for rung in sorted(result.rungs, key=lambda rung: rung.number)]
-    lines += [f"note: {note}" for note in (*result.mapping.notes[:4], *result.notes)]
-    if len(result.mapping.notes) > 4:
-        lines.append(f"note: {len(result.mapping.notes) - 4} more by the order of calls; --save-map")
+    if result.mapping.notes:
+        lines.append(f"note: names leave {len(result.mapping.notes)} tensors open, which the order "
+                     f"of calls decides, such as: {result.mapping.notes[0]}")  # fmt: skip
+    lines += [f"note: {note}" for note in result.notes]
     return [printable(line) for line in lines]
 
 

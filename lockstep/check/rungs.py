@@ -240,6 +240,9 @@ def curves(port: Port, reference: Trace) -> Rung:
     if not len(losses):
         rung.lacks = reference.about["lacks"].get("optimizer", "no curve in the trace")
         return rung
+    rung.lacks = port.begin(port.weights(reference.weights))
+    if rung.lacks:
+        return rung
     ours = np.array(port.train(port.weights(reference.weights), len(losses)))
     envelope = np.maximum.accumulate(reference.about["envelope"])
     ulp = CURVE.bound if port.precision == "float64" else 4 * epsilon("float32")

@@ -1,6 +1,7 @@
 """What a solver is given: operands that both programs share, and what each made of them."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,7 +94,8 @@ def first_fit(
 ) -> str:
     """The name of the first formula that gives the target to rounding; "" where none does."""
     for name, formula in formulas:
-        with np.errstate(all="ignore"):
+        # What has another shape than the formula expects is not what it describes.
+        with np.errstate(all="ignore"), suppress(ValueError, IndexError):
             if fits(formula(), target):
                 return name
     return ""

@@ -122,7 +122,10 @@ def find_rule(histories: dict[str, dict[str, Sequence]]) -> Rule | None:
 
 def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
     rule = Rule(options)
+    largest = max(float(np.abs(s.grads).max()) for s in plain.values())
     for name, sequence in plain.items():
+        if np.abs(sequence.grads).max() < 1e-9 * largest:
+            continue  # rounding noise, whose direction is Adam's
         solved = _solve(options, sequence)
         if solved is None:
             continue
