@@ -72,7 +72,7 @@ def run(
     causes.explain(roots, causes.Evidence(reference, port, calls, free, isolated, pairs, entries))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
-    notes = _notes(reference, port, free)
+    notes = _notes(reference, port, free, pairs)
     verdict = "different" if roots else "incomplete" if _is_incomplete(climbed, reference) else "equal"
     return Result(verdict, climbed, roots, echoes, accepted, found, pairs, partnerless,
                   reference.about, port.facts, notes)  # fmt: skip
@@ -182,10 +182,12 @@ def _is_accepted(root: locate.Root, accept: list[str]) -> bool:
 def _is_incomplete(climbed: list[Rung], reference: Trace) -> bool:
     """Nothing was compared where it matters, or the reference does not repeat itself."""
     isolated = next(rung for rung in climbed if rung.number == "2i")
-    return not reference.about["repeats"] or isolated.compared == 0
+    return not reference.about["repeats"] or isolated.compared <= 1  # the loss alone
 
 
-def _notes(reference: Trace, port: Port, free: Run) -> list[str]:
+def _notes(
+    reference: Trace, port: Port, free: Run, pairs: dict[str, str]
+) -> list[str]:
     notes = []
     for side, about in (("reference", reference.about), ("port", port.facts)):
         if about["precision"] != "float64":
@@ -194,6 +196,11 @@ def _notes(reference: Trace, port: Port, free: Run) -> list[str]:
                          f"({why})")  # fmt: skip
         elif about.get("widened"):
             notes.append(f"the {side} casts to narrower floats inside: here these mean float64")
+    if not pairs:
+        notes.append("no module of the port was paired: " + (
+            "its outputs have other sizes than the reference's" if free.calls.names
+            else "it shows none; a port in plain JAX shows its values through taps(tap)"
+        ))
     if not reference.about["repeats"]:
         notes.append("the reference gives another loss each time: switch off what is random")
     return notes

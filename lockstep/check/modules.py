@@ -67,7 +67,11 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
         if p in pairs or f"act/{p}" not in port.arrays:
             continue
         r = _same_value(p, reference, port, taken)
-        r = r or _same_name(p, reference, port, taken, pairs)
+        if not r and not _holds_tensors(p, "port", entries, port):
+            free = {r for r in reference.names
+                    if r in taken or _holds_tensors(r, "reference", entries, reference)
+                    and port.kinds[p] != "tap"}  # fmt: skip
+            r = _same_name(p, reference, port, free)
         if r:
             pairs[p] = r
             taken.add(r)
@@ -138,9 +142,15 @@ def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     return ""
 
 
-def _same_name(
-    p: str, reference: Calls, port: Calls, taken: set[str], pairs: dict[str, str]
-) -> str:
+def _holds_tensors(call: str, side: str, entries: list[Entry], calls: Calls) -> bool:
+    start = module_of(call).removesuffix(".attend") + "."
+    pieces = [getattr(entry, side).name for entry in entries]
+    return any(
+        name.startswith(start) for piece in pieces for name in [piece, *calls.aliases.get(piece, [])]
+    )
+
+
+def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     """In the same layer, a name with words in common; none if nothing speaks for it."""
     digits = [c for c in p if c.isdigit()]
     fits = [

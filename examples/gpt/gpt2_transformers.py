@@ -1,0 +1,24 @@
+"""transformers' GPT-2, in the size of the other examples: a reference."""
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
+
+
+def build(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=V, n_positions=T, n_embd=D, n_head=H, n_layer=L, use_cache=False)
+    )
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    logits = model(batch[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def batch(step: int) -> np.ndarray:
+    return np.random.default_rng(step).integers(0, V, (4, T + 1))

@@ -1,0 +1,34 @@
+"""Our own JAX GPT, as a stranger would bring it: by its module alone."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_impl.model import GPT
+from lockstep.config import from_flags
+
+V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
+SHAPE = {"vocab": V, "context": T, "d_model": D, "n_head": H, "n_layer": L}
+CONFIG = from_flags({"model": "gpt2", "policy": "fp64", **SHAPE}, accelerator=False)
+
+
+def build(seed: int) -> nnx.Module:
+    model = GPT(CONFIG.model, CONFIG.dtypes)
+    keys = nnx.Rngs(seed)
+
+    def initial(path: Any, x: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        if x.ndim > 1:
+            small = "proj" in name or "down" in name
+            return (0.02 / (2 * L) ** 0.5 if small else 0.02) * jax.random.normal(keys(), x.shape)
+        return jnp.ones_like(x) if "scale" in name else jnp.zeros_like(x)
+
+    graph, params = nnx.split(model)
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(initial, params))
+
+
+def loss(model: Any, batch: jax.Array) -> jax.Array:
+    logits = jax.nn.log_softmax(model(batch[:, :-1]))
+    return -jnp.take_along_axis(logits, batch[:, 1:, None], -1).mean()
