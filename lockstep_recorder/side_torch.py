@@ -99,7 +99,8 @@ class TorchSide:
 
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)
-        with NothingNarrower() if self.wide else contextlib.nullcontext():
+        wide = NothingNarrower() if self.wide else contextlib.nullcontext()
+        with wide, without_functional_dropout():
             loss = self.user.call("loss", self.model, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -307,14 +308,22 @@ def replace_first(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Dropout off, in modules and in functions, while batch statistics are those of training."""
+    """Dropout off, while batch statistics are those of training."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
-    functional = torch.nn.functional
-    functional.dropout = lambda input, *args, **kwargs: input
+
+
+@contextlib.contextmanager
+def without_functional_dropout() -> Iterator[None]:
+    former = torch.nn.functional.dropout
+    torch.nn.functional.dropout = lambda input, *args, **kwargs: input
+    try:
+        yield
+    finally:
+        torch.nn.functional.dropout = former
 
 
 def ignore(g: torch.Tensor) -> None:

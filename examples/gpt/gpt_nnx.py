@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -71,6 +72,10 @@ def build(seed: int) -> nnx.Module:
 def loss(model: Any, batch: jax.Array) -> jax.Array:
     logits = model(batch[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+
+def batch(step: int) -> np.ndarray:
+    return np.random.default_rng(step).integers(0, V, (4, T + 1))
 
 
 def clip(limit: float) -> optax.GradientTransformation:

@@ -37,8 +37,8 @@ def find_roots(
     forward = _fold_inputs(by_number["2i"].spots if "2i" in by_number else [], calls)
     backward = by_number["3i"].spots if "3i" in by_number else []
     suspects = _suspects(forward, calls)
-    own = [spot for spot in backward if not _follows(spot, forward, suspects, calls)]
-    own = _first_backward(own)
+    own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
+    own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless) + _group(own, "backward", calls, partnerless)
     updates = by_number["4i"].spots if "4i" in by_number else []
     roots += group_updates(updates)
@@ -110,7 +110,9 @@ def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
     return found
 
 
-def _follows(spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls) -> bool:
+def _follows(
+    spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls, partnerless: list[str]
+) -> bool:
     if spot.what == "cotangent":
         return spot.where in suspects
     owner = ".".join(names.segments(spot.where.partition("[")[0])[:-1])
@@ -118,15 +120,46 @@ def _follows(spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls) 
                        for a in calls.aliases.get(spot.where.partition("[")[0], []))}  # fmt: skip
     if any(root.where.partition("#")[0] in owners for root in forward):
         return True
-    # A parameter that no module of its own uses belongs to whoever holds it.
-    called = {call.partition("#")[0] for call in calls.names}
-    return bool(forward) and not owners & called
+    # A parameter whose module was not looked at belongs to whoever holds it.
+    looked_at = {call.partition("#")[0] for call in calls.names if call not in partnerless}
+    return not owners & looked_at and any(
+        o.startswith(scope) for o in owners for scope in map(_scope, forward, [calls] * len(forward))
+    )
 
 
-def _first_backward(spots: list[Spot]) -> list[Spot]:
-    """With gradients of parameters wrong, what arrives there is told by them."""
+def _scope(spot: Spot, calls: Calls) -> str:
+    """The prefix of what stands in the module inside which a forward pass is wrong."""
+    call = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
+    return "" if call in ("", "(root)", "loss") else call.partition("#")[0]
+
+
+def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
+    """Where no gradient arrives, what stands inside and before gets none or less: it follows."""
+    parents = calls.parents()
+    dead = [spot for spot in spots if spot.what == "cotangent" and spot.ours is not None
+            and not spot.ours.any()]  # fmt: skip
+    if dead:
+        inside = [s for s in dead if not any(_is_inside(s.where, d.where, parents) for d in dead)]
+        ended = {call: at for at, call in enumerate(calls.names)}
+        last: dict[str, Spot] = {}
+        for spot in sorted(inside, key=lambda spot: ended[spot.where]):
+            last[parents.get(spot.where, "")] = spot
+        follow = _suspects(list(last.values()), calls)
+        tensors = {c.partition("#")[0] for c in follow} | {d.where.partition("#")[0] for d in dead}
+        rest = [
+            s for s in spots if s not in dead and s.where not in follow
+            and not (s.what == "gradient" and any(s.where.startswith(t + ".") for t in tensors))
+        ]  # fmt: skip
+        return [*last.values(), *rest]
     cotangents = [spot for spot in spots if spot.what == "cotangent"]
     return cotangents + [spot for spot in spots if spot.what == "gradient"]
+
+
+def _is_inside(call: str, other: str, parents: dict[str, str]) -> bool:
+    while call := parents.get(call, ""):
+        if call == other:
+            return True
+    return False
 
 
 def _group(
@@ -192,7 +225,7 @@ def _update_place(spots: list[Spot], tensors: list[str]) -> str:
     kinds = sorted({names.wildcard(t.partition("[")[0]) for t in tensors})
     listed = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
     first = spots[0].where.split(", ")[1:]
-    return f"optimizer, {listed}, from {', '.join(first)}"
+    return f"optimizer: {listed}, from {', '.join(first)}"
 
 
 def _listed(spots: list[Spot]) -> str:

@@ -163,6 +163,8 @@ def gradients(
         return rung
     for p, r in pairs.items():
         a, b = ran.calls.arrays.get(f"dact/{p}"), calls.arrays.get(f"dact/{r}")
+        if a is None and f"act/{p}" in ran.calls.arrays:  # the backward pass never came here
+            a = np.zeros_like(ran.calls.arrays[f"act/{p}"])
         if a is not None and b is not None and a.size == b.size:
             ours = convert(a, b.shape)
             bound = bounds.of(f"dact/{r}", f"dact/{p}")

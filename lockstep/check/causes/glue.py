@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.check.causes.evidence import FITS, Cause, Scene, both, fits
 from lockstep.check.causes.functions import ACTIVATIONS, LINES
+from lockstep.model.params import Arrays
 
 Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
 OPERANDS = 6  # of a sum, at most
@@ -24,7 +25,7 @@ def rounding(scene: Scene) -> Cause | None:
 
 def activation(scene: Scene) -> Cause | None:
     """Another function of the same operand, or the same gate with operands exchanged."""
-    same = {n: x for n, x in scene.operands.items() if x.size == scene.theirs.size}
+    same = operands_of_size(scene)
     for _, x in reversed(same.items()):
 
         def unary(x: np.ndarray = x) -> Formulas:
@@ -50,7 +51,7 @@ def activation(scene: Scene) -> Cause | None:
 
 def combination(scene: Scene) -> Cause | None:
     """A sum of operands with other coefficients: a residual left out, doubled, or another one."""
-    same = {n: x for n, x in scene.operands.items() if x.size == scene.theirs.size}
+    same = operands_of_size(scene)
     names = list(same)[-OPERANDS:]
     if not names:
         return None
@@ -61,7 +62,19 @@ def combination(scene: Scene) -> Cause | None:
     return Cause(f"{said[1]}, for {said[0]}", f"compute {said[0]}") if said[0] != said[1] else None
 
 
-def _coefficients(names: list[str], values: dict, target: np.ndarray) -> dict[str, float] | None:
+def operands_of_size(scene: Scene) -> Arrays:
+    """The operands in the shape of the value sought, those without a batch axis repeated."""
+    shape = scene.theirs.shape
+    found = {}
+    for name, x in scene.operands.items():
+        if x.size == scene.theirs.size:
+            found[name] = x.reshape(shape)
+        elif x.shape == shape[len(shape) - x.ndim :]:
+            found[name] = np.broadcast_to(x, shape)
+    return found
+
+
+def _coefficients(names: list[str], values: Arrays, target: np.ndarray) -> dict[str, float] | None:
     """The fewest operands whose sum with constant factors is the target."""
     for n in range(1, min(len(names), 4) + 1):
         for chosen in combinations(reversed(names), n):
@@ -81,7 +94,10 @@ def _sum(coefficients: dict[str, float]) -> str:
 
 
 def _last(name: str) -> str:
-    return "x" if name == "input" else name.rpartition(".")[2]
+    """The last part of a name; with the one before where that says nothing."""
+    parts = name.split(".")
+    plain = parts[-1] not in ("attend",) and not parts[-1].isdigit()
+    return "x" if name == "input" else parts[-1] if plain else ".".join(parts[-2:])
 
 
 def rearranged(scene: Scene) -> Cause | None:
@@ -137,6 +153,7 @@ def name_factor(factor: float, shape: tuple[int, ...]) -> str:
     for axis, n in enumerate(shape):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n), (f"sqrt({n})", n**0.5),
                             (f"1/sqrt({n})", n**-0.5)):  # fmt: skip
-            if n > 1 and abs(factor / value - 1) < 1e-9:
-                return f"{name} (the size of axis {axis})"
+            whole = "sqrt" in name and n**0.5 == round(n**0.5)
+            if n > 1 and not whole and abs(factor / value - 1) < 1e-9:
+                return f"{factor:.6g} ({name}, the size of axis {axis})"
     return f"{factor:.6g}"

@@ -49,11 +49,12 @@ def _norms(x: np.ndarray, scene: Scene) -> Formulas:
         if kind == "L2 norm":
             variance = variance * n
         for where in ("", "eps outside the root"):
-            for eps in EPSILONS:
+            solved = [] if where else _solved_epsilons(centred, variance, weight, bias, shape, scene)
+            for eps in (*EPSILONS, *solved):
                 root = np.sqrt(variance + eps) if not where else np.sqrt(variance) + eps
                 for g_name, g in gains.items():
                     for b_name, b in biases.items():
-                        words = [kind, where, g_name, b_name, f"eps {eps:g}"]
+                        words = [kind, where, g_name, b_name, f"eps {eps:.9g}"]
 
                         def value(root=root, g=g, b=b, centred=centred):  # type: ignore[no-untyped-def]
                             y = centred / root
@@ -61,6 +62,24 @@ def _norms(x: np.ndarray, scene: Scene) -> Formulas:
                             return y + b.reshape(shape) if b is not None else y
 
                         yield ", ".join(filter(None, words)), value
+
+
+def _solved_epsilons(
+    centred: np.ndarray, variance: np.ndarray, gain: np.ndarray | None, bias: np.ndarray | None,
+    shape: tuple[int, ...], scene: Scene,
+) -> list[float]:  # fmt: skip
+    """The epsilon of each side, solved for from its output."""
+    found = []
+    for y in (scene.theirs, scene.ours):
+        if y.shape != centred.shape:
+            continue
+        y = y - bias.reshape(shape) if bias is not None else y
+        scaled = centred * gain.reshape(shape) if gain is not None else centred
+        with np.errstate(all="ignore"):
+            eps = float(np.median((scaled / y) ** 2 - variance))
+        if np.isfinite(eps) and eps > 0:
+            found.append(float(f"{eps:.6g}"))
+    return found
 
 
 def linear(scene: Scene) -> Cause | None:

@@ -39,6 +39,7 @@ class Rule:
     rates: list[float] = field(default_factory=list)  # by step
     decay: dict[str, float] = field(default_factory=dict)  # by tensor, decoupled
     rate: dict[str, float] = field(default_factory=dict)  # by tensor
+    l2: dict[str, float] = field(default_factory=dict)  # by tensor, in the gradient
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
@@ -126,10 +127,14 @@ def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
     for name, sequence in plain.items():
         if np.abs(sequence.grads).max() < 1e-9 * largest:
             continue  # rounding noise, whose direction is Adam's
-        solved = _solve(options, sequence)
+        for l2 in (options["L2 in the gradient"], *DECAYS):
+            solved = _solve({**options, "L2 in the gradient": l2}, sequence)
+            if solved is not None:
+                break
         if solved is None:
             continue
         rates, decays = solved
+        rule.l2[name] = l2
         rule.rate[name] = rates[-1]
         rule.decay[name] = max(decays, key=abs)
         rule.rates = rule.rates or rates
@@ -216,7 +221,7 @@ def compare(theirs: Rule, ours: Rule, framework: str) -> Cause | None:
     said, lines = [], []
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
-        if a != b and not key.startswith("_"):
+        if a != b and not key.startswith("_") and key != "L2 in the gradient":
             said.append(f"{key} {b}, for {a}")
             lines.append(f"{key}: {a}")
     for step, (a, b) in enumerate(zip(theirs.rates, ours.rates)):
@@ -224,15 +229,18 @@ def compare(theirs: Rule, ours: Rule, framework: str) -> Cause | None:
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
             break
-    kinds: dict[tuple[str, str], set[str]] = {}
-    for name in theirs.decay:
-        a, b = f"{theirs.decay[name]:.4g}", f"{ours.decay.get(name, 0.0):.4g}"
-        if a != b:
-            kinds.setdefault((b, a), set()).add(names.wildcard(name.partition("[")[0]))
-    for (b, a), members in kinds.items():
-        listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
-        said.append(f"weight decay {b}, for {a}, of {listed}")
-        lines.append(f"weight decay {a} for {listed}")
+    options = (("weight decay", theirs.decay, ours.decay),
+               ("L2 in the gradient", theirs.l2, ours.l2))  # fmt: skip
+    for word, a_of, b_of in options:
+        kinds: dict[tuple[str, str], set[str]] = {}
+        for name in a_of:
+            a, b = f"{a_of[name]:.4g}", f"{b_of.get(name, 0.0):.4g}"
+            if a != b:
+                kinds.setdefault((b, a), set()).add(names.wildcard(name.partition("[")[0]))
+        for (b, a), members in kinds.items():
+            listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
+            said.append(f"{word} {b}, for {a}, of {listed}")
+            lines.append(f"{word} {a} for {listed}")
     return Cause("; ".join(said[:3]), "; ".join(lines[:3])) if said else None
 
 
