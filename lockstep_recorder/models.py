@@ -98,15 +98,17 @@ class NnxModel(Model):
         from flax import nnx
 
         self.user, self.variables = user, False
+        self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in nnx.iter_modules(built):
             if isinstance(module, nnx.Dropout):
                 module.deterministic = True
             name = ".".join(map(str, path)) or "(root)"
-            module.lockstep_name = name  # static: it stays with the module through transforms
+            module.lockstep_name = name  # type: ignore[attr-defined]  # static, so it stays with it
             self.named[name] = type(module).__name__
         self.classes = {type(module) for _, module in nnx.iter_modules(built)}
-        self.graph, self.params, self.state = nnx.split(built, nnx.Param, ...)
+        parts: Any = nnx.split(built, nnx.Param, ...)
+        self.graph, self.params, self.state = parts
 
     def given(self, params: Any) -> Any:
         """An `nnx.Optimizer` is made of a module, an optax transformation of anything."""
@@ -119,8 +121,8 @@ class NnxModel(Model):
 
         model = nnx.merge(self.graph, params, state)
         loss = self.user.call("loss", model, batch)
-        _, _, new = nnx.split(model, nnx.Param, ...)
-        return (loss[0] if isinstance(loss, tuple) else loss), new
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        return (loss[0] if isinstance(loss, tuple) else loss), parts[2]
 
     def modules(self) -> dict[str, str]:
         return self.named

@@ -1,25 +1,35 @@
 """What is recorded of a reference: the same questions for each framework, in numpy."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 
+from lockstep_recorder.wire import group
+
+Arrays = dict[str, np.ndarray]
+Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
-# Of the gradients, step by step: clipping shows beside a step that is not clipped, epsilon in small.
+# Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
 NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
 
-def record(side, *, curve=20, seed=7, like=None):
+def record(side: Any, *, curve: int = 20, seed: int = 7) -> tuple[dict[str, Any], Arrays]:
     """(JSON, arrays) of a whole recording; `side` is a `TorchSide` or a `JaxSide`.
 
     Args:
         curve: steps of the loss curve.
         seed: of what is added to the weights, for gains of one and biases of zero hide bugs.
-        like: weights to start from in place of perturbed ones.
     """
     initial = side.initial()
-    weights = like or perturb(initial, seed)
-    about = {"initial": {name: moments(x) for name, x in initial.items()}, "lacks": {}}
+    weights = perturb(initial, seed)
+    about: dict[str, Any] = {
+        "initial": {name: moments(x) for name, x in initial.items()},
+        "lacks": {},
+    }
     batches = [side.batch(step) for step in range(max(curve, STEPS))]
     specs, leaves = zip(*batches)
     about["batch"] = specs[0]
@@ -38,7 +48,14 @@ def record(side, *, curve=20, seed=7, like=None):
     return about, arrays
 
 
-def _steps(side, weights, batches, about, arrays, curve):
+def _steps(
+    side: Any,
+    weights: Arrays,
+    batches: list[Batch],
+    about: dict[str, Any],
+    arrays: Arrays,
+    curve: int,
+) -> None:
     """The optimizer fed gradients at three scales; the loss curve, and its own noise."""
     missing = side.lacks_optimizer()
     if missing:
@@ -62,19 +79,19 @@ def _steps(side, weights, batches, about, arrays, curve):
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
-def perturb(weights, seed):
+def perturb(weights: Arrays, seed: int) -> Arrays:
     """Noise on every weight: gains of one and biases of zero hide bugs."""
     generator = np.random.default_rng(seed)
 
-    def moved(name, x):
+    def moved(x: np.ndarray) -> np.ndarray:
         spread = 0.1 * x.std() if x.size and x.std() > 0 else SPREAD
         z = generator.standard_normal(x.shape)
         return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
 
-    return {name: moved(name, np.asarray(x, np.float64)) for name, x in weights.items()}
+    return {name: moved(np.asarray(x, np.float64)) for name, x in weights.items()}
 
 
-def nudge(weights, seed, dtype):
+def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     """Every weight moved by one ulp of a dtype, up or down by a coin."""
     generator = np.random.default_rng([seed, 1])
     eps = np.finfo(dtype).eps
@@ -84,7 +101,9 @@ def nudge(weights, seed, dtype):
     }
 
 
-def noise(side, weights, spec, batch, plain, loss):
+def noise(
+    side: Any, weights: Arrays, spec: Any, batch: Arrays, plain: Arrays, loss: float
+) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp of float32."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
@@ -97,7 +116,7 @@ def noise(side, weights, spec, batch, plain, loss):
     return found
 
 
-def moments(x):
+def moments(x: np.ndarray) -> dict[str, Any]:
     """What initial values are compared by."""
     x = np.asarray(x, np.float64)
     deviation = x - x.mean()
@@ -107,10 +126,5 @@ def moments(x):
             "shape": list(x.shape)}  # fmt: skip
 
 
-def prefixed(prefix, arrays):
+def prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": x for name, x in arrays.items()}
-
-
-def group(arrays, prefix):
-    start = prefix + "/"
-    return {name[len(start) :]: x for name, x in arrays.items() if name.startswith(start)}

@@ -1,9 +1,10 @@
-"""A JAX program, whatever its model is made of: parameters as a tree, one compiled program a run."""
+"""A JAX program, whatever its model is made of: one compiled program gives all of a run."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -133,7 +134,8 @@ class JaxSide:
         return {
             "framework": self.framework, "versions": versions,
             "device": jax.devices()[0].platform, "precision": self.precision,
-            "narrow": self.narrow, "widened": self.wide, "modules": self.model.modules(), "settings": {},
+            "narrow": self.narrow, "widened": self.wide,
+            "modules": self.model.modules(), "settings": {},
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip
 
@@ -153,7 +155,7 @@ class JaxSide:
         given = self._batch(spec, batch)
         for self.wide in (False, True):
             trace = jax.make_jaxpr(lambda p, s, b: self._loss(Tape(), p, s, b)[0])
-            jaxpr = self._traced(lambda trace=trace: trace(params, state, given))
+            jaxpr = self._traced(partial(trace, params, state, given))
             self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
             if not self.narrow:
                 return
@@ -196,15 +198,15 @@ class JaxSide:
     ) -> tuple[dict[str, Any], Arrays]:
         """See `TorchSide.run`."""
         params, state = self._trees(weights)
-        forced = {name: jnp.asarray(x) for name, x in (forced or {}).items()}
-        answer = self._run(params, state, self._batch(spec, batch), forced)
+        given = {name: jnp.asarray(x) for name, x in (forced or {}).items()}
+        answer = self._run(params, state, self._batch(spec, batch), given)
         (loss, (arrays, new)), (grads, cotangents) = answer
         seen = {name: np.asarray(x) for name, x in arrays.items()}
         seen.update({f"dact/{call}": np.asarray(x) for call, x in cotangents.items()})
         seen.update({f"grad/{n}": np.asarray(x) for n, x in self.model.flat(grads).items()})
         seen.update({f"state/{n}": np.asarray(x) for n, x in self.model.flat(new).items()})
         about = {"loss": float(loss), "events": self.tape.calls.events,
-                 "kinds": self.tape.calls.kinds, "unused": [], "hidden": self.tape.hidden}  # fmt: skip
+                 "kinds": self.tape.calls.kinds, "hidden": self.tape.hidden}  # fmt: skip
         return about, seen
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Any) -> Any:
@@ -277,9 +279,9 @@ def narrow_operations(jaxpr: Any) -> Iterator[str]:
         wide = any(getattr(v.aval, "dtype", None) == jnp.float64 for v in eqn.invars)
         for out in eqn.outvars:
             dtype = getattr(out.aval, "dtype", None)
-            if wide and dtype is not None and jnp.issubdtype(dtype, jnp.floating):
-                if dtype != jnp.float64 and getattr(out.aval, "size", 0) > 1:
-                    yield f"{eqn.primitive.name} gives {dtype}"
+            narrower = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+            if wide and narrower and dtype != jnp.float64 and out.aval.size > 1:
+                yield f"{eqn.primitive.name} gives {dtype}"
         for value in eqn.params.values():
             for inner in value if isinstance(value, (list, tuple)) else [value]:
                 inner = getattr(inner, "jaxpr", inner)
@@ -313,7 +315,7 @@ def nothing_narrower() -> Iterator[None]:
         return widened_bind
 
     for primitive, option in changed:
-        primitive.bind = widened(primitive, option)
+        primitive.bind = widened(primitive, option)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -129,8 +129,7 @@ class TorchSide:
         for name, x in self.model.named_buffers():
             if x.is_floating_point():
                 seen[f"state/{name}"] = tree.to_numpy(x)
-        about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds,
-                 "unused": [n for n, p in self.model.named_parameters() if p.grad is None]}  # fmt: skip
+        about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
         return about, seen
 
     def _backward(self, loss: torch.Tensor) -> None:
@@ -313,7 +312,7 @@ def without_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
+            module.dropout = 0.0  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

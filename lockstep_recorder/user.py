@@ -1,10 +1,14 @@
 """The user's own file: loaded, its functions found, its exceptions told with their last frames."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
 FRAMES = 4  # the last ones of the user's, shown with an exception
 
@@ -12,7 +16,7 @@ FRAMES = 4  # the last ones of the user's, shown with an exception
 class Mistake(Exception):
     """The user's mistake, one line; `frames` are lines of the user's own code."""
 
-    def __init__(self, line, frames=()):
+    def __init__(self, line: str, frames: Sequence[str] = ()) -> None:
         super().__init__(line)
         self.frames = list(frames)
 
@@ -20,7 +24,7 @@ class Mistake(Exception):
 class User:
     """The functions of a file or a module, each of which may be missing."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = os.path.basename(name)
         self.module = self._load(name)
         for required in ("build", "loss"):
@@ -28,10 +32,10 @@ class User:
                 signature = {"build": "build(seed)", "loss": "loss(model, batch)"}[required]
                 raise Mistake(f"{self.name}: has no function {signature}; write one")
 
-    def has(self, function):
+    def has(self, function: str) -> bool:
         return callable(getattr(self.module, function, None))
 
-    def call(self, function, *args):
+    def call(self, function: str, *args: Any) -> Any:
         """The user's function; what it raises becomes a `Mistake`."""
         try:
             return getattr(self.module, function)(*args)
@@ -40,30 +44,28 @@ class User:
         except (Exception, SystemExit) as error:
             raise mistake(self.name, function, error) from error
 
-    def _load(self, name):
-        path = os.path.abspath(name)
-        if not name.endswith(".py"):
-            sys.path.insert(0, os.getcwd())
-            load = lambda: importlib.import_module(name)  # noqa: E731
-        else:
+    def _load(self, name: str) -> Any:
+        try:
+            if not name.endswith(".py"):
+                sys.path.insert(0, os.getcwd())
+                return importlib.import_module(name)
+            path = os.path.abspath(name)
             if not os.path.isfile(path):
                 raise Mistake(f"{name}: no such file; name a file with build and loss")
             sys.path.insert(0, os.path.dirname(path))
             spec = importlib.util.spec_from_file_location("lockstep_user_program", path)
+            assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses look their module up
-
-            def load():
-                spec.loader.exec_module(module)
-                return module
-
-        try:
-            return load()
+            spec.loader.exec_module(module)
+            return module
+        except Mistake:
+            raise
         except (Exception, SystemExit) as error:
             raise mistake(self.name, "", error) from error
 
 
-def mistake(name, function, error):
+def mistake(name: str, function: str, error: BaseException) -> Mistake:
     """An exception of the user's code, with the last frames that are not of ours."""
     here = os.path.dirname(__file__)
     stack = traceback.extract_tb(error.__traceback__)

@@ -1,15 +1,19 @@
 """Arrays as safetensors, written out: the user's interpreter need not have the library."""
 
+from __future__ import annotations
+
 import json
 import math
+from typing import IO, Any
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
 NAMES = {"float64": "F64", "float32": "F32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
-def dump(arrays):
+def dump(arrays: Arrays) -> bytes:
     """{name: array} -> bytes; what is no float becomes float64, exactly below 2**53."""
     header, bodies, at = {}, [], 0
     for name, x in arrays.items():
@@ -25,7 +29,7 @@ def dump(arrays):
     return b"".join([len(text).to_bytes(8, "little"), text, *bodies])
 
 
-def parse(content):
+def parse(content: bytes) -> Arrays:
     """bytes -> {name: array}; from our own process, so it is not checked."""
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
@@ -38,14 +42,14 @@ def parse(content):
     return found
 
 
-def send(stream, header, arrays):
+def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
     body = dump(arrays)
     line = json.dumps(dict(header, names=list(arrays), body=len(body)))
     stream.write(line.encode() + b"\n" + body)
     stream.flush()
 
 
-def receive(stream):
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays] | None:
     """(header, arrays), or None where the other side has closed."""
     line = stream.readline()
     if not line:
@@ -54,7 +58,7 @@ def receive(stream):
     return header, parse(stream.read(header["body"]))
 
 
-def group(arrays, prefix):
+def group(arrays: Arrays, prefix: str) -> Arrays:
     """The arrays named PREFIX/NAME, by NAME."""
     start = prefix + "/"
     return {name[len(start) :]: x for name, x in arrays.items() if name.startswith(start)}

@@ -73,7 +73,9 @@ def run(
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
     notes = _notes(reference, port, free, pairs)
-    verdict = "different" if roots else "incomplete" if _is_incomplete(climbed, reference) else "equal"
+    verdict = (
+        "different" if roots else "incomplete" if _is_incomplete(climbed, reference) else "equal"
+    )
     return Result(verdict, climbed, roots, echoes, accepted, found, pairs, partnerless,
                   reference.about, port.facts, notes)  # fmt: skip
 
@@ -162,7 +164,9 @@ def _unmatched(found: mapping.Mapping) -> list[locate.Root]:
     for side, names in (("reference", found.only_reference), ("port", found.only_port)):
         if names:
             spots = [rungs.Spot("1", "mapping", name, float("inf"), 0.0) for name in names]
-            listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            listed = ", ".join(names[:4]) + (
+                f" and {len(names) - 4} more" if len(names) > 4 else ""
+            )
             root = locate.Root("1", listed, "mapping", spots, names, spots[0])
             root.cause = f"tensors of the {side} alone: nothing on the other side fits them"
             root.remedy = "add them to the port, or pair them by hand: --map MAP"
@@ -185,9 +189,7 @@ def _is_incomplete(climbed: list[Rung], reference: Trace) -> bool:
     return not reference.about["repeats"] or isolated.compared <= 1  # the loss alone
 
 
-def _notes(
-    reference: Trace, port: Port, free: Run, pairs: dict[str, str]
-) -> list[str]:
+def _notes(reference: Trace, port: Port, free: Run, pairs: dict[str, str]) -> list[str]:
     notes = []
     for side, about in (("reference", reference.about), ("port", port.facts)):
         if about["precision"] != "float64":
@@ -197,10 +199,14 @@ def _notes(
         elif about.get("widened"):
             notes.append(f"the {side} casts to narrower floats inside: here these mean float64")
     if not pairs:
-        notes.append("no module of the port was paired: " + (
-            "its outputs have other sizes than the reference's" if free.calls.names
-            else "it shows none; a port in plain JAX shows its values through taps(tap)"
-        ))
+        notes.append(
+            "no module of the port was paired: "
+            + (
+                "its outputs have other sizes than the reference's"
+                if free.calls.names
+                else "it shows none; a port in plain JAX shows its values through taps(tap)"
+            )
+        )
     if not reference.about["repeats"]:
         notes.append("the reference gives another loss each time: switch off what is random")
     return notes

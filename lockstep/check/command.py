@@ -36,8 +36,11 @@ def _add_check(commands: Any) -> None:
         "Exit status: 0 equal, 1 different, 2 a mistake, 4 incomplete.",
         epilog="examples:\n  lockstep check ref.py port.py\n  lockstep check ref.trace port.py",
     )
-    sub.add_argument("reference", metavar="REFERENCE",
-                     help=f"{WHAT} and batch(step), or a trace that `lockstep record` wrote")
+    sub.add_argument(
+        "reference",
+        metavar="REFERENCE",
+        help=f"{WHAT} and batch(step), or a trace that `lockstep record` wrote",
+    )
     sub.add_argument("port", metavar="PORT", help=WHAT)  # fmt: skip
     _add_python(sub, "--reference-python", "the reference's")
     _add_python(sub, "--python", "the port's")

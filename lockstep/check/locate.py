@@ -39,7 +39,9 @@ def find_roots(
     suspects = _suspects(forward, calls)
     own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
     own = _first_backward(own, calls)
-    roots = _group(forward, "forward", calls, partnerless) + _group(own, "backward", calls, partnerless)
+    roots = _group(forward, "forward", calls, partnerless) + _group(
+        own, "backward", calls, partnerless
+    )
     updates = by_number["4i"].spots if "4i" in by_number else []
     roots += group_updates(updates)
     initial = by_number["0"].spots if "0" in by_number else []
@@ -71,7 +73,8 @@ def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
 
 def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
     """Modules that are fed the same wrong value count once, by the first."""
-    parents, kept = calls.parents(), []
+    parents = calls.parents()
+    kept: list[Spot] = []
     for spot in spots:
         twins = [
             other for other in kept
@@ -123,7 +126,9 @@ def _follows(
     # A parameter whose module was not looked at belongs to whoever holds it.
     looked_at = {call.partition("#")[0] for call in calls.names if call not in partnerless}
     return not owners & looked_at and any(
-        o.startswith(scope) for o in owners for scope in map(_scope, forward, [calls] * len(forward))
+        o.startswith(scope)
+        for o in owners
+        for scope in map(_scope, forward, [calls] * len(forward))
     )
 
 
@@ -162,9 +167,7 @@ def _is_inside(call: str, other: str, parents: dict[str, str]) -> bool:
     return False
 
 
-def _group(
-    spots: list[Spot], direction: str, calls: Calls, partnerless: list[str]
-) -> list[Root]:
+def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[str]) -> list[Root]:
     """The same place in several layers is one root."""
     groups: dict[str, list[Spot]] = {}
     for spot in spots:
@@ -191,8 +194,11 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
         if before:
             return f"between {names.wildcard(before)} and {here}"
         return f"{names.wildcard(parent) or '(root)'}, before {here}"
-    inner = [call for call, parent in calls.parents().items() if parent == spot.where
-             and call not in partnerless]
+    inner = [
+        call
+        for call, parent in calls.parents().items()
+        if parent == spot.where and call not in partnerless
+    ]
     if spot.what == "cotangent":
         return f"what uses {here}"
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
@@ -208,11 +214,13 @@ def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
     """The reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent]
-    return [f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside]
+    return [
+        f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside
+    ]
 
 
 def group_updates(spots: list[Spot]) -> list[Root]:
-    """One root for the optimizer: which tensors, at which scale of the gradients, from which step."""
+    """One root for the optimizer: which tensors, at which scale of the gradients, which step."""
     if not spots:
         return []
     tensors = sorted({spot.note for spot in spots})

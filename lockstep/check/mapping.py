@@ -42,7 +42,7 @@ class Mapping:
 def propose(
     reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None
 ) -> Mapping:
-    """What is given, then whole tensors first, then stacked layers, then fused tensors, then tied ones."""
+    """What is given; then whole tensors, stacked layers, fused tensors, tied ones."""
     mapping = Mapping([], list(reference.shapes), list(port.shapes), [])
     _match_given(mapping, overrides or {}, reference, port)
     _match_whole(mapping, reference, port)

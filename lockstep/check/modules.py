@@ -69,8 +69,8 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
         r = _same_value(p, reference, port, taken)
         if not r and not _holds_tensors(p, "port", entries, port):
             free = {r for r in reference.names
-                    if r in taken or _holds_tensors(r, "reference", entries, reference)
-                    and port.kinds[p] != "tap"}  # fmt: skip
+                    if r in taken or (_holds_tensors(r, "reference", entries, reference)
+                    and port.kinds[p] != "tap")}  # fmt: skip
             r = _same_name(p, reference, port, free)
         if r:
             pairs[p] = r
@@ -136,9 +136,10 @@ def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     x = port.arrays[f"act/{p}"]
     for r in reference.names:
         y = reference.arrays.get(f"act/{r}")
-        if r not in taken and y is not None and y.size == x.size:
-            if norm_gap(x.ravel(), convert(y, x.shape).ravel()) < ALIKE:
-                return r
+        if r in taken or y is None or y.size != x.size:
+            continue
+        if norm_gap(x.ravel(), convert(y, x.shape).ravel()) < ALIKE:
+            return r
     return ""
 
 
@@ -146,7 +147,9 @@ def _holds_tensors(call: str, side: str, entries: list[Entry], calls: Calls) -> 
     start = module_of(call).removesuffix(".attend") + "."
     pieces = [getattr(entry, side).name for entry in entries]
     return any(
-        name.startswith(start) for piece in pieces for name in [piece, *calls.aliases.get(piece, [])]
+        name.startswith(start)
+        for piece in pieces
+        for name in [piece, *calls.aliases.get(piece, [])]
     )
 
 

@@ -42,7 +42,7 @@ def words(name: str) -> set[str]:
     found: set[str] = set()
     for word in re.split(r"[._/#]", text):
         stem = word if word in MEANING else word.rstrip("0123456789")
-        if stem and stem not in LEAVES | {"value"} or stem in ("value",):
+        if (stem and stem not in LEAVES | {"value"}) or stem in ("value",):
             found |= MEANING.get(stem, {stem})
     return found
 

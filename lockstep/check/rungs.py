@@ -101,7 +101,9 @@ def _initial_spot(entry: Entry, x: np.ndarray, theirs: dict[str, float], n: int)
         same = abs(mean - theirs["mean"]) <= 1e-6 * max(abs(mean), 1e-3) and spread < 1e-12
         figure, note = (0.0 if same else np.inf), f"{_say(mean, std)}, reference "
         note += _say(theirs["mean"], theirs["std"])
-        return Spot("0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note)
+        return Spot(
+            "0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note
+        )
     tail = max(theirs["kurtosis"], 1.5) - 1
     error = np.sqrt(tail / (4 * x.size) + tail / (4 * n))
     spreads = abs(np.log(std / theirs["std"])) / error
@@ -216,7 +218,7 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Rung:
             names = reference.about["parameters"]
             theirs = {name: after[name] - before[name] for name in names}
             for name, a, b, entry in by_piece(entries, ours, theirs):
-                size = np.linalg.norm(entry.reference.take(before))
+                size = float(np.linalg.norm(entry.reference.take(before)))
                 where = f"{name}, gradients x {scale}, step {step}"
                 spot = Spot("4i", "update", where, _update_gap(a, b, size), _update_bound(port),
                             str(entry.port), a, b, name)  # fmt: skip

@@ -13,10 +13,12 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if spot.ours is None or spot.theirs is None:
         return None
     if not spot.ours.any() and spot.theirs.any():
-        return Cause("no gradient arrives here", "look for stop_gradient, detach, a frozen or unused "
-                     "parameter, or one that is left out of the differentiated tree")  # fmt: skip
+        remedy = "look for stop_gradient, detach, or a parameter that is frozen or unused"
+        return Cause("no gradient arrives here", remedy)
     if spot.ours.any() and not spot.theirs.any():
-        return Cause("the reference has no gradient here", "stop the gradient as the reference does")
+        return Cause(
+            "the reference has no gradient here", "stop the gradient as the reference does"
+        )
     factors = [factor_between(s.ours, s.theirs) for s in root.spots
                if s.ours is not None and s.theirs is not None]  # fmt: skip
     if factors[0] is not None and all(f is not None and np.isclose(f, factors[0]) for f in factors):

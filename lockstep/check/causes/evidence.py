@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,8 +49,6 @@ class Scene:
     operands: Arrays  # name -> value, the nearest last; "input" is that of the module around
     weights: Arrays  # of the module itself, by the last word of their names
     framework: str
-    sizes: dict[str, int] = field(default_factory=dict)
-    partnerless: Arrays = field(default_factory=dict)  # outputs of the reference's own modules
 
 
 def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
@@ -63,15 +61,11 @@ def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
     operands: Arrays = {}
     if f"in/{around}" in calls.arrays:
         operands["input"] = calls.arrays[f"in/{around}"]
-    own: Arrays = {}
-    paired = set(evidence.pairs.values())
     for call in calls.names:
         if call == spot.where:
             break
         if parents.get(call) == around and f"act/{call}" in calls.arrays:
-            (operands if call in paired or True else own)[call] = calls.arrays[f"act/{call}"]
-            if call not in paired:
-                own[call] = calls.arrays[f"act/{call}"]
+            operands[call] = calls.arrays[f"act/{call}"]
     module = spot.where.partition("#")[0]
     weights = {}
     for name, x in evidence.reference.weights.items():
@@ -80,7 +74,7 @@ def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
             if leaf and alias.rpartition(".")[0] == module:
                 weights[alias.rpartition(".")[2]] = x
     return Scene(spot.what, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
-                 weights, evidence.framework, partnerless=own)  # fmt: skip
+                 weights, evidence.framework)  # fmt: skip
 
 
 def fits(value: np.ndarray | None, target: np.ndarray) -> bool:
@@ -89,9 +83,7 @@ def fits(value: np.ndarray | None, target: np.ndarray) -> bool:
     return norm_gap(convert(value, target.shape), target) <= FITS
 
 
-def first_fit(
-    formulas: Iterable[tuple[str, Callable[[], np.ndarray]]], target: np.ndarray
-) -> str:
+def first_fit(formulas: Iterable[tuple[str, Callable[[], np.ndarray]]], target: np.ndarray) -> str:
     """The name of the first formula that gives the target to rounding; "" where none does."""
     for name, formula in formulas:
         # What has another shape than the formula expects is not what it describes.

@@ -1,6 +1,7 @@
 """Elementwise functions by name, in numpy."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,7 +16,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "GELU (erf)": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "GELU (tanh)": gelu_tanh,
     "quick GELU": lambda x: x * sigmoid(1.702 * x),

@@ -1,6 +1,7 @@
 """Between modules: activations, residual sums, other operands, axes, scales, rounding."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import combinations
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -19,7 +20,9 @@ def rounding(scene: Scene) -> Cause | None:
     for dtype in ("float32", "bfloat16", "float16"):
         rounded = scene.theirs.astype(dtype).astype(np.float64)
         if np.array_equal(scene.ours, rounded) and not np.array_equal(scene.ours, scene.theirs):
-            return Cause(f"rounded to {dtype} here", f"compute this in the input's dtype, not in {dtype}")
+            return Cause(
+                f"rounded to {dtype} here", f"compute this in the input's dtype, not in {dtype}"
+            )
     return None
 
 
@@ -30,7 +33,7 @@ def activation(scene: Scene) -> Cause | None:
 
         def unary(x: np.ndarray = x) -> Formulas:
             for name, function in ACTIVATIONS.items():
-                yield name, lambda f=function: f(x)
+                yield name, partial(function, x)
 
         if found := both(unary, scene):
             theirs, ours = found
@@ -42,11 +45,15 @@ def activation(scene: Scene) -> Cause | None:
             for name, function in ACTIVATIONS.items():
                 for x, y in ((a, b), (b, a)):
                     text = f"{name} of {_last(x)} times {_last(y)}"
-                    yield text, lambda f=function, x=x, y=y: f(same[x]) * same[y]
+                    yield text, partial(_gate, function, same[x], same[y])
 
         if found := both(gated, scene):
             return Cause(f"{found[1]}, for {found[0]}", f"compute {found[0]}")
     return None
+
+
+def _gate(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return function(x) * y
 
 
 def combination(scene: Scene) -> Cause | None:

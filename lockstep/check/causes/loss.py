@@ -22,8 +22,8 @@ def explain(evidence: Evidence) -> Cause | None:
     for n in range(2, 5000):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n)):
             if abs(ratio / value - 1) < 1e-11:
-                return Cause(f"{name} times the reference's loss: a sum for a mean, or another mean",
-                             "reduce by the same mean")  # fmt: skip
+                text = f"{name} times the reference's loss: a sum for a mean, or another mean"
+                return Cause(text, "reduce by the same mean")
     return None
 
 
@@ -60,7 +60,11 @@ def _targets(leaf: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np
         yield "the targets", leaf
     if leaf.ndim == 2 and len(shape) == 2 and leaf.shape[0] == shape[0]:
         t = shape[1]
-        for by, name in ((1, "the next token"), (0, "the token itself"), (2, "the token after next")):
+        for by, name in (
+            (1, "the next token"),
+            (0, "the token itself"),
+            (2, "the token after next"),
+        ):
             if leaf.shape[1] >= t + by:
                 yield name, leaf[:, by : by + t]
         yield "the next token, rolled", np.roll(leaf, -1, 1)[:, :t]
@@ -80,8 +84,8 @@ def _reduced(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, 
     yield "sum over positions, mean over rows", total / shape[0]
     yield "mean over positions, sum over rows", total / max(shape[-2], 1)
     yield "mean in bits", total / n / float(np.log(2))
-    yield "mean without the last position", float(
-        values.reshape(shape[0], -1)[:, :-1].mean()) if n == np.prod(shape[:-1]) else np.inf  # fmt: skip
+    if n == np.prod(shape[:-1]):
+        yield "mean without the last position", float(values.reshape(shape[0], -1)[:, :-1].mean())
 
 
 def _first(losses: Iterator[tuple[str, float]], target: float) -> str:

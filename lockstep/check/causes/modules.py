@@ -1,6 +1,7 @@
 """Inside a module: normalisation and linear layers, computed again in numpy."""
 
 import re
+from functools import partial
 
 import numpy as np
 
@@ -35,10 +36,14 @@ def _norms(x: np.ndarray, scene: Scene) -> Formulas:
     axes: tuple[int, ...] = (-1,)
     shape: tuple[int, ...] = (x.shape[-1],)
     if batch:
-        channel = 1 if scene.weights and x.shape[1] == next(iter(scene.weights.values())).size else -1
+        channel = (
+            1 if scene.weights and x.shape[1] == next(iter(scene.weights.values())).size else -1
+        )
         axes = tuple(a for a in range(x.ndim) if a != channel % x.ndim)
         shape = tuple(n if a not in axes else 1 for a, n in enumerate(x.shape))
-    gains = {"": weight} if weight is None else {"": weight, "no gain": None, "1 + gain": weight + 1}
+    gains = (
+        {"": weight} if weight is None else {"": weight, "no gain": None, "1 + gain": weight + 1}
+    )
     biases = {"": bias} if bias is None else {"": bias, "no bias": None}
     n = int(np.prod([x.shape[a] for a in axes]))
     for kind in ("LayerNorm", "RMSNorm", "LayerNorm, variance over n - 1", "L2 norm"):
@@ -49,7 +54,9 @@ def _norms(x: np.ndarray, scene: Scene) -> Formulas:
         if kind == "L2 norm":
             variance = variance * n
         for where in ("", "eps outside the root"):
-            solved = [] if where else _solved_epsilons(centred, variance, weight, bias, shape, scene)
+            solved = (
+                [] if where else _solved_epsilons(centred, variance, weight, bias, shape, scene)
+            )
             for eps in (*EPSILONS, *solved):
                 root = np.sqrt(variance + eps) if not where else np.sqrt(variance) + eps
                 for g_name, g in gains.items():
@@ -93,11 +100,17 @@ def linear(scene: Scene) -> Cause | None:
         for name, kernel in (("", w.T), ("the kernel turned", w)):
             if kernel.shape[0] != x.shape[-1]:
                 continue
-            biases = {"": bias} if bias is None else {"": bias, "no bias": None, "bias twice": 2 * bias}
+            biases = (
+                {"": bias} if bias is None else {"": bias, "no bias": None, "bias twice": 2 * bias}
+            )
             for b_name, b in biases.items():
                 text = ", ".join(filter(None, (name, b_name))) or "kernel and bias as they are"
-                yield text, lambda k=kernel, b=b: x @ k + (b if b is not None else 0.0)
+                yield text, partial(_affine, x, kernel, b)
 
     if found := both(formulas, scene):
         return Cause(f"{found[1]}, for {found[0]}", f"compute with {found[0]}")
     return None
+
+
+def _affine(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return x @ kernel + (bias if bias is not None else 0.0)

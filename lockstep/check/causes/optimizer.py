@@ -51,7 +51,9 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if theirs is None:
         return None
     if ours is None:
-        return Cause(f"the reference is {_say(theirs.options)}; the port fits no rule known here", "")
+        return Cause(
+            f"the reference is {_say(theirs.options)}; the port fits no rule known here", ""
+        )
     return compare(theirs, ours, evidence.framework)
 
 
@@ -63,7 +65,7 @@ def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
     for label in labels:
         if own and port.begin(port.weights(reference.weights)):
             return {}
-        steps: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+        steps: dict[str, list[tuple[np.ndarray, ...]]] = {}
         norms = []
         step = 0
         while f"fed/{label}/{step}/grad/{reference.about['parameters'][0]}" in reference.arrays:
@@ -84,14 +86,16 @@ def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
             for entry, moved in pairs:
                 parts = (entry.reference.take(before), entry.reference.take(grads), moved)
                 steps.setdefault(str(entry.reference), []).append(
-                    tuple(_some(x) for x in parts)  # type: ignore[arg-type]
+                    tuple(_some(x) for x in parts)
                 )
             step += 1
-        found[label] = {
-            name: Sequence(*(np.stack(each) for each in zip(*parts)), np.array(norms))
-            for name, parts in steps.items()
-        }
+        found[label] = {name: _sequence(parts, norms) for name, parts in steps.items()}
     return found
+
+
+def _sequence(parts: list[tuple[np.ndarray, ...]], norms: list[float]) -> Sequence:
+    weights, grads, changes = (np.stack(each) for each in zip(*parts))
+    return Sequence(weights, grads, changes, np.array(norms))
 
 
 def change_of(evidence: Evidence) -> dict[str, np.ndarray]:
@@ -143,7 +147,9 @@ def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
 
 def _rules() -> Iterator[dict[str, Any]]:
     for decay in DECAYS:
-        for place, corrected, b1, b2, eps in product(PLACES, (True, False), FIRST, SECOND, EPSILONS):
+        for place, corrected, b1, b2, eps in product(
+            PLACES, (True, False), FIRST, SECOND, EPSILONS
+        ):
             if place == "before bias correction" and not corrected:
                 continue
             yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": place,

@@ -1,0 +1,32 @@
+"""The recorded references, each made once a worker."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.check import trace
+from lockstep.check.program import Program
+from lockstep.check.trace import Trace
+from parity_tests.check.mutants import EXAMPLES
+
+
+def record(example: str, folder: Path, steps: int = 8) -> Trace:
+    program = Program(str(EXAMPLES / example))
+    try:
+        program.record(folder / example, steps)
+    finally:
+        program.close()
+    return trace.read(folder / example)
+
+
+@pytest.fixture(scope="session")
+def jax_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The NNX example, which torch ports are checked against: they cost no compilation."""
+    return record("gpt_nnx.py", tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture(scope="session")
+def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    record("gpt_torch.py", folder)
+    return folder / "gpt_torch.py"
