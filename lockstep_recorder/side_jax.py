@@ -32,11 +32,16 @@ def configure() -> None:
 
 
 class Tape:
-    """Records what passes the points of a program, or forces it; see `TorchSide.run`."""
+    """Records what passes the points of a program, or forces it; see `TorchSide.run`.
 
-    def __init__(self, slots: Any = None, forced: Any = None) -> None:
+    Args:
+        slots: call -> zeros, whose gradient is what arrives at the output.
+        given: `in/CALL`, `act/CALL`, `dact/CALL` -> (value, 1 where it is forced and 0 where not).
+    """
+
+    def __init__(self, slots: Any = None, given: Any = None) -> None:
         self.calls = Calls()
-        self.slots, self.forced = slots or {}, forced or {}
+        self.slots, self.given = slots or {}, given or {}
         self.traces: set[int] = set()  # of the values that may be returned: not those of a vmap
         self.hidden: list[str] = []
 
@@ -51,9 +56,8 @@ class Tape:
         if at is None:
             return inputs
         x = self.calls.arrays[f"in/{call}"] = leaves[at]
-        if f"in/{call}" not in self.forced:
-            return inputs
-        leaves[at] = replace(x, self.forced[f"in/{call}"].astype(x.dtype).reshape(x.shape))
+        if f"in/{call}" in self.given:
+            leaves[at] = replace(x, *self.given[f"in/{call}"])
         return jax.tree.unflatten(nest, leaves)
 
     def end(self, y: Any) -> Any:
@@ -78,14 +82,10 @@ class Tape:
 
     def point(self, call: str, y: Any) -> Any:
         self.calls.arrays[f"act/{call}"] = y
-        slot = self.slots.get(call)
-        if f"act/{call}" in self.forced:
-            value = self.forced[f"act/{call}"].astype(y.dtype).reshape(y.shape)
-            cotangent = self.forced.get(f"dact/{call}")
-            if cotangent is None:
-                return replace(y, value)
-            return force(y, slot, value, cotangent.astype(y.dtype).reshape(y.shape))
-        return y if slot is None else y + slot
+        if call not in self.slots:
+            return y
+        act, dact = (self.given[f"{kind}/{call}"] for kind in ("act", "dact"))
+        return force(y, self.slots[call], *act, *dact)
 
     def _is_ours(self, x: Any) -> bool:
         trace = getattr(x, "_trace", None)
@@ -93,29 +93,39 @@ class Tape:
 
 
 @jax.custom_vjp
-def replace(x: Any, value: Any) -> Any:
-    """Forward the given value; the cotangent passes."""
-    return value
+def replace(x: Any, value: Any, forced: Any) -> Any:
+    """Forward the given value, where it is forced; the cotangent passes."""
+    return jnp.where(forced > 0, value, x)
 
 
-replace.defvjp(lambda x, value: (value, None), lambda _, g: (g, jnp.zeros_like(g)))
+def _replace_forward(x: Any, value: Any, forced: Any) -> Any:
+    return replace(x, value, forced), None
+
+
+def _replace_backward(_: Any, g: Any) -> Any:
+    return g, jnp.zeros_like(g), jnp.zeros(())
+
+
+replace.defvjp(_replace_forward, _replace_backward)
 
 
 @jax.custom_vjp
-def force(y: Any, slot: Any, value: Any, cotangent: Any) -> Any:
-    """Forward the given value, backward the given cotangent; the slot gets what arrives."""
-    return value
+def force(y: Any, slot: Any, value: Any, forced: Any, cotangent: Any, turned: Any) -> Any:
+    """Forward and backward the given values, where they are forced; the slot gets what arrives."""
+    return jnp.where(forced > 0, value, y)
 
 
-def _forward(y: Any, slot: Any, value: Any, cotangent: Any) -> Any:
-    return value, cotangent
+def _force_forward(y: Any, slot: Any, value: Any, forced: Any, cotangent: Any, turned: Any) -> Any:
+    return force(y, slot, value, forced, cotangent, turned), (cotangent, turned)
 
 
-def _backward(cotangent: Any, g: Any) -> Any:
-    return cotangent, g, jnp.zeros_like(g), jnp.zeros_like(g)
+def _force_backward(kept: Any, g: Any) -> Any:
+    cotangent, turned = kept
+    zero, none = jnp.zeros_like(g), jnp.zeros(())
+    return jnp.where(turned > 0, cotangent, g), g, zero, none, zero, none
 
 
-force.defvjp(_forward, _backward)
+force.defvjp(_force_forward, _force_backward)
 
 
 class JaxSide:
@@ -198,8 +208,7 @@ class JaxSide:
     ) -> tuple[dict[str, Any], Arrays]:
         """See `TorchSide.run`."""
         params, state = self._trees(weights)
-        given = {name: jnp.asarray(x) for name, x in (forced or {}).items()}
-        answer = self._run(params, state, self._batch(spec, batch), given)
+        answer = self._run(params, state, self._batch(spec, batch), forced or {})
         (loss, (arrays, new)), (grads, cotangents) = answer
         seen = {name: np.asarray(x) for name, x in arrays.items()}
         seen.update({f"dact/{call}": np.asarray(x) for call, x in cotangents.items()})
@@ -209,35 +218,42 @@ class JaxSide:
                  "kinds": self.tape.calls.kinds, "hidden": self.tape.hidden}  # fmt: skip
         return about, seen
 
-    def _run(self, params: Any, state: Any, batch: Any, forced: Any) -> Any:
-        """By the compiled program of these shapes and forced calls."""
-        key = (tuple(sorted(forced)), str(jax.tree.map(jnp.shape, batch)))
+    def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
+        """By the compiled program of these shapes, which is the same whatever is forced."""
+        key = str(jax.tree.map(jnp.shape, batch))
         if key not in self.programs:
-            compiled = self._traced(lambda: self._compile(params, state, batch, forced))
-            self.programs[key] = compiled
-        program, self.tape, slots = self.programs[key]
-        return program(params, slots, state, forced, batch)
+            self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
+        program, self.tape, slots, empty = self.programs[key]
+        given = {
+            name: (jnp.asarray(forced[name], zeros.dtype).reshape(zeros.shape), jnp.ones(()))
+            if name in forced else (zeros, no)
+            for name, (zeros, no) in empty.items()
+        }  # fmt: skip
+        return program(params, slots, state, given, batch)
 
-    def _compile(self, params: Any, state: Any, batch: Any, forced: Any) -> Any:
-        """(program, the tape of its calls, slots of zeros by call)."""
+    def _compile(self, params: Any, state: Any, batch: Any) -> Any:
+        """(program, the tape of its calls, slots of zeros by call, what is given: nothing)."""
         tape = Tape()
 
         def look(p: Any, s: Any, b: Any) -> Any:
             self._loss(tape, p, s, b)
-            return {name[4:]: x for name, x in tape.calls.arrays.items() if name[:4] == "act/"}
+            return tape.calls.arrays
 
         shapes = jax.eval_shape(look, params, state, batch)
-        slots = {call: jnp.zeros(x.shape, x.dtype) for call, x in shapes.items()}
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        slots = {name[4:]: x for name, x in zeros.items() if name.startswith("act/")}
+        zeros.update({f"dact/{call}": x for call, x in slots.items()})
+        empty = {name: (x, jnp.zeros(())) for name, x in zeros.items()}
 
-        def both(p: Any, slots: Any, s: Any, forced: Any, b: Any) -> Any:
-            recorder = Tape(slots, forced)
+        def both(p: Any, slots: Any, s: Any, given: Any, b: Any) -> Any:
+            recorder = Tape(slots, given)
             loss, new = self._loss(recorder, p, s, b)
             return loss, (recorder.calls.arrays, new)
 
         program = jax.jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
-        compiled = program.lower(params, slots, state, forced, batch).compile()
+        compiled = program.lower(params, slots, state, empty, batch).compile()
         tape.calls.arrays = {}
-        return compiled, tape, slots
+        return compiled, tape, slots, empty
 
     def begin(self, weights: Arrays) -> None:
         """A fresh optimizer, on given weights."""

@@ -91,8 +91,8 @@ def _check(given: argparse.Namespace) -> int:
     _require_common(given)
     outputs = {flag: Path(name) for flag, name in (("--json", given.json),
                ("--save-map", given.save_map)) if name}  # fmt: skip
-    for path in outputs.values():
-        directory.require_writable_file(path)
+    for flag, path in outputs.items():
+        directory.require_writable_file(path, flag)
     overrides = _read_map(Path(given.map)) if given.map else {}
     _require_program("PORT", given.port)
     reference = _reference(given)
@@ -125,7 +125,7 @@ def _reference(given: argparse.Namespace) -> trace.Trace:
 def _record(given: argparse.Namespace) -> int:
     if given.export:
         path = Path(given.export)
-        directory.require_writable_file(path)
+        directory.require_writable_file(path, "--export")
         program.export(path)
         if not given.program:
             return DONE
@@ -163,7 +163,7 @@ def _require_program(field: str, name: str) -> None:
     if name.endswith(".py"):
         require(Path(name).is_file(), field, name, "no such file; name a file with build and loss")
     else:
-        plain = all(part.isidentifier() for part in name.split("."))
+        plain = all(part.isidentifier() for part in name.split(".")) and not Path(name).exists()
         require(plain, field, repr(name), "is no .py file, no module and no trace")
 
 

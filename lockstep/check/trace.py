@@ -1,5 +1,6 @@
 """A recorded reference: a folder with JSON and arrays, read as untrusted input."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ ABOUT, ARRAYS = "trace.json", "arrays.safetensors"
 LIMIT = 50_000_000  # bytes of JSON: names, moments and noise of every tensor and call
 AGAIN = "record it again: lockstep record FILE -o TRACE"
 
+# Of a batch's arrays, which the file holds as floats.
+DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
+          "uint16", "uint32", "uint64", "bool"}  # fmt: skip
 # What JSON must hold, by the types of its values.
 FIELDS: dict[str, type] = {
     "program": str, "framework": str, "versions": dict, "device": str, "precision": str,
@@ -66,15 +70,18 @@ def _problem(about: dict[str, Any]) -> str:
     for name, kind in {**FIELDS, "sha256": str}.items():
         if type(about.get(name)) is not kind:
             return f"{name} is no {kind.__name__}"
-    nests = ("events", "parameters", "narrow")
-    for name in nests:
+    for name in ("events", "parameters", "narrow"):
         if not all(type(each) is str for each in about[name]):
             return f"{name} holds more than names"
+    if not _do_nest(about["events"]):
+        return "events do not nest"
     for name in ("modules", "kinds"):
         if not all(type(each) is str for each in about[name].values()):
             return f"{name} holds more than names"
+    if not {event[1:] for event in about["events"]} <= set(about["kinds"]):
+        return "events of calls without a kind"
     for tied in about["tied"]:
-        if type(tied) is not list or not all(type(each) is str for each in tied):
+        if type(tied) is not list or not tied or not all(type(each) is str for each in tied):
             return "tied holds more than names"
     for name, moments in about["initial"].items():
         numbers = ("mean", "std", "kurtosis")
@@ -88,11 +95,57 @@ def _problem(about: dict[str, Any]) -> str:
     return ""
 
 
+def _do_nest(events: list[str]) -> bool:
+    """Whether each call begins once, and ends inside the one in which it began."""
+    opened: list[str] = []
+    begun: set[str] = set()
+    for event in events:
+        sign, call = event[:1], event[1:]
+        if sign == "+" and call not in begun:
+            opened.append(call)
+            begun.add(call)
+        elif not (sign == "-" and opened and opened.pop() == call):
+            return False
+    return not opened
+
+
+def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
+    """The arrays that a batch's description names; None where it describes nothing."""
+    if type(spec) is not dict or not spec or depth > 20:
+        return None
+    kind, inner = next(iter(spec.items()))
+    if kind == "array" and type(inner) is str and type(spec.get("dtype")) is str:
+        return [inner] if spec["dtype"] in DTYPES else None
+    if kind == "value":
+        return []
+    parts = inner.values() if kind == "dict" and type(inner) is dict else inner
+    if kind not in ("dict", "list", "tuple") or not isinstance(parts, Iterable):
+        return None
+    found = [_leaves(part, depth + 1) for part in parts]
+    return None if None in found else [name for names in found for name in names or []]
+
+
 def _missing(about: dict[str, Any], arrays: Arrays) -> str:
+    """Why the arrays are not those that the JSON speaks of, or ""."""
     weights = group(arrays, "weights/0")
-    for name in about["parameters"]:
-        if name not in weights or f"grad/{name}" not in arrays:
-            return f"no weights or gradient of {name}"
     if not all(np.isfinite(x).all() for x in weights.values()):
         return "weights that are not finite"
-    return "" if group(arrays, "batch/0") else "no batch"
+    steps = [("grad", about["parameters"])]
+    labels = {name.split("/")[1] for name in arrays if name.startswith("fed/")}
+    for label in labels:
+        fed = {name.split("/")[0] for name in group(arrays, f"fed/{label}")}
+        for step in range(len(fed)):
+            steps.append((f"fed/{label}/{step}/weights", list(weights)))
+            if step < len(fed) - 1:
+                steps.append((f"fed/{label}/{step}/grad", about["parameters"]))
+    for prefix, names in steps:
+        for name in names:
+            if name not in weights or f"{prefix}/{name}" not in arrays:
+                return f"no {prefix}/{name}"
+            if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
+                return f"{prefix}/{name} has another shape than the weight"
+    named = _leaves(about["batch"])
+    for step in range(max(len(about.get("losses", [])), 1)):
+        if named is None or set(named) != set(group(arrays, f"batch/{step}")):
+            return f"the batch of step {step} is not as described"
+    return ""

@@ -51,27 +51,27 @@ def require_free(out: Path, *, overwrite: bool) -> None:
         raise _unwritable(out, error) from None
 
 
-def require_writable(out: Path) -> None:
+def require_writable(out: Path, field: str = "--out") -> None:
     """Raises UserError unless `out` is a directory to write in, or can be made one."""
     try:
         there = next(path for path in (out, *out.parents) if path.exists())
     except OSError as error:
         raise _unwritable(out, error) from None
-    require(there.is_dir(), "--out", out, f"{there} is a file; name another directory")
+    require(there.is_dir(), field, out, f"{there} is a file; name another directory")
     writable = os.access(there, os.W_OK | os.X_OK)
-    require(writable, "--out", out, f"{there} cannot be written; name another directory")
+    require(writable, field, out, f"{there} cannot be written; name another directory")
 
 
-def require_writable_file(path: Path) -> None:
+def require_writable_file(path: Path, field: str = "--out") -> None:
     """Raises UserError unless `path` can be written: seen before an hour's work is done for it."""
     folder = path.parent
-    require_writable(folder)
-    require(folder.is_dir(), "--out", path, f"there is no folder {folder}; make it")
+    require_writable(folder, field)
+    require(folder.is_dir(), field, path, f"there is no folder {folder}; make it")
     try:
         is_folder = path.is_dir()
     except OSError as error:  # a name too long
         raise _unwritable(path, error) from None
-    require(not is_folder, "--out", path, "is a folder; name a file")
+    require(not is_folder, field, path, "is a folder; name a file")
 
 
 def make(out: Path) -> Path:

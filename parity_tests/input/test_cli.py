@@ -41,7 +41,18 @@ def test_help(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["sample", "doctor", "plan", "curves", "power", "specificity", "sensitivity"]
+    "command",
+    [
+        "check",
+        "record",
+        "sample",
+        "doctor",
+        "plan",
+        "curves",
+        "power",
+        "specificity",
+        "sensitivity",
+    ],
 )
 def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.process import ROOT
 
-PACKAGES = ("lockstep", "jax_impl", "torch_ref", "benchmarks")
+PACKAGES = ("lockstep", "lockstep_recorder", "jax_impl", "torch_ref", "benchmarks")
 # Modules that unpickle, or keep pickles; and some that load what runs.
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve",
            "yaml", "code", "codeop", "runpy"}  # fmt: skip

@@ -36,6 +36,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "text.txt").write_text(TEXT)
     (here / "empty.txt").write_text("")
     (here / "notes.md").write_text("notes")
+    (here / "port.py").write_text("")
+    (here / "spoilt.trace").mkdir()
+    (here / "spoilt.trace" / "trace.json").write_text("{")
     for name in ("odd", "half", "big"):
         (here / name).mkdir()
         (here / name / "train.bin").write_bytes(np.arange(1000, 1500, dtype="<u2").tobytes())

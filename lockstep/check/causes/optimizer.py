@@ -85,9 +85,7 @@ def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
                                                            change)]  # fmt: skip
             for entry, moved in pairs:
                 parts = (entry.reference.take(before), entry.reference.take(grads), moved)
-                steps.setdefault(str(entry.reference), []).append(
-                    tuple(_some(x) for x in parts)
-                )
+                steps.setdefault(str(entry.reference), []).append(tuple(_some(x) for x in parts))
             step += 1
         found[label] = {name: _sequence(parts, norms) for name, parts in steps.items()}
     return found

@@ -1,0 +1,289 @@
+"""What a user or a trace gets wrong: one clear line, and the user's own last frames."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.check import program, trace
+from lockstep.check.trace import Trace
+from lockstep.cli import commands
+from lockstep.errors import UserError
+from lockstep_recorder import recording, wire
+from lockstep_recorder.main import open_side, write
+from lockstep_recorder.user import Mistake, User
+from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.mutants import EXAMPLES
+
+SMALL = """
+import numpy as np
+import torch
+from torch import nn
+
+def build(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+def loss(model, batch):
+    return model(batch["x"]).pow(2).mean()
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(5, 3)).astype("float32")}
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def small(folder: Path, name: str = "small.py", **changes: str) -> Path:
+    """The small program, with functions replaced."""
+    path = folder / name
+    path.write_text(SMALL + "".join(f"\n{text}\n" for text in changes.values()))
+    return path
+
+
+def record_small(path: Path, out: Path) -> Trace:
+    side = open_side(str(path), 0, "cpu")
+    about, arrays = recording.record(side, curve=4)
+    write(str(out), {"program": path.name, "seed": 0, **about}, arrays)
+    return trace.read(out)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    record_small(small(folder), folder / "trace")
+    return folder / "trace"
+
+
+# --- the user's program
+
+BROKEN = [
+    ("loss = 1", "has no function loss(model, batch)"),
+    ("build = None", "has no function build(seed)"),
+    ("import nothing_of_this_name", "importing it raised ModuleNotFoundError"),
+    ("def build(seed):\n    raise ValueError('a\\nb')", "build raised ValueError: a b"),
+    ("def loss(model, batch):\n    return model(batch['y'])", "loss raised KeyError: 'y'"),
+    ("def loss(model, batch):\n    return model(batch['x'])",
+     "loss gives Tensor of shape (5, 1); return a scalar"),
+    ("def loss(model, batch):\n    return 3.0", "loss gives float; return a scalar"),
+    ("def loss(model, batch):\n    raise SystemExit(3)", "loss raised SystemExit: 3"),
+    ("def optimizer(model):\n    return 1 / 0", "optimizer raised ZeroDivisionError"),
+    ("def update(model, opt, step):\n    opt.nothing()", "update raised AttributeError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN, ids=[said for _, said in BROKEN])
+def test_a_broken_program_is_one_line(
+    text: str, said: str, reference: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((UserError, Mistake), match=r"^small\.py: ") as caught:
+        check_inside(trace.read(reference), small(tmp_path, new=text))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_exception_is_shown_with_the_user_s_own_last_frames(tmp_path: Path) -> None:
+    text = "def inner(x):\n    return x['y']\n\ndef loss(model, batch):\n    return inner(batch)"
+    inside = Inside(small(tmp_path, new=text))
+    with pytest.raises(Mistake) as caught:
+        inside.side._loss({"dict": {}}, {})
+    assert [frame.partition(": ")[2] for frame in caught.value.frames] == [
+        "return inner(batch)", "return x['y']"
+    ]  # fmt: skip
+
+
+def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
+    path = small(tmp_path, new="def build(seed):\n    return 3")
+    user = User(str(path))
+    assert user.call("build", 0) == 3
+    with pytest.raises(Mistake, match=r"no such file"):
+        User(str(tmp_path / "none.py"))
+
+
+def test_the_command_shows_frames_and_one_line(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small(tmp_path, new="def loss(model, batch):\n    return batch['y']")
+    assert commands.main(["check", str(reference), str(path)]) == 2
+    *_, frame, last = capsys.readouterr().err.splitlines()
+    assert frame.startswith("  small.py, line ") and frame.endswith("in loss: return batch['y']")
+    assert last == "error: small.py: loss raised KeyError: 'y'"
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/dev/null"])
+def test_an_interpreter_that_does_not_start(python: str, tmp_path: Path) -> None:
+    running = program.Program(str(small(tmp_path)), python=python)
+    with pytest.raises(UserError, match=r"^--python .*; name a Python interpreter$"):
+        running.record(tmp_path / "out", 4)
+    running.close()
+
+
+def test_a_process_that_ends_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "short.py"
+    path.write_text("import os\nos._exit(7)")
+    running = program.Program(str(path))
+    with pytest.raises(UserError, match="its process ended with status 7"):
+        running.ask("facts")
+    running.close()
+
+
+# --- what cannot be judged
+
+
+def test_what_is_missing_is_not_run(reference: Path, tmp_path: Path) -> None:
+    path = small(tmp_path, new="del optimizer")
+    result = check_inside(trace.read(reference), path)
+    lacks = {rung.number: rung.lacks for rung in result.rungs if rung.lacks}
+    assert result.verdict == "equal"
+    assert lacks["4i"] == lacks["8"] == "no optimizer(model) in small.py"
+
+
+def test_random_programs_are_incomplete(tmp_path: Path) -> None:
+    text = "def loss(model, batch):\n    return model(batch['x']).mean() * torch.rand(())"
+    made = record_small(small(tmp_path, "random.py", new=text), tmp_path / "trace")
+    assert made.about["repeats"] is False
+    result = check_inside(made, tmp_path / "random.py")
+    assert result.verdict in ("incomplete", "different")
+    assert any("another loss each time" in note for note in result.notes)
+
+
+def test_a_tensor_that_fits_nothing_is_told(reference: Path, tmp_path: Path) -> None:
+    text = "def build(seed):\n    return nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1))"
+    result = check_inside(trace.read(reference), small(tmp_path, new=text))
+    assert result.verdict == "different"
+    assert [root.direction for root in result.roots][:2] == ["mapping", "mapping"]
+    assert set(result.roots[0].names) == {"0.weight", "0.bias", "2.weight"}
+
+
+def test_a_nan_is_different(reference: Path, tmp_path: Path) -> None:
+    text = "def loss(model, batch):\n    return model(batch['x']).pow(2).mean() * float('nan')"
+    result = check_inside(trace.read(reference), small(tmp_path, new=text))
+    assert result.verdict == "different" and result.roots[0].where == "loss"
+
+
+def test_half_precision_inside_is_widened(tmp_path: Path) -> None:
+    """Casts to float32 or bfloat16 mean float64, so that the model is compared, not its casts."""
+    narrow = "def loss(model, batch):\n    y = model(batch['x']).bfloat16().to(torch.float32)\n"
+    made = record_small(small(tmp_path, "narrow.py", new=narrow + "    return (y * y).mean()"),
+                        tmp_path / "trace")  # fmt: skip
+    assert (made.about["precision"], made.about["widened"]) == ("float64", True)
+    assert check_inside(made, small(tmp_path, "wide.py")).verdict == "equal"
+
+
+def test_a_program_without_float64_is_judged_by_its_own_noise(tmp_path: Path) -> None:
+    narrow = "def loss(model, batch):\n    w = model[0].weight.detach().numpy().astype('float32')\n"
+    narrow += "    y = batch['x'].float() @ torch.from_numpy(w).T\n    return model(batch['x'])"
+    path = small(tmp_path, "narrow.py", new=narrow + ".pow(2).mean() + 0 * y.sum()")
+    made = record_small(path, tmp_path / "trace")
+    assert made.about["precision"] == "float32" and made.about["noise"]
+    result = check_inside(made, path)
+    assert result.verdict == "equal"
+    assert any("blind below its noise" in note for note in result.notes)
+    wrong = narrow + ".pow(2).mean() * (1 + 1e-4) + 0 * y.sum()"
+    assert check_inside(made, small(tmp_path, "w.py", new=wrong)).verdict == "different"
+
+
+# --- traces are untrusted input
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def apply(folder: Path) -> None:
+        about = json.loads((folder / trace.ABOUT).read_text())
+        change(about)
+        (folder / trace.ABOUT).write_text(json.dumps(about))
+
+    return apply
+
+
+def rewrite(name: str, value: np.ndarray) -> Callable[[Path], Any]:
+    """With a checksum made good."""
+
+    def apply(folder: Path) -> None:
+        about = json.loads((folder / trace.ABOUT).read_text())
+        arrays = wire.parse((folder / trace.ARRAYS).read_bytes())
+        about.pop("sha256"), about.pop("format")
+        write(str(folder), about, {**arrays, name: value})
+
+    return apply
+
+
+def link(folder: Path) -> None:
+    (folder / trace.ABOUT).rename(folder / "elsewhere")
+    (folder / trace.ABOUT).symlink_to(folder / "elsewhere")
+
+
+HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("cut short", lambda f: (f / trace.ARRAYS).write_bytes((f / trace.ARRAYS).read_bytes()[:-8]),
+     "damaged or cut short"),
+    ("no arrays", lambda f: (f / trace.ARRAYS).unlink(), "No such file"),
+    ("no json", lambda f: (f / trace.ABOUT).unlink(), "No such file"),
+    ("not json", lambda f: (f / trace.ABOUT).write_text("{"), "invalid JSON"),
+    ("a link", link, "symbolic link"),
+    ("another format", edit(lambda a: a.update(format=2)), "format 2 is not 1"),
+    ("no loss", edit(lambda a: a.pop("loss")), "loss is no float"),
+    ("an event", edit(lambda a: a["events"].append(3)), "events holds more than names"),
+    ("nested events", edit(lambda a: a.update(events=["+a"])), "events do not nest"),
+    ("a parameter", edit(lambda a: a["parameters"].append("x")), "no grad/x"),
+    ("moments", edit(lambda a: a["initial"].update({"0.weight": 3})), "has no moments"),
+    ("a curve", edit(lambda a: a["losses"].append("x")), "losses holds more than numbers"),
+    ("curves", edit(lambda a: a["losses"].append(1.0)), "differ in length"),
+    ("a checksum", edit(lambda a: a.update(sha256="0")), "damaged or cut short"),
+    ("a batch", edit(lambda a: a.update(batch={"dict": {"x": {"array": "y", "dtype": "int8"}}})),
+     "the batch of step 0 is not as described"),
+    ("a dtype", edit(lambda a: a["batch"]["dict"]["x"].update(dtype="object")), "not as described"),
+    ("a missing step", rewrite("fed/1/5/grad/0.bias", np.zeros(4)), "no fed/1/3/"),
+    ("NaN weights", rewrite("weights/0/0.bias", np.full(4, np.nan)), "not finite"),
+    ("a gradient", rewrite("grad/0.bias", np.zeros(5)), "grad/0.bias has another shape"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spoil", "said"), HOSTILE, ids=[name for name, _, _ in HOSTILE])
+def test_a_spoilt_trace_is_one_line(
+    name: str, spoil: Callable[[Path], Any], said: str, reference: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(reference, folder)
+    trace.read(folder)
+    spoil(folder)
+    with pytest.raises(UserError, match=f"^{tmp_path}.*lockstep record") as caught:
+        trace.read(folder)
+    assert said in str(caught.value)
+
+
+# --- the recorder as one file
+
+
+def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
+    import subprocess
+
+    recorder = tmp_path / "recorder.pyz"
+    assert commands.main(["record", "--export", str(recorder)]) == 0
+    path = small(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-I", str(recorder), "record", str(path), "-o", str(tmp_path / "t")],
+        cwd="/", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert check_inside(trace.read(tmp_path / "t"), path).verdict == "equal"
+
+
+def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
+    from lockstep.check import report
+
+    port = EXAMPLES / "gpt_torch.py"
+    saved = report.map_json(check_inside(jax_reference, port))
+    assert check_inside(jax_reference, port, overrides=saved).verdict == "equal"
+    swapped = json.loads(json.dumps(saved))
+    norms = [line for line in swapped["tensors"] if "norm1.scale" in line["reference"]["name"]]
+    a, b = (line["port"] for line in norms)
+    norms[0]["port"], norms[1]["port"] = b, a
+    assert check_inside(jax_reference, port, overrides=swapped).verdict == "different"
+    for wrong in ({"tensors": [3]}, {"tensors": 3}, {"tensors": [{"port": {"name": "x"}}]},
+                  {"tensors": [{**saved["tensors"][0], "axes": [7]}]}):  # fmt: skip
+        with pytest.raises(UserError, match="--map tensors"):
+            check_inside(jax_reference, port, overrides=wrong)
