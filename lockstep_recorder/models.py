@@ -119,6 +119,8 @@ class NnxModel(Model):
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         from flax import nnx
 
+        # Made anew, for variables may be changed only at the level of tracing that made them.
+        params, state = jax.tree_util.tree_map(lambda x: x, (params, state))
         model = nnx.merge(self.graph, params, state)
         loss = self.user.call("loss", model, batch)
         parts: Any = nnx.split(model, nnx.Param, ...)

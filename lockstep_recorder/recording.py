@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
 # Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
+STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
 NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
@@ -25,7 +27,7 @@ def record(side: Any, *, curve: int = 20, seed: int = 7) -> tuple[dict[str, Any]
         seed: of what is added to the weights, for gains of one and biases of zero hide bugs.
     """
     initial = side.initial()
-    weights = perturb(initial, seed)
+    weights = perturb(initial, seed, set(side.facts()["parameters"]))
     about: dict[str, Any] = {
         "initial": {name: moments(x) for name, x in initial.items()},
         "lacks": {},
@@ -79,8 +81,11 @@ def _steps(
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
-def perturb(weights: Arrays, seed: int) -> Arrays:
-    """Noise on every weight: gains of one and biases of zero hide bugs."""
+def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
+    """Noise on parameters and running statistics: gains of one and biases of zero hide bugs.
+
+    Other buffers are constants, such as a table of positions, of which a port has its own.
+    """
     generator = np.random.default_rng(seed)
 
     def moved(x: np.ndarray) -> np.ndarray:
@@ -88,7 +93,10 @@ def perturb(weights: Arrays, seed: int) -> Arrays:
         z = generator.standard_normal(x.shape)
         return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
 
-    return {name: moved(np.asarray(x, np.float64)) for name, x in weights.items()}
+    return {
+        name: moved(np.asarray(x, np.float64)) if name in parameters or STATISTICS.search(name) else x
+        for name, x in weights.items()
+    }
 
 
 def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:

@@ -11,7 +11,7 @@ from lockstep.check.port import Port, Run, aliases_of, tensors_of
 from lockstep.check.rungs import Bounds, Rung
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
-from lockstep_recorder.recording import nudge
+from lockstep_recorder.recording import STATISTICS, nudge
 
 Say = Callable[[str], None]
 NOISY = 3  # runs from which the port's noise is measured, below float64
@@ -42,6 +42,7 @@ def run(
     calls = Calls(reference.about["events"], reference.about["kinds"], reference.arrays,
                   aliases_of(reference.about["tied"]))  # fmt: skip
     found = port.mapping = propose(reference, port, overrides or {})
+    _drop_constants(found, reference, port)
     entries = found.entries
     say(f"mapping: {len(entries)} pieces; {len(found.only_reference)} tensors of the reference and "
         f"{len(found.only_port)} of the port without a partner")  # fmt: skip
@@ -57,8 +58,10 @@ def run(
     loss = reference.about["loss"]
     climbed = [
         rungs.initial_values(entries, port, reference), _mapping_rung(found),
-        rungs.activations("2", "activations", pairs, calls, free, loss, bounds),
-        rungs.activations("2i", "activations, isolated", pairs, calls, isolated, loss, bounds),
+        rungs.activations("2", "activations", pairs, calls, free, loss, bounds,
+                          states(entries, free, reference)),
+        rungs.activations("2i", "activations, isolated", pairs, calls, isolated, loss, bounds,
+                          states(entries, isolated, reference)),
         rungs.gradients("3", "gradients", pairs, entries, reference, calls, free, bounds),
         rungs.gradients("3i", "gradients, isolated", pairs, entries, reference, calls, isolated,
                         bounds),
@@ -89,6 +92,15 @@ def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.
     return mapping.propose(theirs, ours, overrides)
 
 
+def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> None:
+    """A buffer that is no running statistic needs no partner: a port computes it where it is used."""
+    ours, theirs = set(port.facts["parameters"]), set(reference.about["parameters"])
+    found.only_port = [n for n in found.only_port if n in ours or STATISTICS.search(n)]
+    found.only_reference = [
+        n for n in found.only_reference if n in theirs or STATISTICS.search(n)
+    ]
+
+
 def _forced(calls: Calls, free: Run, pairs: dict[str, str]) -> Arrays:
     """The reference's inputs, outputs and cotangents, in the port's shapes."""
     made: Arrays = {}
@@ -110,7 +122,7 @@ def _prove(
     bounds = Bounds(reference)
 
     def wrong(ran: Run) -> set[str]:
-        rung = rungs.activations("2i", "", pairs, calls, ran, reference.about["loss"], bounds)
+        rung = rungs.activations("2i", "", pairs, calls, ran, reference.about["loss"], bounds, [])
         return {spot.where.partition("#")[0] for spot in rung.spots}
 
     before = wrong(isolated)
@@ -150,6 +162,11 @@ def noise_of(port: Port, weights: Arrays, plain: Run) -> dict[str, float]:
         for name, x in arrays.items():
             noise[name] = max(noise.get(name, 0.0), rungs.gap(x, plains[name]))
     return noise
+
+
+def states(entries: list[Entry], ran: Run, reference: Trace) -> list[rungs.Pieces]:
+    """What the forward pass left in running statistics, beside the reference's."""
+    return rungs.by_piece(entries, ran.state, reference.group("state"))
 
 
 def _mapping_rung(found: mapping.Mapping) -> Rung:

@@ -1,6 +1,6 @@
 """From figures to roots: what is itself wrong, and what only follows from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
 from lockstep.check.modules import Calls
@@ -27,6 +27,14 @@ class Root:
     @property
     def name(self) -> str:
         return f"{self.where}, {self.direction}"
+
+    def joined_with(self, other: "Root") -> "Root":
+        """Both places as one root."""
+        return replace(
+            self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
+            names=[*self.names, *other.names], everywhere=self.everywhere and other.everywhere,
+            largest=max(self.largest, other.largest, key=lambda spot: spot.figure),
+        )  # fmt: skip
 
 
 def find_roots(
@@ -97,6 +105,8 @@ def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
     ended = {call: at for at, call in enumerate(calls.names)}
     found: set[str] = set()
     for spot in forward:
+        if spot.what == "state":
+            continue
         if spot.what == "loss":
             found |= set(children.get("", [])) | {"(root)"}
             last = children.get("(root)", [])
@@ -184,6 +194,8 @@ def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[st
 def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     """In words, for all layers at once."""
     here = names.wildcard(spot.where.partition("[")[0])
+    if spot.what == "state":
+        return here
     if spot.what == "loss":
         return "loss"
     if spot.what == "gradient":

@@ -18,6 +18,7 @@ class Tensors:
     kinds: dict[str, str]  # tensor -> the class of its module
     order: list[str]  # in the order in which their modules are called
     framework: str
+    parameters: set[str]  # the others are state or constants
     aliases: dict[str, str] = field(default_factory=dict)  # tied name -> the tensor's
 
     @property
@@ -66,6 +67,8 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         scored = []
         for p in mapping.only_port:
             for r in mapping.only_reference:
+                if (p in port.parameters) is not (r in reference.parameters):
+                    continue
                 if (len(port.shapes[p]) > 1) is not kernels or names.is_bias(p) != names.is_bias(r):
                     continue
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:

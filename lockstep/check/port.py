@@ -102,5 +102,5 @@ def tensors_of(
     return Tensors(
         {name: x.shape for name, x in weights.items()},
         {name: modules.get(owner[name], "") for name in weights},
-        order, about["framework"], tied,
+        order, about["framework"], set(about["parameters"]), tied,
     )  # fmt: skip

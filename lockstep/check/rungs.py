@@ -12,6 +12,7 @@ from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
 from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, NOISE, NORM, epsilon
 
+Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
 
 
@@ -126,7 +127,7 @@ def _say(mean: float, std: float) -> str:
 
 def activations(
     number: str, name: str, pairs: dict[str, str], reference: Calls, ran: Run,
-    reference_loss: float, bounds: Bounds,
+    reference_loss: float, bounds: Bounds, states: list[Pieces],
 ) -> Rung:  # fmt: skip
     """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
     rung = Rung(number, name)
@@ -141,6 +142,9 @@ def activations(
             ours = convert(a, b.shape)
             bound = bounds.of(f"{prefix}/{r}", f"{prefix}/{p}")
             rung.add(Spot(number, what, r, gap(ours, b), bound, p, ours, b))
+    for name, ours, theirs, entry in states:
+        bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
+        rung.add(Spot(number, "state", name, gap(ours, theirs), bound, str(entry.port), ours, theirs))
     a, b = np.array([ran.loss]), np.array([reference_loss])
     rung.add(Spot(number, "loss", "loss", gap(a, b), bounds.of("loss", "loss"), "loss", a, b))
     return rung
@@ -176,7 +180,7 @@ def gradients(
 
 def by_piece(
     entries: list[Entry], port: Arrays, reference: Arrays
-) -> list[tuple[str, np.ndarray, np.ndarray, Entry]]:
+) -> list[Pieces]:
     """(name, ours, theirs, entry) of what both sides have, in the reference's layout.
 
     What the reference ties and the port does not is summed.

@@ -4,7 +4,17 @@ Each solver gets what both programs computed from the same operands, and looks f
 gives the reference's value and another that gives the port's. Both must fit to rounding.
 """
 
-from lockstep.check.causes import attention, backward, glue, initial, loss, modules, optimizer
+from lockstep.check.causes import (
+    attention,
+    backward,
+    glue,
+    initial,
+    loss,
+    modules,
+    optimizer,
+    statistics,
+)
+from lockstep.check.causes.evidence import Cause
 from lockstep.check.causes.evidence import Evidence as Evidence
 from lockstep.check.causes.evidence import scene_of
 from lockstep.check.locate import Root
@@ -19,9 +29,22 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         found = _cause_of(root, evidence)
         if found:
             root.cause, root.remedy = found.text, found.remedy
+    roots[:] = _merge_alike(roots)
 
 
-def _cause_of(root: Root, evidence: Evidence):  # type: ignore[no-untyped-def]
+def _merge_alike(roots: list[Root]) -> list[Root]:
+    """One root for one cause in several places, such as the epsilon of all norms."""
+    merged: dict[tuple[str, ...], Root] = {}
+    for root in roots:
+        key = (root.rung, root.direction, root.cause or root.where)
+        if key not in merged:
+            merged[key] = root
+        else:
+            merged[key] = merged[key].joined_with(root)
+    return list(merged.values())
+
+
+def _cause_of(root: Root, evidence: Evidence) -> Cause | None:
     if root.direction == "update":
         return optimizer.explain(root, evidence)
     if root.direction == "initial values":
@@ -32,6 +55,8 @@ def _cause_of(root: Root, evidence: Evidence):  # type: ignore[no-untyped-def]
         return None
     if root.largest.what == "loss":
         return loss.explain(evidence)
+    if root.largest.what == "state":
+        return statistics.explain(root.spots[0], evidence)
     scene = scene_of(root.spots[0], evidence)
     if scene is None:
         return None

@@ -1,0 +1,37 @@
+"""Running statistics after one forward pass: how the old value and the batch's are weighed."""
+
+import numpy as np
+
+from lockstep.check.causes.evidence import FITS, Cause, Evidence, fits
+from lockstep.check.rungs import Spot
+
+
+def explain(spot: Spot, evidence: Evidence) -> Cause | None:
+    """new = kept * old + taken * batch, the variance over n or n - 1."""
+    name = spot.where.partition("[")[0]
+    x = evidence.calls.arrays.get(f"in/{name.rpartition('.')[0]}")
+    old = evidence.reference.weights.get(name)
+    if x is None or old is None or spot.ours is None or spot.theirs is None:
+        return None
+    theirs, ours = (_weights(x, old, new, name) for new in (spot.theirs, spot.ours))
+    if not theirs or not ours or theirs == ours:
+        return None
+    return Cause(f"{ours}, for {theirs}", f"compute {theirs}")
+
+
+def _weights(x: np.ndarray, old: np.ndarray, new: np.ndarray, name: str) -> str:
+    channel = next((a for a in (1, x.ndim - 1) if x.shape[a] == old.size), None)
+    if channel is None:
+        return ""
+    axes = tuple(a for a in range(x.ndim) if a != channel)
+    n = x.size // old.size
+    mean, variance = x.mean(axes), x.var(axes)
+    candidates = {"variance over n": variance, "variance over n - 1": variance * n / (n - 1)}
+    if "mean" in name.rpartition(".")[2]:
+        candidates = {"mean": mean}
+    for said, batch in candidates.items():
+        matrix = np.stack([old, batch], axis=1)
+        (kept, taken), *_ = np.linalg.lstsq(matrix, new, rcond=None)
+        if abs(kept + taken - 1) < FITS and fits(matrix @ np.array([kept, taken]), new):
+            return f"{kept:.4g} * old + {taken:.4g} * the batch's {said}"
+    return ""
