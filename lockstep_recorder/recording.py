@@ -94,7 +94,9 @@ def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
         return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
 
     return {
-        name: moved(np.asarray(x, np.float64)) if name in parameters or STATISTICS.search(name) else x
+        name: moved(np.asarray(x, np.float64))
+        if name in parameters or STATISTICS.search(name)
+        else x
         for name, x in weights.items()
     }
 

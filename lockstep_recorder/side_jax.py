@@ -89,7 +89,12 @@ class Tape:
 
     def _is_ours(self, x: Any) -> bool:
         trace = getattr(x, "_trace", None)
-        return trace is None or not self.traces or id(trace) in self.traces
+        return trace is None or not self.traces or level_of(trace) in self.traces
+
+
+def level_of(trace: Any) -> int:
+    """JAX before 0.4.36 makes a new trace for each operation, of one `main`."""
+    return id(getattr(trace, "main", trace))
 
 
 @jax.custom_vjp
@@ -186,7 +191,7 @@ class JaxSide:
         """Traced with jit off, so that scans are unrolled and inner programs show their modules."""
         for leaf in jax.tree.leaves((params, state, batch, tape.slots)):
             if hasattr(leaf, "_trace"):
-                tape.traces.add(id(leaf._trace))
+                tape.traces.add(level_of(leaf._trace))
         wide = nothing_narrower() if self.wide else contextlib.nullcontext()
         with jax.disable_jit(), self.model.listening(tape), wide:
             loss, new = self.model.loss(params, state, batch)

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 
@@ -56,6 +57,12 @@ def build(seed: int) -> nnx.Module:
 def loss(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
     logits = model(batch["image"].transpose(0, 2, 3, 1))
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(step)
+    image = generator.normal(size=(B, 3, S, S)).astype(np.float32)
+    return {"image": image, "label": generator.integers(0, K, B)}
 
 
 def optimizer(model: nnx.Module) -> optax.GradientTransformation:

@@ -93,12 +93,10 @@ def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.
 
 
 def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> None:
-    """A buffer that is no running statistic needs no partner: a port computes it where it is used."""
+    """A buffer that is no running statistic needs no partner: a port computes it in place."""
     ours, theirs = set(port.facts["parameters"]), set(reference.about["parameters"])
     found.only_port = [n for n in found.only_port if n in ours or STATISTICS.search(n)]
-    found.only_reference = [
-        n for n in found.only_reference if n in theirs or STATISTICS.search(n)
-    ]
+    found.only_reference = [n for n in found.only_reference if n in theirs or STATISTICS.search(n)]
 
 
 def _forced(calls: Calls, free: Run, pairs: dict[str, str]) -> Arrays:

@@ -203,6 +203,8 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     if spot.what == "input":
         before = calls.before(set(calls.names) - set(partnerless)).get(spot.where, "")
         parent = calls.parents().get(spot.where, "")
+        if not before and not parent:
+            return "what the model is given"
         if before:
             return f"between {names.wildcard(before)} and {here}"
         return f"{names.wildcard(parent) or '(root)'}, before {here}"

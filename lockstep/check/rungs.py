@@ -144,7 +144,9 @@ def activations(
             rung.add(Spot(number, what, r, gap(ours, b), bound, p, ours, b))
     for name, ours, theirs, entry in states:
         bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
-        rung.add(Spot(number, "state", name, gap(ours, theirs), bound, str(entry.port), ours, theirs))
+        rung.add(
+            Spot(number, "state", name, gap(ours, theirs), bound, str(entry.port), ours, theirs)
+        )
     a, b = np.array([ran.loss]), np.array([reference_loss])
     rung.add(Spot(number, "loss", "loss", gap(a, b), bounds.of("loss", "loss"), "loss", a, b))
     return rung
@@ -178,9 +180,7 @@ def gradients(
     return rung
 
 
-def by_piece(
-    entries: list[Entry], port: Arrays, reference: Arrays
-) -> list[Pieces]:
+def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:
     """(name, ours, theirs, entry) of what both sides have, in the reference's layout.
 
     What the reference ties and the port does not is summed.

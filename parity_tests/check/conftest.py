@@ -7,11 +7,11 @@ import pytest
 from lockstep.check import trace
 from lockstep.check.program import Program
 from lockstep.check.trace import Trace
-from parity_tests.check.mutants import EXAMPLES
+from lockstep.process import ROOT
 
 
-def record(example: str, folder: Path, steps: int = 8) -> Trace:
-    program = Program(str(EXAMPLES / example))
+def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
+    program = Program(str(ROOT / "examples" / room / example))
     try:
         program.record(folder / example, steps)
     finally:
@@ -23,6 +23,11 @@ def record(example: str, folder: Path, steps: int = 8) -> Trace:
 def jax_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """The NNX example, which torch ports are checked against: they cost no compilation."""
     return record("gpt_nnx.py", tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture(scope="session")
+def conv_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record("conv_nnx.py", tmp_path_factory.mktemp("traces"), room="conv")
 
 
 @pytest.fixture(scope="session")

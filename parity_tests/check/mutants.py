@@ -22,11 +22,13 @@ class Mutant(NamedTuple):
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BUGS = [Mutant(**row) for row in TABLE["bug"]]
 REWRITES = [Mutant(**row) for row in TABLE["rewrite"]]
+CONV = [Mutant(**row) for row in TABLE["conv"]]
+CONV_REWRITES = [Mutant(**row) for row in TABLE["conv_rewrite"]]
 
 
-def changed(mutant: Mutant, folder: Path, source: str = "gpt_torch.py") -> Path:
+def changed(mutant: Mutant, folder: Path, source: str = "gpt/gpt_torch.py") -> Path:
     """A copy of the example with the mutant's change, which must be one."""
-    text = (EXAMPLES / source).read_text()
+    text = (ROOT / "examples" / source).read_text()
     assert mutant.old in text, f"{mutant.name}: nothing to change"
     text = text.replace(mutant.old, mutant.new)
     path = folder / f"{mutant.name.replace('-', '_')}.py"

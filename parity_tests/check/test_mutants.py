@@ -4,9 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.check.check import Result
 from lockstep.check.trace import Trace
+from lockstep.process import ROOT
 from parity_tests.check.inside import check_inside
-from parity_tests.check.mutants import BUGS, EXAMPLES, REWRITES, Mutant, changed
+from parity_tests.check.mutants import (
+    BUGS,
+    CONV,
+    CONV_REWRITES,
+    EXAMPLES,
+    REWRITES,
+    Mutant,
+    changed,
+)
 
 FREE = ("2", "3", "8")  # the rungs that run the port as it is
 
@@ -34,6 +44,43 @@ def test_the_unchanged_port_is_equal_on_every_rung(jax_reference: Trace) -> None
     assert result.verdict == "equal"
     assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
     assert all(rung.compared for rung in result.rungs if rung.number != "5")
+
+
+# Flax's running variance is over n, torch's over n - 1: a difference to be accepted.
+VARIANCES = [f"blocks.{i}.norm{j}.var" for i in (0, 1) for j in (1, 2)]
+
+
+def check_conv(mutant: Mutant, reference: Trace, folder: Path) -> Result:
+    path = changed(mutant, folder, "conv/conv_torch.py")
+    return check_inside(reference, path, accept=VARIANCES)
+
+
+@pytest.mark.parametrize("mutant", CONV, ids=lambda mutant: mutant.name)
+def test_a_bug_of_a_convolutional_net_is_named_first(
+    mutant: Mutant, conv_reference: Trace, tmp_path: Path
+) -> None:
+    result = check_conv(mutant, conv_reference, tmp_path)
+    assert result.verdict == "different"
+    first = result.roots[0]
+    assert mutant.where in first.where, [root.name for root in result.roots]
+    assert mutant.cause in first.cause, (first.name, first.cause)
+
+
+@pytest.mark.parametrize("rewrite", CONV_REWRITES, ids=lambda mutant: mutant.name)
+def test_a_rewrite_of_a_convolutional_net_is_equal(
+    rewrite: Mutant, conv_reference: Trace, tmp_path: Path
+) -> None:
+    result = check_conv(rewrite, conv_reference, tmp_path)
+    assert (result.verdict, len(result.accepted)) == ("equal", 1)
+
+
+def test_running_variances_differ_by_the_frameworks(conv_reference: Trace) -> None:
+    (root,) = check_inside(conv_reference, ROOT / "examples" / "conv" / "conv_torch.py").roots
+    assert set(root.names) == set(VARIANCES)
+    assert root.cause == (
+        "0.9 * old + 0.1 * the batch's variance over n - 1, "
+        "for 0.9 * old + 0.1 * the batch's variance over n"
+    )
 
 
 def test_two_bugs_are_two_roots(jax_reference: Trace, tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from lockstep.check.causes import (
     optimizer,
     statistics,
 )
-from lockstep.check.causes.evidence import Cause
+from lockstep.check.causes.evidence import Cause, scene_of
 from lockstep.check.causes.evidence import Evidence as Evidence
-from lockstep.check.causes.evidence import scene_of
 from lockstep.check.locate import Root
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,

@@ -61,7 +61,8 @@ def _norms(x: np.ndarray, scene: Scene) -> Formulas:
                 root = np.sqrt(variance + eps) if not where else np.sqrt(variance) + eps
                 for g_name, g in gains.items():
                     for b_name, b in biases.items():
-                        words = [kind, where, g_name, b_name, f"eps {eps:.9g}"]
+                        named = kind.replace("LayerNorm", "BatchNorm") if batch else kind
+                        words = [named, where, g_name, b_name, f"eps {eps:.9g}"]
 
                         def value(root=root, g=g, b=b, centred=centred):  # type: ignore[no-untyped-def]
                             y = centred / root
