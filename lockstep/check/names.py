@@ -24,9 +24,25 @@ MEANING: dict[str, set[str]] = {}
 for _meaning, _words in WORDS.items():
     for _word in _words.split():
         MEANING.setdefault(_word, set()).add(_meaning)
+# A block's two norms, whose names in use mislead word by word.
+NORMS = {
+    "first norm": "input_layernorm input_norm attention_norm attn_norm pre_attention_norm "
+    "norm_1 norm1 ln_1 ln1 layernorm_1",
+    "second norm": "post_attention_layernorm post_attention_norm mlp_norm ffn_norm pre_mlp_norm "
+    "norm_2 norm2 ln_2 ln2 layernorm_2",
+}  # fmt: skip
+PHRASES = sorted(
+    (
+        (phrase, name.replace(" ", "."))
+        for name, phrases in NORMS.items()
+        for phrase in phrases.split()
+    ),
+    key=lambda pair: -len(pair[0]),
+)
 JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
           "running_mean", "running_var", "in_proj")  # fmt: skip
 LEAVES = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g", "bias", "b", "beta"}
+STATISTICS = {"mean", "var", "running_mean", "running_var"}
 BIASES = {"bias", "b", "beta"}
 
 
@@ -37,6 +53,8 @@ def segments(name: str) -> list[str]:
 def words(name: str) -> set[str]:
     """Its words in one spelling, without what says only that it is a tensor."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    for phrase, meaning in PHRASES:
+        text = re.sub(rf"(?<![a-z]){phrase}(?![a-z\d])", meaning, text)
     for joined in JOINED:
         text = text.replace(joined, joined.replace("_", ""))
     found: set[str] = set()
@@ -60,19 +78,21 @@ def numbered(segment: str) -> tuple[str, int] | None:
 def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
     """By name: the ranks of its numbered ancestors that hold modules, as layers do.
 
-    `ln_1` holds tensors alone: its number is no layer's.
+    `ln_1` holds a weight and a bias alone: its number is no layer's.
     """
     paths = {name: segments(name) for name in names}
+    ends = {name: len(path) - (2 if path[-1].lower() in LEAVES | BIASES | STATISTICS else 1)
+            for name, path in paths.items()}  # fmt: skip
     siblings: dict[tuple[str, ...], dict[str, set[int]]] = {}
-    for path in paths.values():
-        for at, segment in enumerate(path[:-2]):
+    for name, path in paths.items():
+        for at, segment in enumerate(path[: ends[name]]):
             if number := numbered(segment):
                 stems = siblings.setdefault(tuple(path[:at]), {})
                 stems.setdefault(number[0], set()).add(number[1])
     found = {}
     for name, path in paths.items():
         indexes = []
-        for at, segment in enumerate(path[:-2]):
+        for at, segment in enumerate(path[: ends[name]]):
             if number := numbered(segment):
                 among = sorted(siblings[tuple(path[:at])][number[0]])
                 indexes.append(among.index(number[1]))

@@ -4,6 +4,10 @@ Each solver gets what both programs computed from the same operands, and looks f
 gives the reference's value and another that gives the port's. Both must fit to rounding.
 """
 
+from contextlib import suppress
+
+import numpy as np
+
 from lockstep.check.causes import (
     attention,
     backward,
@@ -25,7 +29,10 @@ FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.co
 def explain(roots: list[Root], evidence: Evidence) -> None:
     """Writes cause and remedy into the roots for which one is found."""
     for root in roots:
-        found = _cause_of(root, evidence)
+        found = None
+        # A module of another shape than a solver expects has no cause; the verdict stands.
+        with suppress(ValueError, IndexError, np.linalg.LinAlgError):
+            found = _cause_of(root, evidence)
         if found:
             root.cause, root.remedy = found.text, found.remedy
     roots[:] = _merge_alike(roots)

@@ -17,6 +17,8 @@ def norm(scene: Scene) -> Cause | None:
     x = scene.operands.get("input")
     if x is None or scene.what != "output" or x.size != scene.theirs.size:
         return None
+    if any(w.ndim != 1 for w in scene.weights.values()):
+        return None
     found = both(lambda: _norms(x, scene), scene)
     if not found:
         return None
