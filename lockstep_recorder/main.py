@@ -32,11 +32,16 @@ def open_side(name: str, seed: int, device: str) -> Any:
 
             side_jax.configure()
     user = User(name)
-    built = user.call("build", seed)
-    if "torch" in sys.modules and isinstance(built, sys.modules["torch"].nn.Module):
+    if "torch" in sys.modules:
         from lockstep_recorder.side_torch import TorchSide
+        from lockstep_recorder.torch_modes import NothingNarrower
 
-        return TorchSide(user, built, device)
+        with NothingNarrower():  # such as a table of positions, made in float32 by name
+            built = user.call("build", seed)
+        if isinstance(built, sys.modules["torch"].nn.Module):
+            return TorchSide(user, built, device)
+    else:
+        built = user.call("build", seed)
     if "jax" not in sys.modules:
         kind = type(built).__name__
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")

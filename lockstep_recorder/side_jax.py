@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from lockstep_recorder import tree
-from lockstep_recorder.calls import Calls
+from lockstep_recorder.jax_floats import narrow_operations, nothing_narrower
 from lockstep_recorder.models import Model, model_of
+from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
 
 Arrays = dict[str, np.ndarray]
@@ -29,108 +29,6 @@ def configure() -> None:
         return fun if fun is not None else lambda f: f
 
     jax.checkpoint = jax.remat = checkpoint
-
-
-class Tape:
-    """Records what passes the points of a program, or forces it; see `TorchSide.run`.
-
-    Args:
-        slots: call -> zeros, whose gradient is what arrives at the output.
-        given: `in/CALL`, `act/CALL`, `dact/CALL` -> (value, 1 where it is forced and 0 where not).
-    """
-
-    def __init__(self, slots: Any = None, given: Any = None) -> None:
-        self.calls = Calls()
-        self.slots, self.given = slots or {}, given or {}
-        self.traces: set[int] = set()  # of the values that may be returned: not those of a vmap
-        self.hidden: list[str] = []
-
-    def begin(self, module: str, kind: str, inputs: Any) -> Any:
-        """The inputs, the first float of them forced where it is given."""
-        leaves, nest = jax.tree.flatten(inputs)
-        at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
-        if at is not None and not self._is_ours(leaves[at]):
-            self.calls.open.append("")  # such as flax's look at a scan's body before it runs
-            return inputs
-        call = self.calls.begin(module, kind)
-        if at is None:
-            return inputs
-        x = self.calls.arrays[f"in/{call}"] = leaves[at]
-        if f"in/{call}" in self.given:
-            leaves[at] = replace(x, *self.given[f"in/{call}"])
-        return jax.tree.unflatten(nest, leaves)
-
-    def end(self, y: Any) -> Any:
-        call = self.calls.end()
-        if not call:
-            return y
-        leaves, nest = jax.tree.flatten(y)
-        at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
-        if at is None or not self._is_ours(leaves[at]):
-            if at is not None:
-                self.hidden.append(call)
-            return y
-        leaves[at] = self.point(call, leaves[at])
-        return jax.tree.unflatten(nest, leaves)
-
-    def tap(self, name: str, x: Any) -> Any:
-        """The user's own point."""
-        if not is_float(x):
-            return x
-        self.begin(name, "tap", ())
-        return self.end(x)
-
-    def point(self, call: str, y: Any) -> Any:
-        self.calls.arrays[f"act/{call}"] = y
-        if call not in self.slots:
-            return y
-        act, dact = (self.given[f"{kind}/{call}"] for kind in ("act", "dact"))
-        return force(y, self.slots[call], *act, *dact)
-
-    def _is_ours(self, x: Any) -> bool:
-        trace = getattr(x, "_trace", None)
-        return trace is None or not self.traces or level_of(trace) in self.traces
-
-
-def level_of(trace: Any) -> int:
-    """JAX before 0.4.36 makes a new trace for each operation, of one `main`."""
-    return id(getattr(trace, "main", trace))
-
-
-@jax.custom_vjp
-def replace(x: Any, value: Any, forced: Any) -> Any:
-    """Forward the given value, where it is forced; the cotangent passes."""
-    return jnp.where(forced > 0, value, x)
-
-
-def _replace_forward(x: Any, value: Any, forced: Any) -> Any:
-    return replace(x, value, forced), None
-
-
-def _replace_backward(_: Any, g: Any) -> Any:
-    return g, jnp.zeros_like(g), jnp.zeros(())
-
-
-replace.defvjp(_replace_forward, _replace_backward)
-
-
-@jax.custom_vjp
-def force(y: Any, slot: Any, value: Any, forced: Any, cotangent: Any, turned: Any) -> Any:
-    """Forward and backward the given values, where they are forced; the slot gets what arrives."""
-    return jnp.where(forced > 0, value, y)
-
-
-def _force_forward(y: Any, slot: Any, value: Any, forced: Any, cotangent: Any, turned: Any) -> Any:
-    return force(y, slot, value, forced, cotangent, turned), (cotangent, turned)
-
-
-def _force_backward(kept: Any, g: Any) -> Any:
-    cotangent, turned = kept
-    zero, none = jnp.zeros_like(g), jnp.zeros(())
-    return jnp.where(turned > 0, cotangent, g), g, zero, none, zero, none
-
-
-force.defvjp(_force_forward, _force_backward)
 
 
 class JaxSide:
@@ -292,53 +190,3 @@ class JaxSide:
             losses.append(float(loss))
             params, self.optimizer_state = self.apply(params, grads, self.optimizer_state)
         return losses
-
-
-def narrow_operations(jaxpr: Any) -> Iterator[str]:
-    """The operations that make a narrower float of a float64, in inner programs too."""
-    for eqn in jaxpr.eqns:
-        wide = any(getattr(v.aval, "dtype", None) == jnp.float64 for v in eqn.invars)
-        for out in eqn.outvars:
-            dtype = getattr(out.aval, "dtype", None)
-            narrower = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-            if wide and narrower and dtype != jnp.float64 and out.aval.size > 1:
-                yield f"{eqn.primitive.name} gives {dtype}"
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (list, tuple)) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from narrow_operations(inner)
-
-
-def is_float(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and hasattr(x, "reshape")
-
-
-def first_float(nest: Any) -> Any:
-    return next((x for x in jax.tree.leaves(nest) if is_float(x)), None)
-
-
-@contextlib.contextmanager
-def nothing_narrower() -> Iterator[None]:
-    """What would make a narrower float of a float64 makes a float64, however it is written."""
-    changed = ((lax.convert_element_type_p, "new_dtype"), (lax.iota_p, "dtype"),
-               (lax.dot_general_p, "preferred_element_type"))  # fmt: skip
-
-    def widened(primitive: Any, option: str) -> Callable[..., Any]:
-        bind = type(primitive).bind
-
-        def widened_bind(*args: Any, **params: Any) -> Any:
-            wide = all(getattr(x, "dtype", None) == jnp.float64 for x in args)
-            if wide and params[option] is not None and jnp.issubdtype(params[option], jnp.floating):
-                params[option] = np.dtype(np.float64)
-            return bind(primitive, *args, **params)
-
-        return widened_bind
-
-    for primitive, option in changed:
-        primitive.bind = widened(primitive, option)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for primitive, _ in changed:
-            del primitive.bind

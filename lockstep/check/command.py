@@ -3,12 +3,12 @@
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.check import check, program, report, trace
-from lockstep.check.port import Port
+from lockstep.check import compare, page, program, report, trace
+from lockstep.check.check import Result
+from lockstep.check.compare import WHAT
 from lockstep.cli.flags import reader
 from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
@@ -18,7 +18,6 @@ from lockstep.run import directory
 
 STATUS = {"equal": DONE, "different": FAILED, "incomplete": INCOMPLETE}
 MAP_LIMIT = 50_000_000  # bytes
-WHAT = "a .py file or a module with build(seed) and loss(model, batch)"
 
 
 def add(commands: Any) -> None:
@@ -48,6 +47,8 @@ def _add_check(commands: Any) -> None:
     sub.add_argument("--map", metavar="FILE", help="pair tensors as this file says, which "
                      "--save-map wrote and you edited (default: none)")  # fmt: skip
     sub.add_argument("--save-map", metavar="FILE", help="put the mapping there (default: not)")
+    sub.add_argument("--html", metavar="FILE", help="put the report there, as a page (default: "
+                     "not)")  # fmt: skip
     sub.add_argument("--json", metavar="FILE", help="put the report there, as JSON (default: not)")
     sub.add_argument("--accept", metavar="NAME", action="append", default=[],
                      help="a known difference: a tensor, a module, or as the report names it; "
@@ -88,38 +89,26 @@ def _add_common(sub: Any) -> None:
 
 
 def _check(given: argparse.Namespace) -> int:
-    _require_common(given)
-    outputs = {flag: Path(name) for flag, name in (("--json", given.json),
-               ("--save-map", given.save_map)) if name}  # fmt: skip
+    options = _options(given, given.python, given.reference_python)
+    named = (("--json", given.json), ("--html", given.html), ("--save-map", given.save_map))
+    outputs = {flag: Path(name) for flag, name in named if name}
     for flag, path in outputs.items():
         directory.require_writable_file(path, flag)
     overrides = _read_map(Path(given.map)) if given.map else {}
-    _require_program("PORT", given.port)
-    reference = _reference(given)
-    _say(f"reference: {reference.about['program']}, {reference.about['framework']}")
-    running = _program(given.port, given.python, given)
-    try:
-        port = Port(running, reference)
-        result = check.run(reference, port, overrides=overrides, accept=given.accept, say=_say)
-    finally:
-        running.close()
+    result = compare.compare_programs(
+        given.reference, given.port, options, accept=given.accept, overrides=overrides, say=_say
+    )
     print(*report.text(result), sep="\n")
-    if "--json" in outputs:
-        durable.replace(outputs["--json"], json.dumps(report.to_json(result), indent=1) + "\n")
-    if "--save-map" in outputs:
-        durable.replace(outputs["--save-map"], json.dumps(report.map_json(result), indent=1) + "\n")
+    for flag, path in outputs.items():
+        durable.replace(path, _written(flag, result, given))
     return STATUS[result.verdict]
 
 
-def _reference(given: argparse.Namespace) -> trace.Trace:
-    """Read where it is a trace, recorded in a folder of its own where it is a program."""
-    if Path(given.reference).is_dir():
-        return trace.read(Path(given.reference))
-    _require_program("REFERENCE", given.reference)
-    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
-        _say(f"recording {given.reference}")
-        _write_trace(given.reference, given.reference_python, Path(folder), given)
-        return trace.read(Path(folder))
+def _written(flag: str, result: Result, given: argparse.Namespace) -> str:
+    if flag == "--html":
+        return page.page(result, f"lockstep check {given.reference} {given.port}")
+    content = report.to_json(result) if flag == "--json" else report.map_json(result)
+    return json.dumps(content, indent=1) + "\n"
 
 
 def _record(given: argparse.Namespace) -> int:
@@ -130,41 +119,25 @@ def _record(given: argparse.Namespace) -> int:
         if not given.program:
             return DONE
     require(bool(given.program), "FILE", "''", "is missing; name a program to record")
-    _require_common(given)
-    _require_program("FILE", given.program)
+    options = _options(given, given.python, given.python)
+    compare.require_program("FILE", given.program)
     out = Path(given.out or Path(given.program).with_suffix(".trace").name)
     require(not out.exists() or (out / trace.ABOUT).exists(), "--out", out,
             "exists and is no trace; name a new folder")  # fmt: skip
     directory.require_writable(out)
-    _write_trace(given.program, given.python, out, given)
+    compare.write_trace(given.program, given.python, out, options, _say)
     print(f"{out}: {trace.read(out).about['program']}")
     return DONE
 
 
-def _write_trace(name: str, python: str, out: Path, given: argparse.Namespace) -> None:
-    running = _program(name, python, given)
-    try:
-        running.record(out, given.steps)
-    finally:
-        running.close()
-
-
-def _program(name: str, python: str, given: argparse.Namespace) -> program.Program:
-    return program.Program(name, python=python, seed=given.seed, device=given.device, say=_say)
-
-
-def _require_common(given: argparse.Namespace) -> None:
+def _options(given: argparse.Namespace, python: str, reference_python: str) -> compare.Options:
     require_range("--seed", given.seed, 0, 2**31 - 1)
     require_range("--steps", given.steps, 3, 10_000)
     require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
-
-
-def _require_program(field: str, name: str) -> None:
-    if name.endswith(".py"):
-        require(Path(name).is_file(), field, name, "no such file; name a file with build and loss")
-    else:
-        plain = all(part.isidentifier() for part in name.split(".")) and not Path(name).exists()
-        require(plain, field, repr(name), "is no .py file, no module and no trace")
+    return compare.Options(
+        python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
+        device=given.device,
+    )  # fmt: skip
 
 
 def _read_map(path: Path) -> dict[str, Any]:

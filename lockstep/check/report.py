@@ -14,7 +14,7 @@ SCHEMA = 1
 
 def text(result: Result) -> list[str]:
     """Lines for a terminal; names come from the user's files, so they are made printable."""
-    lines = [_headline(result)]
+    lines = [headline(result)]
     for number, root in enumerate(result.roots, 1):
         lines += _of_root(number, root)
     for root in result.accepted:
@@ -28,7 +28,7 @@ def text(result: Result) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _headline(result: Result) -> str:
+def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs)

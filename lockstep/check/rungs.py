@@ -41,9 +41,12 @@ class Rung:
     at: str = ""
     spots: list[Spot] = field(default_factory=list)
     lacks: str = ""  # why it was not run
+    figures: list[tuple[str, str, float, float]] = field(default_factory=list)  # of every spot
+    kept: tuple[np.ndarray, ...] = ()  # the curves
 
     def add(self, spot: Spot) -> None:
         self.compared += 1
+        self.figures.append((spot.what, spot.where, spot.figure, spot.bound))
         share = spot.figure / spot.bound if spot.figure == spot.figure else np.inf
         if not self.at or share > self.largest / self.bound:
             self.largest, self.bound, self.at = spot.figure, spot.bound, spot.where
@@ -252,6 +255,7 @@ def curves(port: Port, reference: Trace) -> Rung:
     if rung.lacks:
         return rung
     ours = np.array(port.train(port.weights(reference.weights), len(losses)))
+    rung.kept = ours, losses
     envelope = np.maximum.accumulate(reference.about["envelope"])
     ulp = CURVE.bound if port.precision == "float64" else 4 * epsilon("float32")
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope

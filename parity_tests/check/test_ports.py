@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.check import assert_equivalent
 from lockstep.cli import commands
+from lockstep.process import ROOT
 from parity_tests.check.mutants import EXAMPLES
 
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
@@ -78,3 +80,11 @@ def test_ports_of_transformers_gpt2(
     status, text = run(capsys, str(reference), str(EXAMPLES / port), "--save-map", str(found))
     assert status == 0, text
     assert len(json.loads(found.read_text())["modules"]) >= 16
+
+
+def test_a_llama_of_transformers_in_plain_jax(full: None) -> None:
+    """Grouped queries, rotation in halves; its table of angles is made in float32 by name."""
+    llama = ROOT / "examples" / "llama"
+    result = assert_equivalent(llama / "llama_transformers.py", llama / "llama_jax.py", steps=5)
+    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert {"model.layers.0.self_attn.o_proj", "lm_head"} <= set(result.pairs.values())

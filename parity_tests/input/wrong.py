@@ -166,6 +166,7 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["check", "port.py", "port.py", "--seed", "-1"], ["--seed", "-1", "from 0"]),
     (["check", "port.py", "port.py", "--device", "tpu"], ["--device", "tpu", "cuda"]),
     (["check", "port.py", "port.py", "--json", "half"], ["--json", "half", "is a folder"]),
+    (["check", "port.py", "port.py", "--html", "half"], ["--html", "half", "is a folder"]),
     (["check", "port.py", "port.py", "--save-map", "no/m"], ["--save-map", "no folder no"]),
     (["check", "port.py", "port.py", "--map", "no.json"], ["--map", "no.json", "--save-map"]),
     (["check", "port.py", "port.py", "--map", "pipe.json"], ["--map", "pipe.json", "regular"]),

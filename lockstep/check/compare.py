@@ -1,0 +1,90 @@
+"""A check as a function: for the command, and for a test of a user's own suite."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.check import check, report, trace
+from lockstep.check.port import Port
+from lockstep.check.program import Program, Say
+from lockstep.errors import require
+
+WHAT = "a .py file or a module with build(seed) and loss(model, batch)"
+
+
+def silent(line: str) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the programs are run."""
+
+    python: str = sys.executable  # the port's interpreter
+    reference_python: str = sys.executable
+    seed: int = 0  # given to build
+    steps: int = 20  # of the loss curve
+    device: str = "cpu"
+
+    def program(self, name: str, python: str, say: Say) -> Program:
+        return Program(name, python=python, seed=self.seed, device=self.device, say=say)
+
+
+def compare_programs(
+    reference: str, port: str, options: Options, *, accept: Sequence[str] = (),
+    overrides: dict[str, Any] | None = None, say: Say = silent,
+) -> check.Result:  # fmt: skip
+    """Raises UserError for a program that does not run, and for a trace that is none."""
+    require_program("PORT", port)
+    recorded = read_reference(reference, options, say)
+    say(f"reference: {recorded.about['program']}, {recorded.about['framework']}")
+    running = options.program(port, options.python, say)
+    try:
+        asked = Port(running, recorded)
+        return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
+    finally:
+        running.close()
+
+
+def assert_equivalent(
+    reference: str | Path, port: str | Path, *, accept: Sequence[str] = (), **options: Any
+) -> check.Result:
+    """For a test: fails with the report unless the port is equal on every rung that can be run.
+
+    Args:
+        reference: a program's file or module, or a trace's folder.
+        options: those of `Options`.
+    """
+    result = compare_programs(str(reference), str(port), Options(**options), accept=accept)
+    assert result.verdict == "equal", "\n".join(report.text(result))
+    return result
+
+
+def read_reference(name: str, options: Options, say: Say) -> trace.Trace:
+    """Read where it is a trace, recorded in a folder of its own where it is a program."""
+    if Path(name).is_dir():
+        return trace.read(Path(name))
+    require_program("REFERENCE", name)
+    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
+        say(f"recording {name}")
+        write_trace(name, options.reference_python, Path(folder), options, say)
+        return trace.read(Path(folder))
+
+
+def write_trace(name: str, python: str, out: Path, options: Options, say: Say) -> None:
+    running = options.program(name, python, say)
+    try:
+        running.record(out, options.steps)
+    finally:
+        running.close()
+
+
+def require_program(field: str, name: str) -> None:
+    if name.endswith(".py"):
+        require(Path(name).is_file(), field, name, "no such file; name a file with build and loss")
+    else:
+        plain = all(part.isidentifier() for part in name.split(".")) and not Path(name).exists()
+        require(plain, field, repr(name), "is no .py file, no module and no trace")

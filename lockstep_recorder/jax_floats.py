@@ -1,0 +1,53 @@
+"""The float formats of a JAX program: which are narrower than float64, and how none is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def narrow_operations(jaxpr: Any) -> Iterator[str]:
+    """The operations that make a narrower float of a float64, in inner programs too."""
+    for eqn in jaxpr.eqns:
+        wide = any(getattr(v.aval, "dtype", None) == jnp.float64 for v in eqn.invars)
+        for out in eqn.outvars:
+            dtype = getattr(out.aval, "dtype", None)
+            narrower = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+            if wide and narrower and dtype != jnp.float64 and out.aval.size > 1:
+                yield f"{eqn.primitive.name} gives {dtype}"
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (list, tuple)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from narrow_operations(inner)
+
+
+@contextlib.contextmanager
+def nothing_narrower() -> Iterator[None]:
+    """What would make a narrower float of a float64 makes a float64, however it is written."""
+    changed = ((lax.convert_element_type_p, "new_dtype"), (lax.iota_p, "dtype"),
+               (lax.dot_general_p, "preferred_element_type"))  # fmt: skip
+
+    def widened(primitive: Any, option: str) -> Callable[..., Any]:
+        bind = type(primitive).bind
+
+        def widened_bind(*args: Any, **params: Any) -> Any:
+            wide = all(getattr(x, "dtype", None) == jnp.float64 for x in args)
+            if wide and params[option] is not None and jnp.issubdtype(params[option], jnp.floating):
+                params[option] = np.dtype(np.float64)
+            return bind(primitive, *args, **params)
+
+        return widened_bind
+
+    for primitive, option in changed:
+        primitive.bind = widened(primitive, option)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for primitive, _ in changed:
+            del primitive.bind

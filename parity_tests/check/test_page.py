@@ -1,0 +1,85 @@
+"""The page: whole, escaped, and loading nothing."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lockstep.check import compare, page, report
+from lockstep.check.trace import Trace
+from parity_tests.check.inside import check_inside
+from parity_tests.check.mutants import BUGS, changed
+
+VOID = {"meta", "br"}
+
+
+class Reader(HTMLParser):
+    """Texts, and the tags that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag not in VOID:
+            self.opened.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def parse(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.opened == []
+    return reader
+
+
+def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Path) -> None:
+    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    result = check_inside(jax_reference, changed(mutant, tmp_path))
+    text = page.page(result, "lockstep check a.py b.py")
+    read = parse(text)
+    said = " ".join(read.texts)
+    assert "DIFFERENT" in said and "GELU (erf) for GELU (tanh)" in said
+    assert all(call in said for call in result.pairs.values())
+    assert text.count("<circle") == len(next(r for r in result.rungs if r.number == "2i").figures)
+    assert text.count("<polyline") == 2
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path) -> None:
+    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    result = check_inside(jax_reference, changed(mutant, tmp_path))
+    evil = "</td><script>alert(1)</script><img src=https://x.invalid>"
+    result.roots[0] = replace(result.roots[0], where=evil, cause=evil, remedy=evil)
+    text = page.page(result, evil)
+    assert not re.search(r"<script|<img|<link|<iframe|url\(|@import", text)
+    assert evil not in text and "&lt;script&gt;" in text
+    read = parse(text)
+    assert not {name for name, _ in read.attributes} & {"src", "href", "onload", "onclick"}
+
+
+def test_assert_equivalent_fails_with_the_report(
+    jax_reference: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    result = check_inside(jax_reference, changed(mutant, tmp_path))
+    monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: result)
+    with pytest.raises(AssertionError, match="GELU"):
+        compare.assert_equivalent("a.trace", "b.py")
+    equal = replace(result, verdict="equal", roots=[])
+    monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: equal)
+    assert compare.assert_equivalent("a.trace", "b.py") is equal
+    assert report.text(equal)[0].startswith("EQUAL")
