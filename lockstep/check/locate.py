@@ -166,7 +166,10 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
             and not (s.what == "gradient" and any(s.where.startswith(t + ".") for t in tensors))
         ]  # fmt: skip
         return [*last.values(), *rest]
-    cotangents = [spot for spot in spots if spot.what == "cotangent"]
+    # In the order of the backward pass: what is wrong first is nearest to the loss.
+    ended = {call: -at for at, call in enumerate(calls.names)}
+    cotangents = sorted((spot for spot in spots if spot.what == "cotangent"),
+                        key=lambda spot: ended[spot.where])  # fmt: skip
     return cotangents + [spot for spot in spots if spot.what == "gradient"]
 
 

@@ -63,13 +63,13 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         for side in (reference, port)
     ]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
-    for kernels in (True, False):
+    for rank in range(3):
         scored = []
         for p in mapping.only_port:
             for r in mapping.only_reference:
                 if (p in port.parameters) is not (r in reference.parameters):
                     continue
-                if (len(port.shapes[p]) > 1) is not kernels or names.is_bias(p) != names.is_bias(r):
+                if _rank(p, port) != rank or names.is_bias(p) != names.is_bias(r):
                     continue
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
@@ -81,6 +81,11 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 scored.append((ours[p] == theirs[r], round(score, 6), near, p, r))
         scored.sort(key=lambda each: (-each[0], -each[1], -each[2], each[3], each[4]))
         _take_best(mapping, scored, reference, port, owners)
+
+
+def _rank(name: str, side: Tensors) -> int:
+    """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
+    return 0 if len(side.shapes[name]) > 1 else 1 + names.is_bias(name)
 
 
 Score = tuple[bool, float, float, str, str]

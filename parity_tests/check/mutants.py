@@ -22,6 +22,7 @@ class Mutant(NamedTuple):
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BUGS = [Mutant(**row) for row in TABLE["bug"]]
 REWRITES = [Mutant(**row) for row in TABLE["rewrite"]]
+HELD_OUT = [Mutant(**row) for row in TABLE["held_out"]]
 CONV = [Mutant(**row) for row in TABLE["conv"]]
 CONV_REWRITES = [Mutant(**row) for row in TABLE["conv_rewrite"]]
 

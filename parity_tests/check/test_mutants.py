@@ -13,6 +13,7 @@ from parity_tests.check.mutants import (
     CONV,
     CONV_REWRITES,
     EXAMPLES,
+    HELD_OUT,
     REWRITES,
     Mutant,
     changed,
@@ -21,7 +22,7 @@ from parity_tests.check.mutants import (
 FREE = ("2", "3", "8")  # the rungs that run the port as it is
 
 
-@pytest.mark.parametrize("mutant", BUGS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*BUGS, *HELD_OUT], ids=lambda mutant: mutant.name)
 def test_a_bug_is_named_first_with_its_cause(
     mutant: Mutant, jax_reference: Trace, tmp_path: Path
 ) -> None:

@@ -51,10 +51,9 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if theirs is None:
         return None
     if ours is None:
-        return Cause(
-            f"the reference is {_say(theirs.options)}; the port fits no rule known here", ""
-        )
-    return compare(theirs, ours, evidence.framework)
+        root.hints.append(f"the reference is {_say(theirs.options)}; the port fits no rule")
+        return None
+    return compare(theirs, ours)
 
 
 def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
@@ -220,7 +219,7 @@ def _directions(options: dict[str, Any], grads: np.ndarray) -> Iterator[np.ndarr
                 yield m / first / (np.sqrt(v / second) + eps)
 
 
-def compare(theirs: Rule, ours: Rule, framework: str) -> Cause | None:
+def compare(theirs: Rule, ours: Rule) -> Cause | None:
     """What differs, options before rates before decay."""
     said, lines = [], []
     for key in {**theirs.options, **ours.options}:
@@ -233,8 +232,10 @@ def compare(theirs: Rule, ours: Rule, framework: str) -> Cause | None:
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
             break
-    options = (("weight decay", theirs.decay, ours.decay),
-               ("L2 in the gradient", theirs.l2, ours.l2))  # fmt: skip
+    options = [("weight decay", theirs.decay, ours.decay),
+               ("L2 in the gradient", theirs.l2, ours.l2)]  # fmt: skip
+    if not said:  # a schedule is told above
+        options.insert(0, ("learning rate", theirs.rate, ours.rate))
     for word, a_of, b_of in options:
         kinds: dict[tuple[str, str], set[str]] = {}
         for name in a_of:
