@@ -177,6 +177,9 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                     if fits:
                         score = likeness(theirs, members[0], ours, s)
                         score += _of_one_owner(owners, members[0], s)
+                        ranks = (names.sibling_rank(members[0], theirs.shapes),
+                                 names.sibling_rank(s, ours.shapes))  # fmt: skip
+                        score += ranks[0] == ranks[1]
                         scored.append((-score, s, key))
             done: set[str] = set()
             for _, s, key in sorted(scored):

@@ -27,9 +27,9 @@ for _meaning, _words in WORDS.items():
 # A block's two norms, whose names in use mislead word by word.
 NORMS = {
     "first norm": "input_layernorm input_norm attention_norm attn_norm pre_attention_norm "
-    "norm_1 norm1 ln_1 ln1 layernorm_1",
+    "norm_1 norm1 ln_1 ln1",
     "second norm": "post_attention_layernorm post_attention_norm mlp_norm ffn_norm pre_mlp_norm "
-    "norm_2 norm2 ln_2 ln2 layernorm_2",
+    "norm_2 norm2 ln_2 ln2",
 }  # fmt: skip
 PHRASES = sorted(
     (

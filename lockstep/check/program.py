@@ -42,9 +42,9 @@ class Program:
         self.process: subprocess.Popen[bytes] | None = None
 
     def record(self, out: Path, steps: int) -> None:
-        """Writes the trace of this program, in a process that ends with it."""
+        """Writes the trace of this program, in a process that ends with it; it prints to stderr."""
         words = ["record", self.name, "-o", str(out), "--steps", str(steps), *self.options]
-        done = self._start(words, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+        done = self._start(words, stdout=2, stderr=subprocess.PIPE, text=True)
         _, said = done.communicate()
         *before, last = said.rstrip().splitlines() or [""]
         if done.returncode == 2 and last.startswith("error: "):

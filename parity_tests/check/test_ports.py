@@ -21,7 +21,8 @@ def full(request: pytest.FixtureRequest) -> None:
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     status = commands.main(["check", *words])
-    return status, capsys.readouterr().out
+    said = capsys.readouterr()
+    return status, said.out or said.err
 
 
 @pytest.mark.parametrize("port", PORTS)
