@@ -83,12 +83,19 @@ def _problem(about: dict[str, Any]) -> str:
     for tied in about["tied"]:
         if type(tied) is not list or not tied or not all(type(each) is str for each in tied):
             return "tied holds more than names"
+    if about["precision"] not in ("float64", "float32"):
+        return f"precision {about['precision']} is unknown"
     for name, moments in about["initial"].items():
-        numbers = ("mean", "std", "kurtosis")
-        if type(moments) is not dict or any(type(moments.get(n)) is not float for n in numbers):
+        kinds = {"mean": float, "std": float, "kurtosis": float}
+        if type(moments) is not dict or any(
+            type(moments.get(n)) is not k for n, k in kinds.items()
+        ):
             return f"initial {name} has no moments"
-    for name in ("losses", "envelope"):
-        if not all(type(x) is float for x in about.get(name, [])):
+    for name, empty in (("losses", []), ("envelope", []), ("noise", {})):
+        numbers = about.get(name, empty)
+        if type(numbers) is not type(empty):
+            return f"{name} is no {type(empty).__name__}"
+        if not all(type(x) is float for x in (numbers.values() if name == "noise" else numbers)):
             return f"{name} holds more than numbers"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import report
 from lockstep import results
+from lockstep.check import mapping, trace
 from lockstep.config import islands, sections
 from lockstep.data import corpus
 from lockstep.errors import UserError
@@ -71,6 +72,8 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("islands", islands, "translate", str),
     ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),
+    ("trace", trace, "_problem", lambda about: ""),
+    ("map", mapping, "require", anything),
 ]
 
 
