@@ -1,29 +1,14 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
 from collections.abc import Mapping as AnyMapping
-from dataclasses import dataclass, field
-from itertools import permutations
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.check import names
+from lockstep.check.fused import parts_of
 from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
+from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """One side's tensors, as a mapping sees them."""
-
-    shapes: dict[str, Shape]
-    kinds: dict[str, str]  # tensor -> the class of its module
-    order: list[str]  # in the order in which their modules are called
-    framework: str
-    parameters: set[str]  # the others are state or constants
-    aliases: dict[str, str] = field(default_factory=dict)  # tied name -> the tensor's
-
-    @property
-    def indexes(self) -> dict[str, tuple[int, ...]]:
-        return names.layer_indexes([*self.shapes, *self.aliases])
 
 
 @dataclass
@@ -209,7 +194,7 @@ def _match_fused(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         fused = mapping.only_port if port_fuses else mapping.only_reference
         pool = mapping.only_reference if port_fuses else mapping.only_port
         for name in list(fused):
-            found = _parts_of(name, whole, [p for p in pool], parts)
+            found = parts_of(name, whole, [p for p in pool], parts)
             if not found:
                 continue
             axis, members, lengths = found
@@ -221,66 +206,6 @@ def _match_fused(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 start += length
             pool = [p for p in pool if p not in members]
         _drop_used(mapping)
-
-
-def _parts_of(
-    name: str, whole: Tensors, pool: list[str], parts: Tensors
-) -> tuple[int, list[str], list[int]] | None:
-    """(axis, tensors in order, their lengths along it) that make up a fused tensor."""
-    shape, index = whole.shapes[name], whole.indexes[name]
-    near = [
-        p for p in pool
-        if parts.indexes[p] == index and names.is_bias(p) == names.is_bias(name)
-    ]  # fmt: skip
-    best = None
-    for n in (3, 2):
-        for members in _together(near, n, parts):
-            for axis in range(len(shape)):
-                along = 1
-                for at, size in enumerate(shape):
-                    along *= size if at != axis else 1
-                lengths = [_size(parts.shapes[m]) // along for m in members]
-                pieces = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
-                fits = sum(lengths) == shape[axis] and all(
-                    fitting_permutations(piece, parts.shapes[m])
-                    for piece, m in zip(pieces, members)
-                )
-                kernel_axis = axis == (0 if whole.framework == "torch" else len(shape) - 1)
-                if fits and (best is None or kernel_axis):
-                    best = (axis, list(members), lengths)
-        if best:
-            return best
-    return None
-
-
-def _size(shape: Shape) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
-
-
-def _together(pool: list[str], n: int, side: Tensors) -> list[tuple[str, ...]]:
-    """Groups of n tensors of sibling modules, in the order query, key, value or of calls."""
-    parents: dict[tuple[str, ...], list[str]] = {}
-    for name in pool:
-        parents.setdefault(tuple(names.segments(name)[:-2]), []).append(name)
-    rank = {"query": 0, "key": 1, "value": 2, "gate": 0, "up": 1}
-    order = {name: at for at, name in enumerate(side.order)}
-
-    def place(name: str) -> tuple[int, int]:
-        own = names.words(".".join(names.segments(name)[-2:]))
-        return min([rank[w] for w in own if w in rank], default=9), order.get(name, 0)
-
-    groups = []
-    for members in parents.values():
-        ranked = sorted(members, key=place)
-        named = [m for m in ranked if place(m)[0] < 9]
-        if len(named) == n:
-            groups.append(tuple(named))
-        elif len(ranked) <= 6:
-            groups += [g for g in permutations(ranked, n) if list(g) == sorted(g, key=place)]
-    return groups
 
 
 def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import layout
-from lockstep.check.mapping import Mapping, Tensors
+from lockstep.check.mapping import Mapping
 from lockstep.check.modules import Calls, module_of
 from lockstep.check.names import segments
 from lockstep.check.program import Program
+from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.wire import group

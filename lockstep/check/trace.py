@@ -91,11 +91,12 @@ def _problem(about: dict[str, Any]) -> str:
             type(moments.get(n)) is not k for n, k in kinds.items()
         ):
             return f"initial {name} has no moments"
-    for name, empty in (("losses", []), ("envelope", []), ("noise", {})):
-        numbers = about.get(name, empty)
-        if type(numbers) is not type(empty):
-            return f"{name} is no {type(empty).__name__}"
-        if not all(type(x) is float for x in (numbers.values() if name == "noise" else numbers)):
+    listed: dict[str, type] = {"losses": list, "envelope": list, "noise": dict}
+    for name, kind in listed.items():
+        numbers: Any = about.get(name, kind())
+        if type(numbers) is not kind:
+            return f"{name} is no {kind.__name__}"
+        if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"

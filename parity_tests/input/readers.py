@@ -21,10 +21,11 @@ from benchmarks import report
 from lockstep import exits, results
 from lockstep.check import trace
 from lockstep.check.command import _read_map
-from lockstep.check.mapping import Tensors, propose
+from lockstep.check.mapping import propose
 from lockstep.check.modules import Calls
 from lockstep.check.port import aliases_of, tensors_of
 from lockstep.check.rungs import Bounds
+from lockstep.check.tensors import Tensors
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus
