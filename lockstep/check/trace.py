@@ -93,9 +93,9 @@ def _problem(about: dict[str, Any]) -> str:
             return f"initial {name} has no moments"
     listed: dict[str, type] = {"losses": list, "envelope": list, "noise": dict}
     for name, kind in listed.items():
-        numbers: Any = about.get(name, kind())
-        if type(numbers) is not kind:
+        if type(about.get(name, kind())) is not kind:
             return f"{name} is no {kind.__name__}"
+        numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
