@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_impl.model import GPT
+from jax_impl.precision import attention_kernel
 from lockstep.config import from_flags
 
 V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
@@ -15,7 +16,8 @@ CONFIG = from_flags({"model": "gpt2", "policy": "fp64", **SHAPE}, accelerator=Fa
 
 
 def build(seed: int) -> nnx.Module:
-    model = GPT(CONFIG.model, CONFIG.dtypes)
+    kernel = attention_kernel(CONFIG, CONFIG.dtypes, jax.devices()[0])
+    model = GPT(CONFIG.model, CONFIG.dtypes, kernel=kernel, remat="none", scan=False)
     keys = nnx.Rngs(seed)
 
     def initial(path: Any, x: jax.Array) -> jax.Array:
@@ -23,7 +25,7 @@ def build(seed: int) -> nnx.Module:
         if x.ndim > 1:
             small = "proj" in name or "down" in name
             return (0.02 / (2 * L) ** 0.5 if small else 0.02) * jax.random.normal(keys(), x.shape)
-        return jnp.ones_like(x) if "scale" in name else jnp.zeros_like(x)
+        return jnp.zeros_like(x) if "bias" in name else jnp.ones_like(x)
 
     graph, params = nnx.split(model)
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(initial, params))
