@@ -21,12 +21,12 @@ ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 
 def open_side(name: str, seed: int, device: str) -> Any:
     """The program's side; which framework it is of is seen by what `build` gives."""
-    os.environ.setdefault("JAX_ENABLE_X64", "1")  # before the user's file makes arrays
-    text = ""
+    text = "jax"  # of a module, which is not looked at: perhaps
     if os.path.isfile(name):
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read()
     if "jax" in text or "flax" in text:
+        os.environ.setdefault("JAX_ENABLE_X64", "1")  # before the user's file makes arrays
         with contextlib.suppress(ImportError):
             from lockstep_recorder import side_jax
 
@@ -45,8 +45,9 @@ def open_side(name: str, seed: int, device: str) -> Any:
     if "jax" not in sys.modules:
         kind = type(built).__name__
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
-    from lockstep_recorder.side_jax import JaxSide
+    from lockstep_recorder.side_jax import JaxSide, configure
 
+    configure()
     return JaxSide(user, built, device)
 
 
