@@ -170,7 +170,7 @@ class JaxSide:
                 return jax.tree.map(jnp.add, params, updates), state
 
             self.apply = jax.jit(step)
-        self.optimizer_state = self.transform.init(params)
+        self.optimizer_state = jax.tree.map(widen_count, self.transform.init(params))
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""
@@ -190,3 +190,8 @@ class JaxSide:
             losses.append(float(loss))
             params, self.optimizer_state = self.apply(params, grads, self.optimizer_state)
         return losses
+
+
+def widen_count(x: Any) -> Any:
+    """Of 32 bits as of 64: what a schedule divides it by would become float32."""
+    return jnp.asarray(x, jnp.int64) if getattr(x, "dtype", None) == jnp.int32 else x

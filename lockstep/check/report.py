@@ -37,7 +37,8 @@ def headline(result: Result) -> str:
     if result.verdict == "incomplete":
         return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
     roots = len(result.roots)
-    follow = f" ({result.echoes} more findings follow from them)" if result.echoes else ""
+    more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
+    follow = f" ({more} from them)" if result.echoes else ""
     return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}"
 
 

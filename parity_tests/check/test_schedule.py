@@ -1,0 +1,65 @@
+"""A schedule in torch's loop and one in an optax transformation are one curve of rates."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.check import assert_equivalent
+
+REFERENCE = """
+import numpy as np
+import torch
+
+def build(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3))
+
+def loss(model, batch):
+    return (model(batch) ** 2).mean()
+
+def batch(step):
+    return np.random.default_rng(step).normal(size=(8, 4))
+
+def optimizer(model):
+    return torch.optim.Adam(model.parameters())
+
+def update(model, opt, step):
+    for group in opt.param_groups:
+        group["lr"] = 1e-4 + (1e-3 - 1e-4) * min(step, 3) / 3
+    opt.step()
+"""
+PORT = """
+import jax
+import jax.numpy as jnp
+import optax
+
+def taps(tap):
+    global keep
+    keep = tap
+
+def build(seed):
+    drawn = jax.random.uniform(jax.random.key(seed), (15,), minval=-0.5, maxval=0.5)
+    return {"0": {"weight": drawn[:12].reshape(4, 3), "bias": drawn[12:]}}
+
+def loss(model, batch):
+    return jnp.square(keep("0", batch @ model["0"]["weight"] + model["0"]["bias"])).mean()
+
+def optimizer(model):
+    return optax.adam(optax.linear_schedule(1e-4, 1e-3, STEPS))
+"""
+
+
+def check(folder: Path, steps: int) -> None:
+    (folder / "ref.py").write_text(REFERENCE)
+    (folder / "port.py").write_text(PORT.replace("STEPS", str(steps)))
+    assert_equivalent(str(folder / "ref.py"), str(folder / "port.py"))
+
+
+def test_a_schedule_is_no_difference(tmp_path: Path) -> None:
+    """Its count has 32 bits, and divided would round the rate to float32."""
+    check(tmp_path, 3)
+
+
+def test_another_schedule_is_one(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="update"):
+        check(tmp_path, 4)
