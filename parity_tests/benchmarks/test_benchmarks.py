@@ -4,7 +4,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,6 @@ def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
         for line in process.stdout:
             if line.startswith("[1/"):
                 break
-        time.sleep(1)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == run.STOPPED
