@@ -71,7 +71,7 @@ class Side:
             nursery: what its process is forked from, if it is another side's.
         """
         self.framework, self.module, self.variant = framework, module, variant
-        self.remember, self.python = remember, python
+        self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
         self.nursery = nursery or Nursery(module, self.environment, python)
         self.owns_nursery = nursery is None
@@ -82,9 +82,8 @@ class Side:
     def mutant(self, variant: str, *, remember: bool = True) -> "Side":
         """This side with a planted bug or a rewrite; it ends with this side, if not before."""
         return Side(
-            self.framework, self.module, variant=variant, remember=remember,
-            environment=self.environment, python=self.python, nursery=self.nursery,
-        )  # fmt: skip
+            self.framework, self.module, variant=variant, remember=remember, nursery=self.nursery
+        )
 
     @property
     def name(self) -> str:
