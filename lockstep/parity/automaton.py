@@ -1,5 +1,6 @@
 """Rung 7: one decision a step, GradScaler's."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ class Automaton:
             self.scale, self.good_steps = grown if np.isfinite(grown) else self.scale, 0
 
 
-def loss_scale(case: Case) -> list[Finding]:
+def loss_scale(case: Case) -> Iterator[Finding]:
     """Overflows in chosen micro-batches: scales, skips, rates and counts are the automaton's."""
     overflowing = case.pair.overflowing
     assert overflowing, "this pair has no way to overflow"
@@ -50,7 +51,6 @@ def loss_scale(case: Case) -> list[Finding]:
         scales.append(automaton.scale)
         automaton.step(finite=not overflow)
     ends = (STEPS, int(updates[-1]), automaton.scale, automaton.good_steps)
-    found = []
     for side in case.sides:
         seen = side.steps(config, state, windows)
         end = (seen.end.step, seen.end.updates, seen.end.loss_scale, seen.end.good_steps)
@@ -62,12 +62,11 @@ def loss_scale(case: Case) -> list[Finding]:
         }
         for what, steps in wrong.items():
             off = [f"step {t + 1}" for t in np.flatnonzero(steps)]
-            found.append(empty(f"{what} not the automaton's", side.name, off))
+            yield empty(f"{what} not the automaton's", side.name, off)
         counts = [f"{end} for {ends}"] if end != ends else []
-        found.append(empty("step, updates, scale and good steps at the end", side.name, counts))
+        yield empty("step, updates, scale and good steps at the end", side.name, counts)
         lone = side.steps(config, state, windows[overflows][:1])
-        found.append(empty("moved by a skipped step", side.name, changed_tensors(state, lone.end)))
-    return found
+        yield empty("moved by a skipped step", side.name, changed_tensors(state, lone.end))
 
 
 def choose(steps: int, accum: int, seed: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The rungs in order, where each can stand, and the climb."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lockstep.parity import automaton, rungs, trajectories
@@ -32,7 +32,7 @@ class Rung:
     number: int
     name: str
     proves: str
-    climb: Callable[[Case], list[Finding]]
+    climb: Callable[[Case], Iterator[Finding]]
     not_run: Callable[[Case], str] = _always  # why it cannot stand here, or ""
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def climb(rung: Rung, case: Case) -> Outcome:
-    findings = rung.climb(case)
+    findings = list(rung.climb(case))
     worst = decisive(findings)
     return Outcome(
         rung=rung.number,
@@ -92,3 +92,13 @@ def climb(rung: Rung, case: Case) -> Outcome:
         worst=worst,
         findings=findings,
     )
+
+
+def verdict(rung: Rung, case: Case) -> Verdict:
+    """The same, without what would be computed after the first difference."""
+    verdicts = set[Verdict]()
+    for finding in rung.climb(case):
+        verdicts.add(finding.verdict)
+        if finding.verdict is Verdict.DIFFERENT:
+            break
+    return max(verdicts, key=list(Verdict).index)

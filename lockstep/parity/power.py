@@ -14,7 +14,7 @@ from lockstep.errors import UserError
 from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import Bug
-from lockstep.parity.ladder import RUNGS, Rung, climb
+from lockstep.parity.ladder import RUNGS, Rung, verdict
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
@@ -51,7 +51,7 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
     for rung in rungs:
         if not rung.not_run(case):
             try:
-                verdicts[str(rung.number)] = str(climb(rung, case).verdict)
+                verdicts[str(rung.number)] = str(verdict(rung, case))
             except UserError:
                 verdicts[str(rung.number)] = CRASH
     return verdicts

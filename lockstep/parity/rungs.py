@@ -1,8 +1,10 @@
 """The rungs that look at tensors: contract, activations, gradients, one step, accumulation, remat.
 
-Each takes a `Case` and returns what it found; none names a framework or a model.
+Each takes a `Case` and yields what it finds, so that who looks for one difference computes no more.
+None names a framework or a model.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,9 +32,8 @@ DEEP = {"n_layer": 16, "context": 16, "batch_size": 128, "policy": "fp32", "laye
 WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none"}
 
 
-def contract(case: Case) -> list[Finding]:
+def contract(case: Case) -> Iterator[Finding]:
     """What goes in comes out, under the same names, and the rates are the table's."""
-    found = []
     table, counters = learning_rates(case.config.optim), {"step": 7, "updates": 5}
     if case.config.precision.roles.loss_scaling:
         counters |= {"loss_scale": 64, "good_steps": 3}
@@ -40,46 +41,43 @@ def contract(case: Case) -> list[Finding]:
     for side in case.sides:
         back = side.state(case.config, numbered)
         lost = [name for name in counters if getattr(back, name) != counters[name]]
-        found.append(empty("counters changed by loading", side.name, lost))
-        found.append(empty("changed by loading", side.name, changed_tensors(numbered, back)))
+        yield empty("counters changed by loading", side.name, lost)
+        yield empty("changed by loading", side.name, changed_tensors(numbered, back))
         moved = [name for name, other in zip(numbered.params, back.params) if name != other]
-        found.append(empty("out of order", side.name, moved))
+        yield empty("out of order", side.name, moved)
         steps = side.steps(case.config, case.perturbed, case.windows(3))
         made = np.cumsum(~steps.skipped) - ~steps.skipped  # updates before each step
         wrong = [f"step {t + 1}" for t in np.flatnonzero(steps.lr != table[made])]
-        found.append(empty("learning rates not the table's", side.name, wrong))
+        yield empty("learning rates not the table's", side.name, wrong)
         counted = {"step": 3, "updates": int((~steps.skipped).sum())}
         off = [name for name, count in counted.items() if getattr(steps.end, name) != count]
-        found.append(empty("counters", side.name, off))
-    return found
+        yield empty("counters", side.name, off)
 
 
-def activations(case: Case) -> list[Finding]:
+def activations(case: Case) -> Iterator[Finding]:
     """Every named intermediate; in float64 the loss, the evaluation and the logits of a prefix."""
-    found = []
     plain, batches, starts = _plain(case), case.batches(BATCHES), case.starts
     if case.exact and case.pair.offset:
         starts["offset"] = case.pair.offset(case.perturbed)
 
-    def measure(side: Side, state: TrainState) -> Arrays:
+    def inside(side: Side, state: TrainState) -> Arrays:
         traced = side.traces(plain, state, batches)
-        if not case.exact:
-            return traced.activations
-        extra = {"loss": traced.loss}
-        extra["evaluation"] = np.array(side.evaluate(case.config, state, batches))
+        return {**traced.activations, "loss": traced.loss} if case.exact else traced.activations
+
+    def outside(side: Side, state: TrainState) -> Arrays:
+        made = {"evaluation": np.array(side.evaluate(case.config, state, batches))}
         if case.pair.causal:
             prefix = batches[0, 0, : batches.shape[2] // 2]
-            extra["next logits"] = side.logits(plain, state, prefix)
-        return {**traced.activations, **extra}
+            made["next logits"] = side.logits(plain, state, prefix)
+        return made
 
     for start, state in starts.items():
-        found += locate(start, _compare(case, measure, state))
-    return found
+        for measure in (inside, outside) if case.exact else (inside,):
+            yield from locate(start, _compare(case, measure, state))
 
 
-def gradients(case: Case) -> list[Finding]:
+def gradients(case: Case) -> Iterator[Finding]:
     """Those of the program that trains; and, traced, those of the intermediates."""
-    found = []
     plain, one, batches = _plain(case), case.config.replace(accum=1), case.batches(BATCHES)
 
     def trained(side: Side, state: TrainState) -> Arrays:
@@ -94,33 +92,30 @@ def gradients(case: Case) -> list[Finding]:
 
     for start, state in case.starts.items():
         for measure in (trained, inner):
-            found += locate(start, _compare(case, measure, state))
+            yield from locate(start, _compare(case, measure, state))
         for side in case.sides:
-            found += locate(
+            yield from locate(
                 f"{start}: {side.name}",
                 compare_measures(partial(tapped, side), partial(trained, side), state,
                                  compute=case.compute, rule="tapped against trained"),
             )  # fmt: skip
-    return found
 
 
-def one_step(case: Case) -> list[Finding]:
+def one_step(case: Case) -> Iterator[Finding]:
     """Parameters and both moments after one update.
 
     The first moment is the SGD run that AdamW, which hides scale, needs beside it. In float64 also
     with gradients clipped so small that Adam's epsilon and its place show; elsewhere not clipped:
     the clip's factor is one number, whose error would be that of all tensors.
     """
-    found = []
     clips = (case.config.optim.clip, SMALL_CLIP) if case.exact else (NO_CLIP,)
     for start, state in case.starts.items():
         for clip in clips:
             config, where = case.config.replace(clip=clip), f"{start}, clip {clip:g}"
-            found += locate(where, _compare(case, _updates(case, config), state))
-    return found
+            yield from locate(where, _compare(case, _updates(case, config), state))
 
 
-def accumulation(case: Case) -> list[Finding]:
+def accumulation(case: Case) -> Iterator[Finding]:
     """N micro-batches are one batch of N times the rows: in each program, and across.
 
     A sum of N parts, each rounded, rounds elsewhere than one sum: the noise of split against whole
@@ -132,22 +127,20 @@ def accumulation(case: Case) -> list[Finding]:
     state, windows = case.trained, case.windows(_windows(case))
     joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
-    found = locate("across", _compare(case, in_parts, state))
+    yield from locate("across", _compare(case, in_parts, state))
     for side in case.sides:
         parts, whole = partial(in_parts, side), partial(at_once, side)
         findings = compare_measures(
             parts, whole, state, compute=case.compute, rounding=case.compute
         )
-        found += locate(side.name, findings)
-    return found
+        yield from locate(side.name, findings)
 
 
-def remat(case: Case) -> list[Finding]:
+def remat(case: Case) -> Iterator[Finding]:
     """What is recomputed is what was computed, dropout and all; and less is kept.
 
     Masks, bytes and FLOPs are a matter of the program, not of its dtypes: float64 sees them.
     """
-    found = []
     config = case.config.replace(dropout=DROPOUT if case.exact else 0.0, accum=1)
     windows = case.windows(_windows(case), config)
 
@@ -163,10 +156,10 @@ def remat(case: Case) -> list[Finding]:
         ours, theirs = (partial(gradient, each, side) for each in configs)
         rule = "gap to what keeps everything"
         findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
-        found += locate(side.name, findings)
+        yield from locate(side.name, findings)
     if case.exact:
-        found += [*(kept_bytes(case, side) for side in case.sides), same_flops(case)]
-    return found
+        yield same_flops(case)
+        yield from (kept_bytes(case, side) for side in case.sides)
 
 
 def same_flops(case: Case) -> Finding:

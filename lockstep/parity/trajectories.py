@@ -1,7 +1,7 @@
 """The rungs that look at whole runs: loss curves, fast against strict, cross-framework resume."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,16 @@ from lockstep.run import checkpoint
 LONG = 128
 
 
-def curves(case: Case) -> list[Finding]:
+def curves(case: Case) -> Iterator[Finding]:
     """Two whole runs from the same weights on the same batches.
 
     Only float64 has dropout here: permuted, a row would get another mask.
     """
     a, b = (train_program(side, case) for side in case.sides)
-    return compare_runs(case, a, b, (a, b), "across")
+    yield from compare_runs(case, a, b, (a, b), "across")
 
 
-def fast(case: Case) -> list[Finding]:
+def fast(case: Case) -> Iterator[Finding]:
     """Fast numerics stay in the strict ones' noise. Without dropout: fast draws other masks.
 
     They round elsewhere, so the noise is that of the compute dtype's own rounding.
@@ -40,31 +40,28 @@ def fast(case: Case) -> list[Finding]:
     same: dict[str, Any] = {"dropout": 0.0, "accum": 1, "remat": "none", "context": LONG}
     same |= {"layers": "unroll", "n_layer": 2, "steps": 12}  # a policy's rows share their answers
     strict = case.replace(numerics="strict", **same)
-    found = []
     for side in case.sides:
         slow, quick = (
             train_program(side, each) for each in (strict, strict.replace(numerics="fast"))
         )
-        found += compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
-    return found
+        yield from compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
 
 
-def checkpoints(case: Case) -> list[Finding]:
+def checkpoints(case: Case) -> Iterator[Finding]:
     """Stopped half-way, saved, and resumed: in itself bit for bit, in the other as one run."""
-    found = []
     whole = {side.name: train_program(side, case) for side in case.sides}
+    noisy = list(whole.values())
     for first in case.sides:
         for second in case.sides:
             where = f"{first.name} to {second.name}"
             resumed = resume_program(first, second, case)
             if first is not second:
-                found += compare_runs(case, whole[first.name], resumed, list(whole.values()), where)
+                yield from compare_runs(case, whole[first.name], resumed, noisy, where)
                 continue
             unbroken, joined = whole[first.name](PLAIN), resumed(PLAIN)
             steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
             parted = changed_tensors(unbroken.end, joined.end) + [f"step {t}" for t in steps]
-            found.append(empty("changed by resuming", where, parted))
-    return found
+            yield empty("changed by resuming", where, parted)
 
 
 def train_program(side: Side, case: Case) -> Any:

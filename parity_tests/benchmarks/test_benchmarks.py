@@ -1,9 +1,11 @@
 """The grid: what it runs, what it does when a cell cannot, and what its report refuses."""
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +201,30 @@ def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(performed) == 1
 
 
+ASLEEP = """
+import sys
+import time
+from benchmarks import run
+measure_apart = run.measure_apart
+run.measure_apart = lambda module, *job: measure_apart("parity_tests.benchmarks.sleeper", *job)
+sys.exit(run.main(["smoke", "--out", sys.argv[1]]))
+"""
+
+
 def test_ctrl_c_leaves_no_half_result(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.run", "smoke", "--out", str(tmp_path / "a.jsonl")]
+    rows, begun = tmp_path / "a.jsonl", tmp_path / "a.pid"
+    words = [sys.executable, "-c", ASLEEP, str(rows)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        for line in process.stdout:
-            if line.startswith("[1/"):
-                break
+        while not (begun.exists() and begun.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
+        said, _ = process.communicate()
     assert process.returncode == run.STOPPED
-    assert "goes on where it stopped" in rest and "report: " in rest
-    assert not (tmp_path / "a.jsonl").exists()
-    assert (tmp_path / "a" / "report.md").exists()
+    assert "goes on where it stopped" in said and "report: " in said
+    assert not rows.exists() and (tmp_path / "a" / "report.md").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 @pytest.mark.parametrize(
