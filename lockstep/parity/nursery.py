@@ -6,6 +6,7 @@ Importing a framework takes longer than most mutants' answers. The nursery itsel
 no thread and no compiled program is there to be copied.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -57,6 +58,7 @@ def main(descriptor: str, module: str) -> int:
     with suppress(ModuleNotFoundError):
         worker.plants(module)  # and with them the framework; of the twin they are its makers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker
+    gc.freeze()  # what is imported stays: no collection looks at it again, or copies its pages
     with socket.socket(fileno=int(descriptor)) as orders:
         while True:
             order, connections, *_ = socket.recv_fds(orders, NAME, 1)
