@@ -54,7 +54,7 @@ def cuda() -> dict[str, Any]:
 
 def float32() -> dict[str, str]:
     """What a float32 matmul is multiplied in: as it stands, not as the trainer sets it."""
-    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined,unused-ignore]
     return {"jax_default_matmul_precision": str(default)}
 
 

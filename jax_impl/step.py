@@ -191,7 +191,7 @@ class Trainer:
         def wait() -> StepResult:
             loss, norm, updates, scale, skipped = (x.item() for x in jax.device_get(scalars))
             rate = float(self.rates[updates])
-            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite)
+            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite.tolist())
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait

@@ -212,7 +212,7 @@ def first_growth() -> Row:
         return (new.loss_scale, new.counter), carry[0]
 
     start = jnp.float32(2**10), jnp.int32(0)
-    theirs = DynamicScale(fin_steps=start[1], scale=start[0])
+    theirs = DynamicScale(fin_steps=start[1], scale=start[0])  # type: ignore[arg-type,unused-ignore]
     length = interval + 3
     scaler = torch_ref.precision.grad_scaler(config, CPU)
     of_torch, tracker = torch.tensor(2.0**10), torch.tensor(0, dtype=torch.int32)

@@ -261,7 +261,7 @@ def curves(port: Port, reference: Trace) -> Rung:
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope
     gaps = np.abs(ours - losses)
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)
-    step = int((gaps / allowed).argmax())
+    step = int(np.argmax(gaps / allowed))
     rung.add(Spot("8", "curve", f"step {step + 1} of {len(losses)}", float(gaps[step]),
                   float(allowed[step]), "", ours, losses))  # fmt: skip
     return rung

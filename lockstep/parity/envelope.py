@@ -115,7 +115,7 @@ def _judge(ratio: np.ndarray, horizon: int, cap: float) -> Finding:
             verdict=Verdict.INCONCLUSIVE, detail="the envelope is too wide at once",
         )  # fmt: skip
     counted = np.where(np.isnan(ratio[:horizon]), np.inf, ratio[:horizon])
-    largest = int(counted.argmax())
+    largest = int(np.argmax(counted))
     whole = (
         f"over all {horizon} steps"
         if horizon == len(ratio)

@@ -51,7 +51,7 @@ def choose(
     must not reorder them. Of equal scores the first tokens are taken.
     """
     if temperature == 0:
-        return int(scores.argmax())
+        return int(np.argmax(scores))
     candidates = np.sort(np.argsort(-scores, kind="stable")[: top_k or None])
     with np.errstate(over="ignore"):  # a tiny temperature: -inf, whose weight is 0
         weights = np.exp((scores[candidates] - scores.max()) / temperature)
