@@ -169,10 +169,9 @@ def _on_machines(machines: list[Machine], seeds: int, device: str) -> Cases:
             )
         )
         try:
-            for seed in range(seeds):
-                row = ROWS[seed % len(ROWS)]
-                for policy in POLICIES:
-                    config = matrix.config({**row, "policy": policy}, device)
+            for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
+                config = matrix.config({**row, "policy": policy}, device)
+                for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
                     case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
                     yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
         finally:
