@@ -14,9 +14,7 @@ SCHEMA = 1
 
 def text(result: Result) -> list[str]:
     """Lines for a terminal; names come from the user's files, so they are made printable."""
-    lines = [headline(result)]
-    for number, root in enumerate(result.roots, 1):
-        lines += _of_root(number, root)
+    lines = [headline(result), *roots(result)]
     for root in result.accepted:
         lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
     lines.append("")
@@ -26,6 +24,10 @@ def text(result: Result) -> list[str]:
                      f"of calls decides, such as: {result.mapping.notes[0]}")  # fmt: skip
     lines += [f"note: {note}" for note in result.notes]
     return [printable(line) for line in lines]
+
+
+def roots(result: Result) -> list[str]:
+    return [line for number, root in enumerate(result.roots, 1) for line in _of_root(number, root)]
 
 
 def headline(result: Result) -> str:

@@ -21,6 +21,7 @@ from lockstep.parity.envelope import Comparison, compare_programs, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT
+from lockstep.parity.place import describe_difference
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
 from lockstep.parity.trajectories import train_side
@@ -101,7 +102,17 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: st
             program.side.close()
     files = write(result, programs, compared, out)
     print_result(result, programs, compared, bug, files)
+    if result.finding.verdict is Verdict.DIFFERENT:
+        print(*locate([programs[name] for name in compared]), sep="\n")
     return result.finding.verdict
+
+
+def locate(programs: list[Program]) -> list[str]:
+    """Which module is wrong, where both are twins and not logged runs; the healthy one first."""
+    if any(program.operand.losses is not None for program in programs):
+        return []
+    reference, other = sorted((program.side for program in programs), key=lambda side: side.variant)
+    return describe_difference(reference, other, programs[0].operand.config)
 
 
 def judge(ours: Program, theirs: Program) -> Comparison:

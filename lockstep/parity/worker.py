@@ -113,11 +113,16 @@ def plants(module: str) -> dict[str, Callable[..., None]]:
         return bugs
 
 
-def serve(module: str, variant: str, stream: Any) -> int:
-    """Answers until nobody asks. A variant is NAME or NAME=SIZE."""
+def plant(module: str, variant: str) -> None:
+    """The variant, NAME or NAME=SIZE, or none if that is empty."""
     if variant:
         name, _, size = variant.partition("=")
         plants(module)[name](*([float(size)] if size else []))
+
+
+def serve(module: str, variant: str, stream: Any) -> int:
+    """Answers until nobody asks."""
+    plant(module, variant)
     server = Server(module)
     with suppress(ConnectionError):
         while question := wire.receive(stream):

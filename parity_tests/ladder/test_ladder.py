@@ -13,6 +13,7 @@ from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
 from lockstep.parity.noise import PLAIN
 from lockstep.parity.pair import GPT
+from lockstep.parity.place import describe_difference
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
@@ -40,7 +41,9 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
     record_property("outcome", json.dumps({**where, **outcome}))
     if "why" in outcome:
         pytest.skip(f"not run: {outcome['why']}")
-    assert climbed.verdict is Verdict.EQUAL, f"rung {rung}, {matrix.label(row)}: {climbed.worst}"
+    if climbed.verdict is not Verdict.EQUAL:
+        roots = describe_difference(jax, torch, case.config)
+        pytest.fail("\n".join([f"rung {rung}, {matrix.label(row)}: {climbed.worst}", *roots]))
 
 
 @pytest.mark.parametrize("model", matrix.FACTORS["model"])

@@ -1,0 +1,59 @@
+"""Where two twins differ: `lockstep check` on the twins themselves, in float64."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from lockstep.check import report
+from lockstep.check.compare import Options, compare_programs
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.parity.side import Side
+from lockstep.process import ROOT
+
+PROGRAM = """
+import importlib, json, sys
+sys.path.insert(0, {root!r})
+from lockstep.config import Config
+from lockstep.data import batches, corpus
+from lockstep.parity.worker import plant
+
+config = Config.from_json(json.loads({config!r}))
+plant({module!r}, {variant!r})
+program = importlib.import_module("mutants.{framework}_program")
+globals().update(program.functions(config))
+tokens = corpus.load(config.data.data).train
+
+def batch(step):
+    return batches.of_step(config, tokens, step)[0]
+"""
+
+
+def describe_difference(reference: Side, other: Side, config: Config) -> list[str]:
+    """Lines: the roots of what differs, or that nothing does there.
+
+    One micro-batch without dropout and remat: what differs all the same is a module, its
+    gradient, or the optimizer.
+    """
+    plain = config.replace(
+        policy="fp64", eval_policy="fp64", numerics="strict", remat="none", layers="unroll",
+        accum=1, dropout=0.0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="lockstep-place-") as folder:
+        files = [str(_write(Path(folder), side, plain)) for side in (reference, other)]
+        try:
+            result = compare_programs(files[0], files[1], Options(steps=2))
+        except UserError as error:
+            return [f"cannot be located: {error}"]
+    if result.verdict != "different":
+        return ["no module differs in float64: a matter of precision, accumulation, remat, dropout "
+                "or the loss scale"]  # fmt: skip
+    return report.roots(result)
+
+
+def _write(folder: Path, side: Side, config: Config) -> Path:
+    """A program's file."""
+    file = folder / f"twin_{side.name.replace(' ', '_')}.py"
+    named = {"framework": side.framework, "module": side.module, "variant": side.variant}
+    file.write_text(PROGRAM.format(root=str(ROOT), config=json.dumps(config.to_json()), **named))
+    return file

@@ -1,0 +1,37 @@
+"""The JAX twin, healthy or a mutant, as `lockstep check` takes a program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array
+
+from jax_impl import optim, step
+from jax_impl.model import GPT
+from jax_impl.train import JaxTwin
+from lockstep.config import Config
+from lockstep.model.params import decays
+from lockstep.model.state import initial_state
+
+
+def functions(config: Config) -> dict[str, Callable[..., Any]]:
+    twin = JaxTwin(config)
+    trainer = twin.trainer
+
+    def build(seed: int) -> GPT:
+        twin.load(initial_state(config.replace(seed=seed)))
+        return trainer.model(trainer.state.params)
+
+    def loss(model: GPT, batch: Array) -> Array:
+        return step.batch_loss(model, batch, trainer.dtypes)
+
+    def optimizer(model: GPT) -> Any:
+        def mask(params: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(lambda path, x: decays(_name(path)), params)
+
+        return optim.adamw(config.optim, mask, trainer.dtypes.param)
+
+    def _name(path: Any) -> str:
+        return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+
+    return {"build": build, "loss": loss, "optimizer": optimizer}

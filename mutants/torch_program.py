@@ -1,0 +1,34 @@
+"""The PyTorch twin, healthy or a mutant, as `lockstep check` takes a program."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.model.state import initial_state
+from torch_ref import step
+from torch_ref.model import GPT
+from torch_ref.train import TorchTwin
+
+
+def functions(config: Config) -> dict[str, Callable[..., Any]]:
+    twin = TorchTwin(config)
+    trainer = twin.trainer
+
+    def build(seed: int) -> GPT:
+        twin.load(initial_state(config.replace(seed=seed)))
+        return trainer.model
+
+    def loss(model: GPT, batch: Tensor) -> Tensor:
+        return step.batch_loss(model, batch, trainer.dtypes)
+
+    def optimizer(model: GPT) -> Any:
+        trainer.optimizer = step.adamw(model, config.optim)
+        return trainer.optimizer
+
+    def update(model: GPT, optimizer: Any, number: int) -> None:
+        trainer.clip()
+        trainer.update(float(trainer.rates[number]))
+
+    return {"build": build, "loss": loss, "optimizer": optimizer, "update": update}
