@@ -66,10 +66,15 @@ class BareJax:
         return f"written out in {blocks} causal blocks", partial(attend, blocks=blocks)
 
     def compiler_options(self) -> dict[str, Any]:
-        if not self.config.precision.strict:
-            return {}
-        gpu = {"xla_gpu_deterministic_ops": True} if self.device.platform == "gpu" else {}
-        return {"xla_allow_excess_precision": False, **gpu}
+        options: dict[str, Any] = {}
+        on_cpu = self.device.platform == "cpu"
+        if on_cpu and self.roles.compute == "bfloat16" and jax.__version_info__ >= (0, 11):
+            options["xla_cpu_experimental_ynn_fusion_type"] = ""  # as our step: decision 25
+        if self.config.precision.strict:
+            options["xla_allow_excess_precision"] = False
+            if self.device.platform == "gpu":
+                options["xla_gpu_deterministic_ops"] = True
+        return options
 
     def configure(self) -> None:
         """Of the process, in which another JAX may have been set up before."""

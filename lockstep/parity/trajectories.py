@@ -29,7 +29,7 @@ def curves(case: Case) -> Iterator[Finding]:
     Only float64 has dropout here: permuted, a row would get another mask.
     """
     a, b = (train_program(side, case) for side in case.sides)
-    yield from compare_runs(case, a, b, (a, b), "across")
+    yield from compare_runs(case, a, b, (a, b), "across", dtype=case.rounding)
 
 
 def fast(case: Case) -> Iterator[Finding]:
@@ -56,7 +56,9 @@ def checkpoints(case: Case) -> Iterator[Finding]:
             where = f"{first.name} to {second.name}"
             resumed = resume_program(first, second, case)
             if first is not second:
-                yield from compare_runs(case, whole[first.name], resumed, noisy, where)
+                yield from compare_runs(
+                    case, whole[first.name], resumed, noisy, where, dtype=case.rounding
+                )
                 continue
             unbroken, joined = whole[first.name](PLAIN), resumed(PLAIN)
             steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
