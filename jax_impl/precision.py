@@ -14,6 +14,7 @@ from jax import Array
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
+from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, query_blocks, wants_fused
 
@@ -44,13 +45,24 @@ def find_device(asked: str) -> jax.Device:
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
+    set_switches(config, device)
+    return device
+
+
+def set_switches(config: Config, device: jax.Device) -> None:
     roles = config.precision.roles
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)
     jax.config.update("jax_threefry_partitionable", True)
-    float32 = "tensorfloat32" if roles.tf32 else "highest"
+    float32 = tf32_matmul(device) if roles.tf32 else "highest"
     jax.config.update("jax_default_matmul_precision", float32)
-    return device
+
+
+def tf32_matmul(device: jax.Device) -> str:
+    """JAX's name of a TF32 matmul. "tensorfloat32" leaves the choice to XLA, whose Triton kernels
+    take float32 for it; the algorithm by its name does not, and is refused where there is none."""
+    native = device.platform == "gpu" and float(device.compute_capability) >= AMPERE[0]
+    return "TF32_TF32_F32" if native else "tensorfloat32"
 
 
 def policy(dtypes: Dtypes) -> jmp.Policy:

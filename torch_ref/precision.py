@@ -38,6 +38,11 @@ def find_device(asked: str) -> torch.device:
 def configure(config: Config) -> torch.device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
+    set_switches(config, device)
+    return device
+
+
+def set_switches(config: Config, device: torch.device) -> None:
     roles = config.precision.roles
     strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
@@ -48,7 +53,6 @@ def configure(config: Config) -> torch.device:
     torch.backends.cudnn.fp32_precision = float32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not strict
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not strict
-    return device
 
 
 def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:
