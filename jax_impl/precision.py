@@ -54,15 +54,17 @@ def set_switches(config: Config, device: jax.Device) -> None:
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)
     jax.config.update("jax_threefry_partitionable", True)
-    float32 = tf32_matmul(device) if roles.tf32 else "highest"
+    float32 = float32_matmul(config, device)
     jax.config.update("jax_default_matmul_precision", float32)
 
 
-def tf32_matmul(device: jax.Device) -> str:
-    """JAX's name of a TF32 matmul. "tensorfloat32" leaves the choice to XLA, whose Triton kernels
-    take float32 for it; the algorithm by its name does not, and is refused where there is none."""
-    native = device.platform == "gpu" and float(device.compute_capability) >= AMPERE[0]
-    return "TF32_TF32_F32" if native else "tensorfloat32"
+def float32_matmul(config: Config, device: jax.Device) -> str:
+    """The framework's name of what multiplies float32."""
+    if not config.precision.roles.tf32:
+        return "highest"
+    # "tensorfloat32" lets XLA choose, whose kernels take float32; before Ampere nothing else is.
+    ampere = device.platform == "gpu" and float(device.compute_capability) >= AMPERE[0]
+    return "TF32_TF32_F32" if ampere else "tensorfloat32"
 
 
 def policy(dtypes: Dtypes) -> jmp.Policy:

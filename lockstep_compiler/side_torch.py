@@ -41,12 +41,13 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         counts = make_moments(trainer)
         held = {key: x.detach() for key, x in state_tensors(trainer).items()}  # keeps the places
         places = {key: storage_key(x) for key, x in held.items()}
-        roles = {place: part for (_, part), place in places.items()}
-        gradients = watch_gradients(trainer, roles)
-        with Trace(target, parts, roles) as trace:
+        with Trace(target, parts) as trace:
             trace.counts = counts
-            for x in [*held.values(), window]:
+            gradients = watch_gradients(trainer, trace)
+            trace.keep(window)
+            for (_, part), x in held.items():
                 trace.keep(x)
+                trace.mark(x, part)
             trainer.step(window)
         peak, live = trace.peak_parts()
         state = [*compare_state(places, state_tensors(trainer)), *gradients.values()]
@@ -83,7 +84,7 @@ def state_tensors(trainer: Any) -> dict[tuple[str, str], Tensor]:
     return found
 
 
-def watch_gradients(trainer: Any, roles: dict[int, str]) -> dict[str, Buffer]:
+def watch_gradients(trainer: Any, trace: Trace) -> dict[str, Buffer]:
     """Fills in as gradients are added up: over micro-batches in one place, or not."""
     part = "accumulators" if trainer.config.optim.accum > 1 else "gradients"
     found: dict[str, Buffer] = {}
@@ -93,7 +94,7 @@ def watch_gradients(trainer: Any, roles: dict[int, str]) -> dict[str, Buffer]:
         def mark(p: Any) -> None:
             key = storage_key(p.grad)
             stays = places.setdefault(name, key) == key
-            roles[key] = part
+            trace.mark(p.grad, part)
             found[name] = _buffer(name, part, p.grad, stays)
 
         parameter.register_post_accumulate_grad_hook(mark)

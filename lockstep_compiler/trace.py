@@ -52,16 +52,16 @@ NEVER_DETERMINISTIC = {"_scaled_dot_product_efficient_attention_backward", "hist
 
 class Storage(NamedTuple):
     size: int
-    part: str
-    born: int
+    born: int  # its place in the list of events
 
 
 class Trace(TorchDispatchMode):
-    """Records while it is the current mode. `roles`: parts of storages that are known by name."""
+    """Records while it is the current mode."""
 
-    def __init__(self, target: Target, parts: Parts, roles: dict[int, str]) -> None:
+    def __init__(self, target: Target, parts: Parts) -> None:
         super().__init__()
-        self.target, self.parts, self.roles = target, parts, roles
+        self.target, self.parts = target, parts
+        self.marks: dict[int, str] = {}  # parts that are known by name, by the storage's birth
         self.counts: set[int] = set()
         self.matmuls: list[Matmul] = []
         self.attention: list[Attention] = []
@@ -71,7 +71,6 @@ class Trace(TorchDispatchMode):
         self.live: dict[int, Storage] = {}
         self.known: dict[int, tuple[tuple[int, ...], str]] = {}  # shape and dtype of a storage
         self.bytes = self.peak = 0
-        self.at_peak: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []  # (key, bytes): born, or dead where negative
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,10 +91,15 @@ class Trace(TorchDispatchMode):
         storage, key = x.untyped_storage(), storage_key(x)
         if x.device.type == "cuda" and key not in self.live:
             size = -(-storage.nbytes() // BLOCK) * BLOCK
-            self.live[key] = Storage(size, "", len(self.events))
+            self.live[key] = Storage(size, len(self.events))
             self.known[len(self.events)] = (tuple(x.shape), str(x.dtype)[6:])
             self.events.append((key, size))
             weakref.finalize(storage, self._free, key)
+
+    def mark(self, x: Tensor, part: str) -> None:
+        """Says what a living storage is. (Its address may have been another's before.)"""
+        if found := self.live.get(storage_key(x)):
+            self.marks[found.born] = part
 
     def _free(self, key: int) -> None:
         if found := self.live.pop(key, None):
@@ -147,8 +151,8 @@ class Trace(TorchDispatchMode):
             else:
                 alive.pop(key, None)
         found: Counter[str] = Counter()
-        for key, (i, size) in alive.items():
-            found[self.roles.get(key) or self.parts.of(*self.known[i])] += size
+        for i, size in alive.values():
+            found[self.marks.get(i) or self.parts.of(*self.known[i])] += size
         return best, dict(found)
 
     def facts(self) -> dict[str, Any]:

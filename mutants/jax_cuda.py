@@ -47,7 +47,9 @@ def with_kernel(fused: bool) -> Plant:
 
 BUGS: dict[str, Plant] = {
     # XLA's Triton kernels take float32 for it
-    "tf32-not-on": assign(precision, "tf32_matmul", lambda device: "tensorfloat32"),
+    "tf32-not-on": assign(
+        precision, "float32_matmul", lambda config, device: "tensorfloat32"
+    ),
     "head-in-float32": widen("head"),
     "norms-in-half": both(
         wrap(functional, "layer_norm", normalize_in_half),

@@ -16,10 +16,6 @@ from torch_ref.remat import recompute
 from torch_ref.step import Trainer
 
 
-def forbid_tf32(config: Any, device: Any) -> None:
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-
-
 def allow_any_order(config: Any, device: Any) -> None:
     torch.use_deterministic_algorithms(False)
 
@@ -58,7 +54,7 @@ def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:
 
 
 BUGS: dict[str, Plant] = {
-    "tf32-not-on": after(precision, "set_switches", forbid_tf32),
+    "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "ieee"),
     # torch does so by itself, with a warning, where it sees no CUDA
     "autocast-off": assign(step, "autocast", lambda dtypes, device: nullcontext()),
     "softmax-in-half": wrap(model, "attend", attend_in_half),

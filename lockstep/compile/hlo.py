@@ -50,7 +50,7 @@ class Instruction:
         """`name=...` or `"name":"..."` among its attributes; "" where there is none."""
         found = re.search(rf'\b{name}=(\{{[^}}]*\}}|"[^"]*"|[^\s,]+)', self.rest)
         found = found or re.search(rf'"{name}":\s*(\[[^\]]*\]|"[^"]*"|\w+)', self.rest)
-        return found[1].strip('{}"[]') if found else ""
+        return found[1].strip('"') if found else ""
 
     def numbers(self, name: str) -> tuple[int, ...]:
         return tuple(map(int, re.findall(r"\d+", self.attribute(name))))
