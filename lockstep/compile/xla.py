@@ -40,13 +40,20 @@ def phase(op_name: str) -> str:
 
 
 def _phase(module: Module, kernel: Instruction, inner: Instruction) -> str:
-    """Its own; of what XLA made anew, that of what it feeds or, failing this, is fed by."""
+    """Its own; of what XLA made anew, that of what it feeds. What feeds it says nothing: a weight's
+    gradient is made of an activation."""
     for name in (inner.op_name, kernel.op_name):
         if name:
             return phase(name)
-    scope = module.computations[kernel.computation]
-    around = [*module.users(kernel), *(scope[o] for o in kernel.operands if o in scope)]
-    return next((phase(other.op_name) for other in around if other.op_name), BACKWARD)
+    fed, seen = [kernel], {kernel.name}
+    while fed:
+        for user in module.users(fed.pop(0)):
+            if user.op_name:
+                return phase(user.op_name)
+            if user.name not in seen:
+                seen.add(user.name)
+                fed.append(user)
+    return BACKWARD  # a gradient that leaves a loop
 
 
 # --- matmuls and attention
