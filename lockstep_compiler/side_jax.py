@@ -49,7 +49,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     device: Any = AbsentDevice(target)
     vars(precision)["cudnn_works"] = lambda compute, d_head: cudnn_takes(target, d_head)
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
-        flags = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
+        dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
         os.environ["XLA_FLAGS"] = flags  # read once, with the first array
         jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
         precision.set_switches(config, device)

@@ -53,9 +53,10 @@ class Compiler:
         return Program.from_json(found)
 
     def close(self) -> None:
-        assert self.process.stdin
+        assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def require_installed(framework: str) -> None:
