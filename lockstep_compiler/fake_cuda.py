@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,9 @@ def load_guard() -> None:
     assert spec and spec.origin
     torch = Path(spec.origin).parent
     version = (torch / "version.py").read_text()
+    if re.search(r"^cuda\b.*= *['\"]", version, re.M):
+        remedy = "trace in an environment with its CPU build, as make test-cuda makes one"
+        raise UserError(f"tracing torch on fake CUDA tensors: torch is a CUDA build; {remedy}")
     digest = hashlib.sha256(f"{torch}{version}{SOURCE.read_text()}".encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
     library = home / f"cuda-guard-{digest}.so"
