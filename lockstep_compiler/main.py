@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.compile import targets
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.exits import DONE, exit_status
+from lockstep.exits import DONE, MISTAKE
 from lockstep_compiler.fake_cuda import load_guard
 
 
@@ -43,8 +43,12 @@ def plants(framework: str) -> dict[str, Any]:
 def main(framework: str) -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # for what a library prints
-    if framework == "torch":
-        load_guard()
+    try:
+        if framework == "torch":
+            load_guard()
+    except (UserError, OSError) as error:
+        print(json.dumps({"error": str(error)}), file=out, flush=True)
+        return MISTAKE
     side = importlib.import_module(f"lockstep_compiler.side_{framework}")
     for line in sys.stdin:
         child = os.fork()
@@ -59,4 +63,4 @@ def main(framework: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(lambda: main(*sys.argv[1:])))
+    sys.exit(main(*sys.argv[1:]))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,9 +20,8 @@ REMEDY = "install the extra: pip install -e '.[aot]' (2 GB)"
 class Compiler:
     """One framework's process; it ends with `close`."""
 
-    def __init__(self, framework: str, *, loud: bool = False) -> None:
-        """`loud`: what the framework says on stderr is passed on.
-
+    def __init__(self, framework: str) -> None:
+        """
         Raises:
             UserError: the framework, or its compiler for CUDA, is not installed.
         """
@@ -30,7 +30,7 @@ class Compiler:
         self.framework = framework
         self.process = start_module(
             "lockstep_compiler.main", framework, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=None if loud else subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def program(self, config: Config, device: str, *, variant: str = "", hlo: str = "") -> Program:
@@ -41,12 +41,10 @@ class Compiler:
         """
         request = {"config": config.to_json(), "device": device, "variant": variant, "hlo": hlo}
         assert self.process.stdin and self.process.stdout
-        try:
+        with suppress(BrokenPipeError):  # a process that has ended may have said why
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        line = self.process.stdout.readline()
         found: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
         if "error" in found:
             raise UserError(f"{self.framework} for {device}: {found['error']}")
@@ -54,7 +52,8 @@ class Compiler:
 
     def close(self) -> None:
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 

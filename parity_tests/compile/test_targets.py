@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,17 @@ def test_a_mistake_is_one_line(words: list[str], says: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_a_compiler_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch's traces need one, once for each version."""
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = ask.Compiler("torch")
+    try:
+        with pytest.raises(UserError, match="torch for h100: .*/bin/false failed"):
+            compiler.program(small(), "h100")
+    finally:
+        compiler.close()
