@@ -22,7 +22,6 @@ from lockstep.compile.targets import Target
 from lockstep.config import Config
 
 FRAMEWORK = "jax"
-LARGEST_HEAD = 128  # of cuDNN's attention with a backward pass, below Hopper
 
 
 class AbsentDevice:
@@ -35,19 +34,11 @@ class AbsentDevice:
         self.compute_capability = "{}.{}".format(*target.capability)
 
 
-def cudnn_takes(target: Target, d_head: int) -> bool:
-    """JAX's own rule of the head, and cuDNN's of the device ("requires SM80").
-
-    Where the device is here, the twin asks cuDNN itself, by running the kernel.
-    """
-    return target.ampere and d_head % 8 == 0 and d_head <= LARGEST_HEAD
-
-
 def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     """Compiles the step that `jax_impl.train` would run; nothing is run."""
     began = time.perf_counter()
     device: Any = AbsentDevice(target)
-    vars(precision)["cudnn_works"] = lambda compute, d_head: cudnn_takes(target, d_head)
+    vars(precision)["cudnn_works"] = lambda compute, d_head: target.fuses(d_head)
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"

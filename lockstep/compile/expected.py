@@ -1,7 +1,7 @@
 """The matmuls that a step must have, by the definition of the model."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from lockstep.compile.program import (
     BACKWARD,
@@ -16,25 +16,34 @@ from lockstep.config import Config, ModelConfig
 from lockstep.model.segments import segments
 
 
-def matmuls(config: Config, target: Target, *, fused: bool) -> list[Matmul]:
-    """Of one optimizer step, layers unrolled; `fused`: attention's own are inside a kernel."""
+def matmuls(config: Config, target: Target, fused: Collection[str]) -> list[Matmul]:
+    """Of one optimizer step, layers unrolled; attention's own are inside a kernel where they
+    compute in one of the dtypes `fused`."""
     return gather_matmuls(_each(config, target, fused))
 
 
-def flops(config: Config, target: Target, *, fused: bool) -> Counter[tuple[str, str]]:
+def flops(config: Config, target: Target, fused: Collection[str]) -> Counter[tuple[str, str]]:
     """By units and phase."""
     found: Counter[tuple[str, str]] = Counter()
-    for m in matmuls(config, target, fused=fused):
+    for m in matmuls(config, target, fused):
         found[m.units, m.phase] += m.flops
     return found
 
 
-def attention_runs(config: Config) -> dict[str, int]:
-    """How often a fused kernel runs, by phase."""
-    layers, accum = config.model.n_layer, config.optim.accum
-    again = sum(recomputed(config, layer)[1] for layer in range(layers))
-    found = {FORWARD: layers * accum, BACKWARD: layers * accum, RECOMPUTED: again * accum}
-    return {phase: n for phase, n in found.items() if n}
+def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:
+    """How often a fused kernel runs, by dtype and phase."""
+    found: Counter[tuple[str, str]] = Counter()
+    for layer in range(config.model.n_layer):
+        compute = attention_dtype(config, layer)
+        if compute in fused:
+            again = recomputed(config, layer)[1]
+            for phase, times in ((FORWARD, 1), (BACKWARD, 1), (RECOMPUTED, again)):
+                found[compute, phase] += times * config.optim.accum
+    return {key: n for key, n in found.items() if n}
+
+
+def attention_dtype(config: Config, layer: int) -> str:
+    return config.dtypes.modules[f"blocks.{layer}.attn.attend"]
 
 
 def recomputed(config: Config, layer: int) -> tuple[int, int, int]:
@@ -63,7 +72,7 @@ def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _each(config: Config, target: Target, fused: bool) -> Iterator[Matmul]:
+def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Matmul]:
     model, accum = config.model, config.optim.accum
     rows = config.optim.batch_size * model.context
     tf32 = config.precision.roles.tf32
@@ -85,7 +94,7 @@ def _each(config: Config, target: Target, fused: bool) -> Iterator[Matmul]:
         ends = {"mlp.down"} | ({"attn.proj"} if config.execution.remat == "sublayer" else set())
         for name, shape in linears(model).items():
             yield from linear(f"blocks.{layer}.{name}", shape, last if name in ends else once)
-        if not fused:
+        if attention_dtype(config, layer) not in fused:
             t, batch = model.context, config.optim.batch_size * model.n_head
             scores = matmul_size(t, t, model.d_head, batch)
             values = matmul_size(t, model.d_head, t, batch)

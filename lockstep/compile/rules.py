@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lockstep.compile import expected
+from lockstep.compile.expected import attention_dtype
 from lockstep.compile.program import PHASES, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config
+from lockstep.config.policy import BYTES
 from lockstep.model.attention import query_blocks, wants_fused
 from lockstep.model.stacked import scans_layers
 
@@ -53,7 +55,7 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
         in_blocks and query_blocks(config.model.context) > 1
     ):
         return
-    wanted = expected.flops(config, target, fused=bool(program.attention))
+    wanted = expected.flops(config, target, {a.dtype for a in program.attention})
     found: Counter[tuple[str, str]] = Counter()
     for m in program.matmuls:
         found[m.units, m.phase] += m.flops
@@ -65,43 +67,45 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
 
 
 def fused_attention(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """As decided before the run; in no phase more often than remat asks for."""
+    """As decided before the run; in each phase as often as remat says."""
     kernels = {a.kernel for a in program.attention}
+    found: Counter[tuple[str, str]] = Counter()
+    for a in program.attention:
+        found[a.dtype, a.phase] += a.times
     if config.precision.strict and kernels:
-        yield f"strict numerics run fused attention: {', '.join(sorted(kernels))}"
+        yield f"strict numerics run fused attention: {_names(kernels)}"
     if not target.ampere and kernels & {"cudnn", "flash"}:
-        yield f"{', '.join(sorted(kernels))} attention needs compute capability 8.0"
-    if could_fuse(program, config, target) and not kernels:
-        yield f"fused attention is wanted and possible, but not there ({program.attention_asked})"
-    if (
-        kernels
-        and not config.precision.fp32_islands
-        and not (program.framework == "jax" and scans_layers(config))
-    ):
-        found: Counter[str] = Counter()
-        for a in program.attention:
-            found[a.phase] += a.times
-        wanted = expected.attention_runs(config)
-        if found != wanted:
-            yield f"attention kernels {dict(found)}, not {wanted}"
+        yield f"{_names(kernels)} attention needs compute capability 8.0"
+    possible = {attention_dtype(config, layer) for layer in range(config.model.n_layer)}
+    wanted = {dtype for dtype in possible if could_fuse(program.framework, dtype, config, target)}
+    for dtype in sorted(wanted - {dtype for dtype, _ in found}):
+        asked = program.attention_asked
+        yield f"fused attention in {dtype} is wanted and possible, but not there ({asked})"
+    if not (program.framework == "jax" and scans_layers(config)):
+        runs = expected.attention_runs(config, {dtype for dtype, _ in found})
+        for key in sorted(runs.keys() | found.keys()):
+            if found[key] != runs.get(key, 0):
+                dtype, phase = key
+                yield f"{phase}: {found[key]} attention kernels in {dtype}, not {runs.get(key, 0)}"
 
 
-def could_fuse(program: Program, config: Config, target: Target) -> bool:
+def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bool:
     """Whether a fused kernel is wanted, and this device has one: cuDNN's, or SDPA's."""
-    compute, head = config.dtypes.compute, config.model.d_head
-    if not wants_fused(config.precision) or compute == "float64":
+    head = config.model.d_head
+    if not wants_fused(config.precision) or dtype == "float64":
         return False
-    if program.framework == "jax":
-        return config.dtypes.mixed and target.ampere and head % 8 == 0 and head <= 128
-    aligned = head % (4 if compute == "float32" else 8) == 0
-    return aligned and (compute != "bfloat16" or target.ampere)
+    if framework == "jax":
+        return BYTES[dtype] < 4 and config.dtypes.mixed and target.fuses(head)
+    aligned = head % (4 if dtype == "float32" else 8) == 0
+    return aligned and (dtype != "bfloat16" or target.ampere)
 
 
 def precise_operations(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Softmax, norms, activations' insides and the loss in the output dtype."""
-    output = config.precision.roles.output
+    """Softmax, norms, activations' insides and the loss in the output dtype. A root may be Adam's,
+    which is in the moments' dtype."""
+    output, param = config.precision.roles.output, config.precision.roles.param
     for operation in program.operations:
-        if operation.dtype != output:
+        if operation.dtype != output and (operation.name, operation.dtype) != ("sqrt", param):
             yield f"{operation.name} in {operation.dtype}, {operation.times} times, not in {output}"
 
 

@@ -55,6 +55,11 @@ class Target:
         """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
         return self.capability >= AMPERE
 
+    def fuses(self, d_head: int) -> bool:
+        """Whether cuDNN has its attention: JAX's own rule of the head, with a backward pass, and
+        cuDNN's of the device ("requires SM80"). Where the device is, cuDNN itself is asked."""
+        return self.ampere and d_head % 8 == 0 and d_head <= 128
+
     def text(self) -> str:
         """XLA's `GpuTargetConfigProto`, as text."""
         optin = self.shared - 1024 * self.ampere  # what Ampere and later keep for themselves

@@ -59,7 +59,7 @@ def test_the_definition_s_flops_are_those_of_the_papers(model: str) -> None:
     m = config.model
     weights = sum(a * b for a, b in expected.linears(m).values()) * m.n_layer + m.d_model * m.vocab
     tokens = config.optim.batch_size * m.context
-    total = sum(expected.flops(config, H100, fused=False).values())
+    total = sum(expected.flops(config, H100, ()).values())
     assert total == of(weights, m.n_layer, m.d_model, m.context) * tokens
 
 
@@ -71,17 +71,18 @@ def test_what_each_remat_runs_again() -> None:
         "none": [(0, 0, 0)] * 4, "dots": [(0, 1, 0)] * 4, "block": [(1, 1, 0)] * 4,
         "sqrt": [(2, 2, 1), (1, 1, 0)] * 2,
     }  # fmt: skip
-    assert expected.attention_runs(small(remat="sqrt", accum=2)) == {
+    runs = expected.attention_runs(small(remat="sqrt", accum=2), {"bfloat16"})
+    assert {phase: n for (_, phase), n in runs.items()} == {
         "forward": 8, "backward": 8, "recomputed": 12
     }  # fmt: skip
 
 
 def right(config: Config, **changes: Any) -> Program:
     """A program by the definition."""
-    kernels = [Attention("cudnn", "bfloat16", phase, n, 10)
-               for phase, n in expected.attention_runs(config).items()]  # fmt: skip
+    runs = expected.attention_runs(config, {"bfloat16"})
+    kernels = [Attention("cudnn", *key, n, 10) for key, n in runs.items()]
     facts: dict[str, Any] = {
-        "matmuls": expected.matmuls(config, H100, fused=True), "attention": kernels,
+        "matmuls": expected.matmuls(config, H100, {"bfloat16"}), "attention": kernels,
         "operations": [Operation("exp", "float32", 1)],
         "state": [Buffer("w", "weights", "float32", 4, True)],
         "tensor_cores": {"bfloat16": 9}, "peak": 10**9, "parts": {"weights": 10**9},
