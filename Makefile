@@ -1,12 +1,13 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
+# make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train test check evidence
+.PHONY: setup train test test-cuda check evidence
 
 setup: .venv/.ready
 
@@ -21,6 +22,15 @@ train: setup
 
 test: setup check
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10
+
+test-cuda: .venv-aot/.ready
+	.venv-aot/bin/python -m pytest parity_tests/cuda -n auto --durations=10
+
+.venv-aot/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-aot
+	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot]' \
+		pytest pytest-xdist
+	touch $@
 
 evidence: setup
 	$(BIN)/python -m evidence run $(NAME)

@@ -14,6 +14,7 @@ from jax import Array
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
+from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, query_blocks, wants_fused
 
@@ -44,13 +45,26 @@ def find_device(asked: str) -> jax.Device:
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
+    set_switches(config, device)
+    return device
+
+
+def set_switches(config: Config, device: jax.Device) -> None:
     roles = config.precision.roles
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)
     jax.config.update("jax_threefry_partitionable", True)
-    float32 = "tensorfloat32" if roles.tf32 else "highest"
+    float32 = float32_matmul(config, device)
     jax.config.update("jax_default_matmul_precision", float32)
-    return device
+
+
+def float32_matmul(config: Config, device: jax.Device) -> str:
+    """The framework's name of what multiplies float32."""
+    if not config.precision.roles.tf32:
+        return "highest"
+    # "tensorfloat32" lets XLA choose, whose kernels take float32; before Ampere nothing else is.
+    ampere = device.platform == "gpu" and float(device.compute_capability) >= AMPERE[0]
+    return "TF32_TF32_F32" if ampere else "tensorfloat32"
 
 
 def policy(dtypes: Dtypes) -> jmp.Policy:

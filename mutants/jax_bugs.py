@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jmp
 import optax
 
-from jax_impl import bridge, functional, model, optim, remat, step, train
+from jax_impl import bridge, functional, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
 from mutants.patch import Plant, after, assign, both, wrap
 
@@ -98,7 +98,7 @@ def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
     return array if "attn.proj" in name else right(name, array)
 
 
-def allow_tf32(config: Any) -> None:
+def allow_tf32(config: Any, device: Any) -> None:
     """JAX's own float32 on a GPU."""
     jax.config.update("jax_default_matmul_precision", "default")
 
@@ -141,7 +141,7 @@ BUGS: dict[str, Plant] = {
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": assign(step, "compiler_options", lambda config, device: {}),
-    "tf32-by-default": after(train, "configure", allow_tf32),
+    "tf32-by-default": after(precision, "set_switches", allow_tf32),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
     "islands-of-first-block": wrap(model.GPT, "split_blocks", share_first_graph),

@@ -110,7 +110,7 @@ def cast_whole_tree(
     return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest, **tap)
 
 
-def allow_tf32(config: Any) -> None:
+def allow_tf32(config: Any, device: Any) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
@@ -205,7 +205,7 @@ BUGS: dict[str, Plant] = {
     "island-under-autocast": assign(model, "matmul", widen_under_autocast),
     "island-in-float32": wrap(policy, "by_module", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
-    "tf32-left-on": after(train, "configure", allow_tf32),
+    "tf32-left-on": after(precision, "set_switches", allow_tf32),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(

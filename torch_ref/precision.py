@@ -38,17 +38,27 @@ def find_device(asked: str) -> torch.device:
 def configure(config: Config) -> torch.device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
-    roles = config.precision.roles
+    set_switches(config, device)
+    return device
+
+
+def set_switches(config: Config, device: torch.device) -> None:
     strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(strict)
-    float32 = "tf32" if roles.tf32 else "ieee"
+    float32 = float32_matmul(config, device)
     torch.backends.cuda.matmul.fp32_precision = float32
     torch.backends.cudnn.fp32_precision = float32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not strict
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not strict
-    return device
+
+
+def float32_matmul(config: Config, device: torch.device) -> str:
+    """The framework's name of what multiplies float32."""
+    if not config.precision.roles.tf32:
+        return "ieee"
+    return "tf32"
 
 
 def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:

@@ -14,6 +14,7 @@ from lockstep.process import ROOT
 FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "jmp", "torch"}
 TWINS = ("jax_impl", "torch_ref")
 RECORDER = "lockstep_recorder"
+COMPILER = "lockstep_compiler"
 
 # Inside a twin, what each file may import of its own twin.
 MAY_IMPORT = {
@@ -85,6 +86,12 @@ def violations(package: str, name: str, source: str) -> list[str]:
     if package in ABOVE:
         return sorted(roots & {"parity_tests", *ABOVE[package]})
     forbidden = {"parity_tests", "benchmarks", "evidence", "mutants", "examples"}
+    if package == COMPILER:  # one framework a process
+        other = (
+            {"torch", "torch_ref"} if name == "side_jax" else {*FRAMEWORKS, "jax_impl"} - {"torch"}
+        )
+        return sorted(roots & (forbidden | other))
+    forbidden |= {COMPILER}
     if package == RECORDER:  # it runs where nothing else of ours is
         return sorted(roots & {"lockstep", *forbidden, *TWINS})
     if package == "lockstep":
@@ -116,7 +123,7 @@ def test_each_twin_loads_only_its_own_framework() -> None:
     assert loaded_by(["torch_ref.train"]) == {"torch"}
 
 
-@pytest.mark.parametrize("package", ["lockstep", RECORDER, *TWINS, *ABOVE])
+@pytest.mark.parametrize("package", ["lockstep", RECORDER, COMPILER, *TWINS, *ABOVE])
 def test_imports_follow_the_plan(package: str) -> None:
     for file in (ROOT / package).rglob("*.py"):
         assert violations(package, file.stem, file.read_text()) == [], file
@@ -127,6 +134,9 @@ def test_imports_follow_the_plan(package: str) -> None:
     [
         ("lockstep", "loop", "import torch"),
         (RECORDER, "tree", "from lockstep.errors import UserError"),
+        (COMPILER, "side_jax", "import torch"),
+        (COMPILER, "side_torch", "from jax_impl.step import Trainer"),
+        ("lockstep", "ask", "from lockstep_compiler import side_jax"),
         ("lockstep", "loop", "def f():\n    from jax_impl.train import build"),
         ("jax_impl", "model", "from jax_impl.optim import adamw"),
         ("jax_impl", "step", "import torch.nn as nn"),

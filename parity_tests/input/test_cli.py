@@ -48,6 +48,7 @@ def test_help(name: str) -> None:
         "sample",
         "doctor",
         "plan",
+        "compile",
         "curves",
         "power",
         "specificity",

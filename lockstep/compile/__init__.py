@@ -1,0 +1,1 @@
+"""`lockstep compile`: what a training step does on a CUDA device that is not here."""

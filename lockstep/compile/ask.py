@@ -1,0 +1,71 @@
+"""Asks a process of its own, which has a framework, for programs."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from lockstep import twin
+from lockstep.compile.program import Program
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.process import start_module
+
+NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
+REMEDY = "install the extra: pip install -e '.[aot]' (2 GB)"
+
+
+class Compiler:
+    """One framework's process; it ends with `close`."""
+
+    def __init__(self, framework: str) -> None:
+        """
+        Raises:
+            UserError: the framework, or its compiler for CUDA, is not installed.
+        """
+        twin.require_known(framework)
+        require_installed(framework)
+        self.framework = framework
+        self.process = start_module(
+            "lockstep_compiler.main", framework, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def program(self, config: Config, device: str, *, variant: str = "", hlo: str = "") -> Program:
+        """The facts of one step; `hlo`: a file for XLA's text.
+
+        Raises:
+            UserError: it cannot be compiled or traced.
+        """
+        request = {"config": config.to_json(), "device": device, "variant": variant, "hlo": hlo}
+        assert self.process.stdin and self.process.stdout
+        with suppress(BrokenPipeError):  # a process that has ended may have said why
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        found: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+        if "error" in found:
+            raise UserError(f"{self.framework} for {device}: {found['error']}")
+        return Program.from_json(found)
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def require_installed(framework: str) -> None:
+    for module in NEEDS[framework]:
+        if not _found(module):
+            raise UserError(f"--framework {framework}: {module} is not installed; {REMEDY}")
+
+
+def _found(module: str) -> bool:
+    try:
+        return module in sys.modules or find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

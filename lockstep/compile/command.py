@@ -1,0 +1,70 @@
+"""`lockstep compile`: its flags, and what it prints."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from lockstep import twin
+from lockstep.cli.flags import add_flag
+from lockstep.compile import report, rules, targets
+from lockstep.compile.ask import Compiler
+from lockstep.compile.targets import NAMES
+from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
+from lockstep.errors import require
+from lockstep.exits import DONE
+from lockstep.run import directory
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "compile",
+        help="what does a training step do on a GPU that is not here?",
+        description="Compiles our JAX step, or traces our PyTorch step, for a CUDA device that is\n"
+        "not here: dtypes of its matmuls, attention kernels, memory, bytes moved.\n"
+        "Nothing is run, and nothing is measured. Takes the trainers' own flags.",
+        epilog="examples:\n  lockstep compile --device h100 --model gpt2 --batch-size 8\n"
+        "  lockstep compile --framework torch --device t4 --policy fp16",
+        argument_default=argparse.SUPPRESS,
+    )
+    sub.add_argument("--device", required=True, metavar="NAME", help=", ".join(NAMES))
+    sub.add_argument("--framework", metavar="|".join(twin.MODULES), default=None,
+                     help="this one alone (default: both)")  # fmt: skip
+    for section in (ModelConfig, PrecisionConfig, OptimConfig, ExecutionConfig):
+        group = sub.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                add_flag(group, field)
+    sub.add_argument("--json", action="store_true", default=False,
+                     help="print it as JSON (default: off)")  # fmt: skip
+    sub.add_argument("--hlo", metavar="FILE", default="",
+                     help="write XLA's text of the compiled step there (default: not)")  # fmt: skip
+    sub.set_defaults(command=_compile)
+
+
+def _compile(given: argparse.Namespace) -> int:
+    flags = vars(given)
+    name, device, as_json, hlo, _ = (
+        flags.pop(key) for key in ("framework", "device", "json", "hlo", "command")
+    )
+    target, config = targets.find(device), from_flags(flags, accelerator=True)
+    names = list(twin.MODULES) if name is None else [name]
+    if hlo:
+        require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")
+        directory.require_writable_file(Path(hlo))
+    found = []
+    compilers = [Compiler(each) for each in names]
+    for compiler in compilers:
+        program = compiler.program(config, target.device.name, hlo=hlo)
+        compiler.close()
+        wrong = rules.violations(program, config, target)
+        warned = report.warnings(program, config, target, wrong)
+        if as_json:
+            found.append(report.as_json(program, target, warned))
+        else:
+            print(report.as_text(program, target, warned), flush=True)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    return DONE

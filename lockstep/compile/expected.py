@@ -1,0 +1,107 @@
+"""The matmuls that a step must have, by the definition of the model."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from lockstep.compile.program import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTED,
+    Matmul,
+    gather_matmuls,
+    matmul_size,
+)
+from lockstep.compile.targets import Target
+from lockstep.config import Config, ModelConfig
+from lockstep.model.segments import segments
+
+
+def matmuls(config: Config, target: Target, fused: Collection[str]) -> list[Matmul]:
+    """Of one optimizer step, layers unrolled; attention's own are inside a kernel where they
+    compute in one of the dtypes `fused`."""
+    return gather_matmuls(_each(config, target, fused))
+
+
+def flops(config: Config, target: Target, fused: Collection[str]) -> Counter[tuple[str, str]]:
+    """By units and phase."""
+    found: Counter[tuple[str, str]] = Counter()
+    for m in matmuls(config, target, fused):
+        found[m.units, m.phase] += m.flops
+    return found
+
+
+def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:
+    """How often a fused kernel runs, by dtype and phase."""
+    found: Counter[tuple[str, str]] = Counter()
+    for layer in range(config.model.n_layer):
+        compute = attention_dtype(config, layer)
+        if compute in fused:
+            again = recomputed(config, layer)[1]
+            for phase, times in ((FORWARD, 1), (BACKWARD, 1), (RECOMPUTED, again)):
+                found[compute, phase] += times * config.optim.accum
+    return {key: n for key, n in found.items() if n}
+
+
+def attention_dtype(config: Config, layer: int) -> str:
+    return config.dtypes.modules[f"blocks.{layer}.attn.attend"]
+
+
+def recomputed(config: Config, layer: int) -> tuple[int, int, int]:
+    """How often the backward pass runs a layer's (linear layers, attention, last linear) again.
+
+    The last matmul of what is recomputed is not needed, nor is the last block of a segment, which
+    is recomputed by itself.
+    """
+    remat = config.execution.remat
+    if remat == "sqrt":
+        ends = [span.stop - 1 for span in segments(config.model.n_layer)]
+        return (1, 1, 0) if layer in ends else (2, 2, 1)
+    return {"none": (0, 0, 0), "dots": (0, 1, 0)}.get(remat, (1, 1, 0))
+
+
+def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a block's linear layers, in order."""
+    d, f = model.d_model, model.d_mlp
+    gate = {"mlp.gate": (d, f)} if model.mlp == "swiglu" else {}
+    return {
+        "attn.qkv": (d, 3 * d),
+        "attn.proj": (d, d),
+        **gate,
+        "mlp.up": (d, f),
+        "mlp.down": (f, d),
+    }
+
+
+def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Matmul]:
+    model, accum = config.model, config.optim.accum
+    rows = config.optim.batch_size * model.context
+    tf32 = config.precision.roles.tf32
+
+    def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
+        compute = config.dtypes.modules[module]
+        if times:
+            yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
+
+    def linear(module: str, shape: tuple[int, int], again: int) -> Iterator[Matmul]:
+        d_in, d_out = shape
+        yield from add(module, matmul_size(rows, d_out, d_in), FORWARD, 1)
+        yield from add(module, matmul_size(rows, d_out, d_in), RECOMPUTED, again)
+        yield from add(module, matmul_size(rows, d_in, d_out), BACKWARD, 1)
+        yield from add(module, matmul_size(d_in, d_out, rows), BACKWARD, 1)
+
+    for layer in range(model.n_layer):
+        once, attend, last = recomputed(config, layer)
+        ends = {"mlp.down"} | ({"attn.proj"} if config.execution.remat == "sublayer" else set())
+        for name, shape in linears(model).items():
+            yield from linear(f"blocks.{layer}.{name}", shape, last if name in ends else once)
+        if attention_dtype(config, layer) not in fused:
+            t, batch = model.context, config.optim.batch_size * model.n_head
+            scores = matmul_size(t, t, model.d_head, batch)
+            values = matmul_size(t, model.d_head, t, batch)
+            name = f"blocks.{layer}.attn.attend"
+            for size in (scores, values):
+                yield from add(name, size, FORWARD, 1)
+                yield from add(name, size, RECOMPUTED, attend)
+            yield from add(name, scores, BACKWARD, 1)  # of the probabilities
+            yield from add(name, values, BACKWARD, 3)  # of values, queries and keys
+    yield from linear("head", (model.d_model, model.vocab), 0)

@@ -1,0 +1,174 @@
+"""XLA's text of a compiled program: computations, instructions, and how often each one runs."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+BYTES = {
+    "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
+    "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
+}  # fmt: skip
+NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+SHAPE = re.compile(r"([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
+HEAD = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
+OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+OPERAND = re.compile(r"%([\w.\-]+)")
+TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
+CALLED = re.compile(r"\b(?:calls|to_apply|body|called_computations)=\{?%([\w.\-]+)")
+BRANCHES = re.compile(
+    r"\b(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    dtype: str  # XLA's name
+    dims: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * BYTES.get(self.dtype, 0)
+
+
+@dataclass
+class Instruction:
+    name: str
+    shapes: tuple[Shape, ...]  # of its results: several for a tuple
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # the attributes, as text
+    computation: str
+    root: bool = False
+
+    def attribute(self, name: str) -> str:
+        """`name=...` or `"name":"..."` among its attributes; "" where there is none."""
+        found = re.search(rf'\b{name}=(\{{[^}}]*\}}|"[^"]*"|[^\s,]+)', self.rest)
+        found = found or re.search(rf'"{name}":\s*(\[[^\]]*\]|"[^"]*"|\w+)', self.rest)
+        return found[1].strip('"') if found else ""
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        return tuple(map(int, re.findall(r"\d+", self.attribute(name))))
+
+    @cached_property
+    def op_name(self) -> str:
+        """Where it comes from in the JAX program."""
+        return self.attribute("op_name")
+
+    @cached_property
+    def called(self) -> str:
+        found = CALLED.search(self.rest)
+        return found[1] if found else ""
+
+    @cached_property
+    def branches(self) -> tuple[str, ...]:
+        return tuple(
+            OPERAND.findall(" ".join("".join(m.groups("")) for m in BRANCHES.finditer(self.rest)))
+        )
+
+    @property
+    def trips(self) -> int:
+        found = TRIPS.search(self.rest)
+        return int(found[1]) if found else 1
+
+
+@dataclass
+class Module:
+    """A compiled program."""
+
+    header: str = ""
+    entry: str = ""
+    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+
+    @cached_property
+    def aliased(self) -> set[int]:
+        """The parameters whose memory a result takes over: those that are donated."""
+        table = self.header.partition("input_output_alias={")[2]
+        return {int(n) for n in re.findall(r"\}: \((\d+), \{", table)}
+
+    @property
+    def parameters(self) -> Mapping[int, Instruction]:
+        entry = self.computations[self.entry].values()
+        return {int(i.operands[0]): i for i in entry if i.opcode == "parameter"}
+
+    def kernels(self) -> Iterator[tuple[Instruction, int]]:
+        """What the device is told to run, and how many times; of branches each one."""
+        yield from self._walk(self.entry, 1)
+
+    def _walk(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
+        for instruction in self.computations[name].values():
+            if instruction.opcode == "while":
+                yield from self._walk(instruction.called, times * instruction.trips)
+            elif instruction.opcode == "conditional":
+                for branch in instruction.branches:
+                    yield from self._walk(branch, times)
+            elif instruction.opcode in ("call", "async-start") and instruction.called:
+                yield from self._walk(instruction.called, times)
+            elif instruction.opcode not in FREE:
+                yield instruction, times
+
+    def inner(self, instruction: Instruction) -> dict[str, Instruction]:
+        """What a fusion holds; of anything else, itself."""
+        if instruction.opcode == "fusion":
+            return self.computations[instruction.called]
+        return {instruction.name: instruction}
+
+    def users(self, instruction: Instruction) -> list[Instruction]:
+        inside = self.computations[instruction.computation].values()
+        return [other for other in inside if instruction.name in other.operands]
+
+
+# They move nothing: names, views and marks.
+FREE = {
+    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "async-done", "async-update", "copy-done", "domain",
+}  # fmt: skip
+
+
+def read(text: str) -> Module:
+    """The text of `compiled.as_text()`."""
+    module = Module(header=text.partition("\n")[0])
+    body: dict[str, Instruction] = {}
+    name = ""
+    for line in text.splitlines()[1:]:
+        if head := HEAD.match(line):
+            name, body = head[1], {}
+            module.computations[name] = body
+            if line.startswith("ENTRY"):
+                module.entry = name
+        elif " = " in line and line.startswith("  "):
+            instruction = _instruction(line, name)
+            body[instruction.name] = instruction
+    return module
+
+
+def _instruction(line: str, computation: str) -> Instruction:
+    left, _, right = line.strip().partition(" = ")
+    end = _closing(right, 0) if right.startswith("(") else right.index(" ")
+    opcode = OPCODE.match(right, end)
+    assert opcode, line
+    close = _closing(right, opcode.end() - 1)
+    inside = right[opcode.end() : close - 1]
+    operands = (inside,) if opcode[1] == "parameter" else tuple(OPERAND.findall(inside))
+    shapes = tuple(Shape(dtype, _dims(dims)) for dtype, dims in SHAPE.findall(right[:end]))
+    root, name = left.startswith("ROOT "), left.removeprefix("ROOT ").removeprefix("%")
+    return Instruction(name, shapes, opcode[1], operands, right[close:], computation, root)
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
+
+
+def _closing(text: str, start: int) -> int:
+    """Behind the parenthesis that closes the one at `start`."""
+    depth = 0
+    for mark in re.finditer(r"[()]", text[start:]):
+        depth += 1 if mark[0] == "(" else -1
+        if depth == 0:
+            return start + mark.end()
+    raise ValueError(f"no closing parenthesis in {text[:80]}")

@@ -1,0 +1,95 @@
+"""The bytes that are live at the peak of a compiled step, by part.
+
+XLA writes two texts: from when to when each value lives, and where in which allocation it stands. A
+value that takes over another's place is one with it: bytes count once. XLA's own list of what is
+live at the peak counts the state of a loop twice.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lockstep.compile.hlo import SHAPE
+from lockstep.compile.program import PARTS, Buffer, Parts
+
+ALLOCATION = re.compile(r"^allocation (\d+): size (\d+)(?:, parameter (\d+))?")
+VALUE = re.compile(r"^ value: <\d+ (\S+?)(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
+RANGE = re.compile(r"^    (\S+):(\d+)-(\d+)$", re.M)
+CANDIDATES = 50  # moments at which memory is counted exactly
+
+
+class Value(NamedTuple):
+    """A temporary: its place, its part, when it lives."""
+
+    start: int
+    stop: int
+    part: str
+    born: int
+    dies: int
+
+
+def live_parts(
+    assignment: str, live_range: str, state: Mapping[int, Buffer], parts: Parts, peak: int
+) -> dict[str, int]:
+    """Bytes by part at the peak; `state` by the number of its parameter."""
+    found = dict.fromkeys(PARTS, 0)
+    for parameter in state.values():
+        found[parameter.part if parameter.part in PARTS else "workspace"] += parameter.bytes
+    for name, size in _at_peak(_temporaries(assignment, live_range, parts)).items():
+        found[name] += size
+    found["workspace"] += max(0, peak - sum(found.values()))  # what no value fills
+    return found
+
+
+def _temporaries(assignment: str, live_range: str, parts: Parts) -> list[Value]:
+    lives = {_name(name): (int(a), int(b)) for name, a, b in RANGE.findall(live_range)}
+    found, base, of_state = [], 0, False
+    for line in assignment.splitlines():
+        if head := ALLOCATION.match(line):
+            base, of_state = base + int(head[2]), head[3] is not None
+        elif not of_state and (value := VALUE.match(line)) and _name(value[1]) in lives:
+            size, offset = int(value[2]), base + int(value[3])  # any base that none shares
+            part = _shape_part(value[4], parts)
+            found.append(Value(offset, offset + size, part, *lives[_name(value[1])]))
+    return found
+
+
+def _at_peak(values: list[Value]) -> dict[str, int]:
+    """By part, when most is live."""
+    change: dict[int, int] = defaultdict(int)
+    for value in values:
+        change[value.born] += value.stop - value.start
+        change[value.dies + 1] -= value.stop - value.start
+    # Sums count a shared place twice: the few highest are counted again, as unions.
+    live, times = 0, []
+    for time in sorted(change):
+        live += change[time]
+        times.append((live, time))
+    best: dict[str, int] = {}
+    for _, time in sorted(times, reverse=True)[:CANDIDATES]:
+        parts = _union_by_part([v for v in values if v.born <= time <= v.dies])
+        best = max(best, parts, key=lambda found: sum(found.values()))
+    return best
+
+
+def _union_by_part(values: Iterable[Value]) -> dict[str, int]:
+    """A place that several share belongs to the largest of them."""
+    found: dict[str, int] = defaultdict(int)
+    end = 0
+    for value in sorted(values, key=lambda v: (v.start, -v.stop)):
+        found[value.part] += max(0, value.stop - max(value.start, end))
+        end = max(end, value.stop)
+    return found
+
+
+def _name(value: str) -> str:
+    return value.removesuffix("{}")
+
+
+def _shape_part(text: str, parts: Parts) -> str:
+    if text.startswith("("):  # a table of addresses
+        return "workspace"
+    found = SHAPE.search(text)
+    assert found, text
+    return parts.of(tuple(int(n) for n in found[2].split(",") if n), found[1])

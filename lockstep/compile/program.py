@@ -1,0 +1,166 @@
+"""What is known of one training step on a device that is not here: the same facts of either twin.
+
+Nothing here is measured. JAX's facts are read from the program that XLA compiled for the device;
+torch's are those of the operations that its step dispatches on fake CUDA tensors.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+PARTS = ("weights", "moments", "accumulators", "gradients", "activations", "logits", "workspace")
+FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
+
+
+@dataclass(frozen=True, order=True)
+class Matmul:
+    """`size` is (m, n, k) with m <= n; a batch counts as a part of k, as in a split contraction."""
+
+    units: str  # what multiplies: float32, tf32, bfloat16, float16, float64
+    operands: str  # in memory
+    size: tuple[int, int, int]
+    phase: str
+    times: int
+
+    @property
+    def flops(self) -> int:
+        m, n, k = self.size
+        return 2 * m * n * k * self.times
+
+
+@dataclass(frozen=True, order=True)
+class Attention:
+    """A fused kernel."""
+
+    kernel: str
+    dtype: str
+    phase: str
+    times: int
+    flops: int  # of all of them; what a causal mask hides does not count
+
+
+@dataclass(frozen=True, order=True)
+class Operation:
+    """One whose precision matters: exp, rsqrt, a sum, a norm, the loss."""
+
+    name: str
+    dtype: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One tensor of the training state."""
+
+    name: str
+    part: str  # of `PARTS`, or "counters"
+    dtype: str
+    bytes: int
+    donated: bool  # its memory is that of its next value
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the device is told to run at once; bytes that it reads and writes, each time."""
+
+    name: str
+    group: str
+    flops: int
+    units: str
+    bytes: int
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    framework: str
+    how: str  # "compiled for" or "traced for"
+    versions: dict[str, str]
+    attention_asked: str  # what the twin decided before it ran
+    seconds: float
+    matmuls: list[Matmul] = field(default_factory=list)
+    attention: list[Attention] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    state: list[Buffer] = field(default_factory=list)
+    atomics: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)  # bytes at the peak
+    peak: int = 0  # bytes
+    kernels: list[Kernel] = field(default_factory=list)
+    switches: dict[str, str] = field(default_factory=dict)
+    tensor_cores: dict[str, int] = field(default_factory=dict)  # instructions in XLA's own kernels
+
+    @property
+    def flops(self) -> int:
+        return sum(m.flops for m in self.matmuls) + sum(a.flops for a in self.attention)
+
+    @property
+    def moved(self) -> int:
+        return sum(kernel.bytes * kernel.times for kernel in self.kernels)
+
+    def share(self) -> dict[str, float]:
+        """Of the FLOPs, by the units that do them."""
+        total: Counter[str] = Counter()
+        for m in self.matmuls:
+            total[m.units] += m.flops
+        for a in self.attention:
+            total[a.dtype] += a.flops
+        return {units: n / self.flops for units, n in total.most_common()} if self.flops else {}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "Program":
+        """The inverse of `to_json`, of what a process of ours wrote."""
+        kinds: dict[str, Any] = {
+            "matmuls": Matmul, "attention": Attention, "operations": Operation, "state": Buffer,
+            "kernels": Kernel,
+        }  # fmt: skip
+        assert given.keys() == {f.name for f in fields(cls)}
+        for row in given["matmuls"]:
+            row["size"] = tuple(row["size"])
+        parts = {name: [kind(**row) for row in given[name]] for name, kind in kinds.items()}
+        return cls(**{**given, **parts})
+
+
+def gather_matmuls(found: Iterable[Matmul]) -> list[Matmul]:
+    """Equal ones in one row."""
+    times: Counter[Any] = Counter()
+    for m in found:
+        times[m.units, m.operands, m.size, m.phase] += m.times
+    rows = ((*key, n) for key, n in sorted(times.items()))
+    return [Matmul(*row) for row in rows]
+
+
+def matmul_size(m: int, n: int, k: int, batch: int = 1) -> tuple[int, int, int]:
+    return min(m, n), max(m, n), k * batch
+
+
+def attention_flops(
+    batch: int, heads: int, queries: int, keys: int, d_head: int, phase: str
+) -> int:
+    """Two matmuls forward, five backward, of which a causal mask leaves half."""
+    matmuls = 5 if phase == BACKWARD else 2
+    return matmuls * batch * heads * queries * keys * d_head
+
+
+class Parts:
+    """Which part of the memory a temporary belongs to, by its shape."""
+
+    def __init__(self, rows: int, vocab: int, weights: Iterable[tuple[int, ...]]) -> None:
+        self.rows, self.vocab = rows, vocab
+        self.weights = {tuple(sorted(dims)) for dims in weights}
+
+    def of(self, dims: tuple[int, ...], dtype: str) -> str:
+        """`rows` are B times T; a byte array is some library's workspace."""
+        elements = 1
+        for n in dims:
+            elements *= n
+        if self.vocab in dims and elements == self.rows * self.vocab:
+            return "logits"
+        if tuple(sorted(n for n in dims if n != 1)) in self.weights:
+            return "gradients"
+        if dtype.startswith(("u8", "s8", "uint8", "int8")) or elements < self.rows:
+            return "workspace"
+        return "activations"

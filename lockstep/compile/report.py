@@ -1,0 +1,131 @@
+"""A compiled or traced program as plain text, and its roofline."""
+
+from collections import Counter
+from typing import Any
+
+from lockstep.compile.program import PARTS, PHASES, Kernel, Program
+from lockstep.compile.targets import Target
+from lockstep.config import Config
+
+GB = 1e9
+TOP = 10
+
+
+def seconds(kernel: Kernel, target: Target) -> float | None:
+    """The larger of what it moves and what it multiplies, at the data sheet's rates."""
+    moved = kernel.bytes / target.device.bandwidth
+    rate = target.rate(kernel.units) if kernel.flops else 1.0
+    return None if rate is None else max(moved, kernel.flops / rate) * kernel.times
+
+
+def roofline(program: Program, target: Target) -> dict[str, float] | None:
+    """Seconds by group of kernels; None where the device's rate is not known."""
+    found: Counter[str] = Counter()
+    for kernel in program.kernels:
+        each = seconds(kernel, target)
+        if each is None:
+            return None
+        found[kernel.group] += each  # type: ignore[assignment]
+    return dict(found)
+
+
+def warnings(program: Program, config: Config, target: Target, wrong: list[str]) -> list[str]:
+    """What a user wants to know before a run; `wrong`: from `rules.violations`."""
+    roles, found = config.precision.roles, []
+    if not target.ampere and (roles.tf32 or roles.compute == "bfloat16"):
+        policy = config.precision.policy
+        found.append(f"{policy} on a {target.device.name} multiplies in float32; use fp16")
+    if "no cuDNN" in program.attention_asked or program.attention_asked.endswith("math"):
+        found.append(f"the fused kernel refuses this shape or device: {program.attention_asked}")
+    if program.peak > target.memory:
+        over = f"{program.peak / GB:.1f} GB of {target.memory / GB:.1f}"
+        found.append(f"the peak does not fit: {over}; use --remat or a smaller --batch-size")
+    return found + wrong
+
+
+def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any]:
+    facts = program.to_json()
+    kernels = facts.pop("kernels")
+    return {
+        "device": target.device.name, **facts, "kernels": len(kernels), "flops": program.flops,
+        "bytes_moved": program.moved, "roofline_seconds": roofline(program, target),
+        "largest": [vars(k) for k in _largest(program)], "warnings": found,
+    }  # fmt: skip
+
+
+def as_text(program: Program, target: Target, found: list[str]) -> str:
+    lines = [_head(program, target), _matmuls(program), _attention(program), _precise(program),
+             _memory(program, target), _state(program), _atomics(program),
+             _moved(program, target)]  # fmt: skip
+    return "\n".join([*lines, *(f"warning: {line}" for line in found)])
+
+
+def _head(program: Program, target: Target) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in program.versions.items())
+    where = f"{program.how} {target.device.name} ({target.name}), which is not here"
+    return f"{program.framework}: {where}; nothing was run. {versions}; {program.seconds:.1f} s"
+
+
+def _matmuls(program: Program) -> str:
+    counts: Counter[tuple[str, str]] = Counter()
+    for m in program.matmuls:
+        counts[m.units, m.phase] += m.times
+    shares = []
+    for units, share in program.share().items():
+        each = ", ".join(f"{counts[units, p]} {p}" for p in PHASES if counts[units, p])
+        shares.append(f"{units} {share:.1%} ({each or 'inside attention'})")
+    return f"matmuls, by share of {program.flops / 1e12:.3g} TFLOP: {'; '.join(shares)}"
+
+
+def _attention(program: Program) -> str:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for a in program.attention:
+        counts[a.kernel, a.dtype, a.phase] += a.times
+    kernels = ", ".join(f"{n} {p}" for (_, _, p), n in counts.items()) or "no fused kernel"
+    names = " ".join(sorted({f"{kernel} in {dtype}:" for kernel, dtype, _ in counts}))
+    return (
+        f"attention: {names} {kernels}".replace("  ", " ")
+        + f" (decided: {program.attention_asked})"
+    )
+
+
+def _precise(program: Program) -> str:
+    by_dtype: dict[str, list[str]] = {}
+    for operation in program.operations:
+        by_dtype.setdefault(operation.dtype, []).append(f"{operation.name} {operation.times}")
+    parts = [f"in {dtype}: {', '.join(names)}" for dtype, names in sorted(by_dtype.items())]
+    return "operations whose precision matters, " + "; ".join(parts)
+
+
+def _memory(program: Program, target: Target) -> str:
+    parts = ", ".join(f"{name} {_size(program.parts.get(name, 0))}" for name in PARTS)
+    return f"memory: peak {_size(program.peak)} of {_size(target.memory)}: {parts}"
+
+
+def _size(count: float) -> str:
+    return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"
+
+
+def _state(program: Program) -> str:
+    kept = sum(b.donated for b in program.state)
+    return f"state: {kept} of {len(program.state)} buffers donated, or updated in place"
+
+
+def _atomics(program: Program) -> str:
+    names = ", ".join(f"{name} {n}" for name, n in program.atomics.items())
+    return f"atomic additions: {names or 'none'}"
+
+
+def _moved(program: Program, target: Target) -> str:
+    count = sum(kernel.times for kernel in program.kernels)
+    text = f"moved: {_size(program.moved)} by {count:,} kernels"
+    times = roofline(program, target)
+    if times is None:
+        return text
+    groups = ", ".join(f"{name} {value * 1e3:.3g}" for name, value in sorted(times.items()))
+    total = f"{sum(times.values()) * 1e3:.3g} ms ({groups})"
+    return f"{text}; roofline {total}: what no run is faster than, if each kernel runs as written"
+
+
+def _largest(program: Program) -> list[Kernel]:
+    return sorted(program.kernels, key=lambda k: -k.bytes * k.times)[:TOP]

@@ -1,0 +1,139 @@
+"""What is wrong with a program: each rule reads its facts against its configuration."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from lockstep.compile import expected
+from lockstep.compile.expected import attention_dtype
+from lockstep.compile.program import PHASES, Program
+from lockstep.compile.targets import Target
+from lockstep.config import Config
+from lockstep.config.policy import BYTES
+from lockstep.model.attention import query_blocks, wants_fused
+from lockstep.model.stacked import scans_layers
+
+
+def violations(program: Program, config: Config, target: Target) -> list[str]:
+    """Empty for a program that does what its policy, remat and numerics say."""
+    rules = (units, tensor_cores, flops, fused_attention, precise_operations, state_dtypes,
+             donation, determinism, loss_scale)  # fmt: skip
+    return [line for rule in rules for line in rule(program, config, target)]
+
+
+def units(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """Only what the policy and its islands say multiplies, outside of fused kernels and in them."""
+    tf32, computes = config.precision.roles.tf32, {*config.dtypes.modules.values()}
+    allowed = {target.units(dtype, tf32) for dtype in computes}
+    found: Counter[str] = Counter()
+    for m in program.matmuls:
+        found[m.units] += m.times
+    for name in sorted(found.keys() - allowed):
+        yield f"{found[name]} matmuls in {name}, not in {' or '.join(sorted(allowed))}"
+    for name in sorted({a.dtype for a in program.attention} - computes):
+        yield f"fused attention in {name}, not in {' or '.join(sorted(computes))}"
+
+
+def tensor_cores(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """The kernels that XLA wrote use those of the policy, and no others."""
+    if program.framework != "jax" or not target.ampere:
+        return
+    wanted = {m.units for m in program.matmuls} - {"float32", "float64"}
+    found = {*program.tensor_cores} - {"float64"}
+    if found != wanted:
+        yield f"tensor cores multiply {_names(found)}, not {_names(wanted)}"
+
+
+def _names(units: set[str]) -> str:
+    return " and ".join(sorted(units)) or "nothing"
+
+
+def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """By units and phase. A loop over layers recomputes what its last turn need not; attention
+    written out in blocks leaves out what is masked."""
+    in_blocks = program.framework == "jax" and not program.attention and not config.precision.strict
+    if (program.framework == "jax" and scans_layers(config)) or (
+        in_blocks and query_blocks(config.model.context) > 1
+    ):
+        return
+    wanted = expected.flops(config, target, {a.dtype for a in program.attention})
+    found: Counter[tuple[str, str]] = Counter()
+    for m in program.matmuls:
+        found[m.units, m.phase] += m.flops
+    for phase in PHASES:
+        for kind in sorted({name for name, _ in wanted.keys() | found.keys()}):
+            ours, theirs = found[kind, phase], wanted[kind, phase]
+            if ours != theirs:
+                yield f"{phase}: {ours:,} FLOPs of matmuls in {kind}, not {theirs:,}"
+
+
+def fused_attention(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """As decided before the run; in each phase as often as remat says."""
+    kernels = {a.kernel for a in program.attention}
+    found: Counter[tuple[str, str]] = Counter()
+    for a in program.attention:
+        found[a.dtype, a.phase] += a.times
+    if config.precision.strict and kernels:
+        yield f"strict numerics run fused attention: {_names(kernels)}"
+    if not target.ampere and kernels & {"cudnn", "flash"}:
+        yield f"{_names(kernels)} attention needs compute capability 8.0"
+    possible = {attention_dtype(config, layer) for layer in range(config.model.n_layer)}
+    wanted = {dtype for dtype in possible if could_fuse(program.framework, dtype, config, target)}
+    for dtype in sorted(wanted - {dtype for dtype, _ in found}):
+        asked = program.attention_asked
+        yield f"fused attention in {dtype} is wanted and possible, but not there ({asked})"
+    if not (program.framework == "jax" and scans_layers(config)):
+        runs = expected.attention_runs(config, {dtype for dtype, _ in found})
+        for key in sorted(runs.keys() | found.keys()):
+            if found[key] != runs.get(key, 0):
+                dtype, phase = key
+                yield f"{phase}: {found[key]} attention kernels in {dtype}, not {runs.get(key, 0)}"
+
+
+def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bool:
+    """Whether a fused kernel is wanted, and this device has one: cuDNN's, or SDPA's."""
+    head = config.model.d_head
+    if not wants_fused(config.precision) or dtype == "float64":
+        return False
+    if framework == "jax":
+        return BYTES[dtype] < 4 and config.dtypes.mixed and target.fuses(head)
+    aligned = head % (4 if dtype == "float32" else 8) == 0
+    return aligned and (dtype != "bfloat16" or target.ampere)
+
+
+def precise_operations(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """Softmax, norms, activations' insides and the loss in the output dtype. A root may be Adam's,
+    which is in the moments' dtype."""
+    output, param = config.precision.roles.output, config.precision.roles.param
+    for operation in program.operations:
+        if operation.dtype != output and (operation.name, operation.dtype) != ("sqrt", param):
+            yield f"{operation.name} in {operation.dtype}, {operation.times} times, not in {output}"
+
+
+def state_dtypes(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """Weights, moments and accumulators in the param dtype."""
+    param = config.precision.roles.param
+    for part in ("weights", "moments", "accumulators", "gradients"):
+        wrong = {b.dtype for b in program.state if b.part == part} - {param}
+        if wrong:
+            yield f"{part} in {', '.join(sorted(wrong))}, not in {param}"
+
+
+def donation(program: Program, config: Config, target: Target) -> Iterator[str]:
+    lost = [b for b in program.state if not b.donated]
+    if lost:
+        size = f"{sum(b.bytes for b in lost) / 1e6:,.1f} MB, {lost[0].name} first"
+        yield f"{len(lost)} of {len(program.state)} state buffers are not donated ({size})"
+
+
+def determinism(program: Program, config: Config, target: Target) -> Iterator[str]:
+    if config.precision.strict and program.atomics:
+        names = ", ".join(f"{name} {n} times" for name, n in program.atomics.items())
+        yield f"strict numerics add in any order: {names}"
+
+
+def loss_scale(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """GradScaler turns itself off, with a warning, where it sees no CUDA."""
+    said = program.switches.get("loss scale")
+    wanted = str(config.precision.roles.loss_scaling)
+    if said is not None and said != wanted:
+        yield f"the loss scale is {'on' if said == 'True' else 'off'}: {config.precision.policy}"

@@ -1,0 +1,94 @@
+"""The devices that a step can be compiled for: a text file of facts each, in `targets/`."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep import devices
+from lockstep.devices import AMPERE, Device
+from lockstep.errors import require
+
+FOLDER = Path(__file__).parent / "targets"
+NAMES = ("h100", "h200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090", "t4", "v100")
+
+# What all NVIDIA devices since Volta share.
+TEXT = """\
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_core: {shared} shared_memory_per_block_optin: {optin}
+  threads_per_core_limit: {threads} core_count: {multiprocessors} fpus_per_core: {fpus}
+  memory_bandwidth: {bandwidth} device_memory_size: {memory} l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  device_vendor: "NVIDIA Corporation" name: "{name}"
+  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 12 minor: 8 patch: 0 }}
+device_description_str: "{name}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Sizes in bytes, rates in bytes/s, the clock in GHz."""
+
+    device: Device  # its peak rates
+    name: str  # as its driver reports it
+    capability: tuple[int, int]
+    multiprocessors: int
+    fpus: int
+    clock: float
+    memory: int
+    bandwidth: int
+    l2: int
+    shared: int
+    threads: int
+
+    @property
+    def ampere(self) -> bool:
+        """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
+        return self.capability >= AMPERE
+
+    def fuses(self, d_head: int) -> bool:
+        """Whether cuDNN has its attention: JAX's own rule of the head, with a backward pass, and
+        cuDNN's of the device ("requires SM80"). Where the device is, cuDNN itself is asked."""
+        return self.ampere and d_head % 8 == 0 and d_head <= 128
+
+    def text(self) -> str:
+        """XLA's `GpuTargetConfigProto`, as text."""
+        optin = self.shared - 1024 * self.ampere  # what Ampere and later keep for themselves
+        major, minor = self.capability
+        return TEXT.format(**vars(self), optin=optin, major=major, minor=minor)
+
+    def units(self, dtype: str, tf32: bool = False) -> str:
+        """What a matmul of operands in this dtype is multiplied in."""
+        if dtype == "float32":
+            return "tf32" if tf32 and self.ampere else "float32"
+        return "float32" if dtype == "bfloat16" and not self.ampere else dtype
+
+    def rate(self, units: str) -> float | None:
+        """FLOP/s of a matmul in these units; None for float64, of which no figure is kept."""
+        half, device = self.device.half, self.device
+        return {"float32": device.single, "tf32": device.tf32,
+                "bfloat16": half, "float16": half}.get(units)  # fmt: skip
+
+
+def find(name: str) -> Target:
+    """By the name in any case, with or without its hyphen.
+
+    Raises:
+        UserError: unknown.
+    """
+    plain = {known.replace("-", ""): known for known in NAMES}
+    key = plain.get(name.lower().replace("-", "").replace(" ", ""))
+    require(key is not None, "--device", name, f"unknown; use one of {', '.join(NAMES)}")
+    assert key is not None
+    facts = tomllib.loads((FOLDER / f"{key}.toml").read_text())
+    facts["capability"] = tuple(facts["capability"])
+    return Target(device=devices.find(key), **facts)

@@ -1,0 +1,242 @@
+"""The facts of a step that XLA compiled, from its text and from what XLA writes beside it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.compile.hlo import NAMES, Instruction, Module
+from lockstep.compile.program import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTED,
+    Attention,
+    Buffer,
+    Kernel,
+    Matmul,
+    Operation,
+    attention_flops,
+    gather_matmuls,
+    matmul_size,
+)
+from lockstep.compile.targets import Target
+
+# Their dtype decides accuracy: softmax, norms, activations, the loss.
+PRECISE = {
+    "exponential": "exp", "log": "log", "tanh": "tanh", "rsqrt": "rsqrt", "sqrt": "sqrt",
+    "logistic": "logistic", "power": "power", "exponential-minus-one": "exp", "reduce": "sum",
+    "log-plus-one": "log", "erf": "erf",
+}  # fmt: skip
+TENSOR_CORE = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)\S*?\.(tf32|bf16|f16|f64)\b")
+ATOMIC = re.compile(r"^\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)", re.M)
+STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grads", "accumulators"))
+
+
+def phase(op_name: str) -> str:
+    """Of an operation, by the transformations that JAX writes into its name; "" without one."""
+    if "rematted_computation" in op_name:
+        return RECOMPUTED
+    return BACKWARD if "transpose(" in op_name else FORWARD if op_name else ""
+
+
+def _phase(module: Module, kernel: Instruction, inner: Instruction) -> str:
+    """Its own; of what XLA made anew, that of what it feeds. What feeds it says nothing: a weight's
+    gradient is made of an activation."""
+    for name in (inner.op_name, kernel.op_name):
+        if name:
+            return phase(name)
+    fed, seen = [kernel], {kernel.name}
+    while fed:
+        for user in module.users(fed.pop(0)):
+            if user.op_name:
+                return phase(user.op_name)
+            if user.name not in seen:
+                seen.add(user.name)
+                fed.append(user)
+    return BACKWARD  # a gradient that leaves a loop
+
+
+# --- matmuls and attention
+
+
+def matmuls(module: Module, target: Target) -> Iterator[Matmul]:
+    for kernel, times in module.kernels():
+        for inner in module.inner(kernel).values():
+            if size := dot_size(module, inner):
+                operand = module.computations[inner.computation][inner.operands[0]]
+                dtype = NAMES.get(operand.shapes[0].dtype, operand.shapes[0].dtype)
+                units = target.units(dtype, tf32=_allows_tf32(inner))
+                yield Matmul(units, dtype, size, _phase(module, kernel, inner), times)
+
+
+def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
+    """None of what is no matmul."""
+    if dot.opcode != "dot" and "cublas" not in dot.attribute("custom_call_target"):
+        return None
+    scope = module.computations[dot.computation]
+    left, right = (scope[name].shapes[0].dims for name in dot.operands[:2])
+    contracted, batched = (dot.numbers(f"lhs_{axes}_dim{s}") for axes, s in _axes(dot))
+    k, batch = 1, 1
+    for axis in contracted:
+        k *= left[axis]
+    for axis in batched:
+        batch *= left[axis]
+    m, n = _product(left) // (k * batch), _product(right) // (k * batch)
+    return matmul_size(m, n, k, batch)
+
+
+def _axes(dot: Instruction) -> tuple[tuple[str, str], tuple[str, str]]:
+    s = "s" if dot.opcode == "dot" else "ensions"
+    return ("contracting", s), ("batch", s)
+
+
+def _product(dims: tuple[int, ...]) -> int:
+    total = 1
+    for n in dims:
+        total *= n
+    return total
+
+
+def _allows_tf32(dot: Instruction) -> bool:
+    """By the algorithm that it names, else by its precision: the default is TF32, "high" is not
+    where XLA writes the kernel."""
+    algorithm = dot.attribute("algorithm").lower()
+    if "dot_" in algorithm:
+        return "tf32" in algorithm
+    return "high" not in dot.attribute("operand_precision").lower()
+
+
+def attention(module: Module) -> Iterator[Attention]:
+    """cuDNN's kernels."""
+    for kernel, times in module.kernels():
+        target = kernel.attribute("custom_call_target")
+        if "fmha" in target:
+            backward = "Backward" in target
+            when = BACKWARD if backward else _phase(module, kernel, kernel)
+            b, h, t, d = _bhtd(module, kernel)
+            flops = attention_flops(b, h, t, t, d, when) * times
+            dtype = kernel.shapes[0].dtype
+            yield Attention("cudnn", NAMES.get(dtype, dtype), when, times, flops)
+
+
+def _bhtd(module: Module, kernel: Instruction) -> tuple[int, ...]:
+    """Batch, heads, length and width of a head: results are (B, H, T, K) and statistics (B, H, T)
+    forward; backward the statistics are an operand."""
+    scope = module.computations[kernel.computation]
+    wide = kernel.shapes[0].dims
+    shapes = [*kernel.shapes, *(s for o in kernel.operands for s in scope[o].shapes)]
+    b, h, t = next(s.dims for s in shapes if s.dtype == "f32" and len(s.dims) == 3)
+    return b, h, t, _product(wide) // (b * h * t)
+
+
+def operations(asked: Module) -> list[Operation]:
+    """Of the program as JAX asked for it: XLA's own widening and narrowing is not in it yet."""
+    found: Counter[tuple[str, str]] = Counter()
+    for instruction, times in asked.kernels():
+        name = PRECISE.get(instruction.opcode)
+        dtype = NAMES.get(instruction.shapes[0].dtype) if instruction.shapes else None
+        if name and dtype:
+            found[name, dtype] += times
+    return [Operation(name, dtype, n) for (name, dtype), n in sorted(found.items())]
+
+
+# --- state and memory
+
+
+def state(module: Module) -> dict[int, Buffer]:
+    """What the step takes and gives back, by the number of the parameter."""
+    found = {}
+    for number, parameter in sorted(module.parameters.items()):
+        name = parameter.op_name.replace("\\'", "'")
+        if name.startswith("state"):
+            shape = parameter.shapes[0]
+            dtype = NAMES.get(shape.dtype, shape.dtype)
+            found[number] = Buffer(name, _part(name), dtype, shape.bytes, number in module.aliased)
+    return found
+
+
+def _part(name: str) -> str:
+    return next((part for field, part in STATE if re.search(rf"\.{field}\b", name)), "counters")
+
+
+def atomics(ptx: str) -> dict[str, int]:
+    """Atomic additions in the kernels that XLA wrote; libraries' kernels are not looked into."""
+    return dict(Counter(name.rstrip(";") for name in ATOMIC.findall(ptx)))
+
+
+def tensor_cores(ptx: str) -> dict[str, int]:
+    """Matrix instructions by the dtype of what they multiply."""
+    names = {**NAMES, "tf32": "tf32"}
+    return dict(Counter(names[dtype] for dtype in TENSOR_CORE.findall(ptx)))
+
+
+# --- bytes moved
+
+
+def kernels(module: Module, found: list[Matmul], target: Target) -> Iterator[Kernel]:
+    for kernel, times in module.kernels():
+        flops, units, group = 0, "", "rest"
+        for inner in module.inner(kernel).values():
+            if size := dot_size(module, inner):
+                m, n, k = size
+                flops += 2 * m * n * k
+                operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
+                units = target.units(NAMES.get(operand.dtype, ""), _allows_tf32(inner))
+                group = "matmuls"
+        if "fmha" in (kernel.attribute("custom_call_target")):
+            group, units = "attention", NAMES.get(kernel.shapes[0].dtype, "")
+            b, h, t, d = _bhtd(module, kernel)
+            backward = "Backward" in kernel.attribute("custom_call_target")
+            flops = attention_flops(b, h, t, t, d, BACKWARD if backward else FORWARD)
+        yield Kernel(kernel.op_name or kernel.name, group, flops, units,
+                     moved(module, kernel), times)  # fmt: skip
+
+
+def moved(module: Module, kernel: Instruction) -> int:
+    """Bytes read and written. A slice reads what it gives; an update in place writes what it
+    gets."""
+    scope = module.computations[kernel.computation]
+    if kernel.opcode == "fusion":
+        inner = module.inner(kernel)
+        parameters = [i for i in inner.values() if i.opcode == "parameter"]
+        root = next(i for i in inner.values() if i.root)
+        return sum(_read(module, p) for p in parameters) + _written(inner, root)
+    if kernel.opcode == "dynamic-update-slice":
+        return 2 * scope[kernel.operands[1]].shapes[0].bytes
+    written = sum(shape.bytes for shape in kernel.shapes)
+    if kernel.opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * written
+    return written + sum(s.bytes for o in kernel.operands if o in scope for s in scope[o].shapes)
+
+
+def _read(module: Module, parameter: Instruction) -> int:
+    size = sum(shape.bytes for shape in parameter.shapes)
+    total = 0
+    for user in module.users(parameter):
+        first = user.operands[0] == parameter.name
+        if first and user.opcode in ("dynamic-slice", "slice", "gather"):
+            total += sum(shape.bytes for shape in user.shapes)
+        elif not (first and user.opcode == "dynamic-update-slice"):
+            return size
+    return min(size, total)
+
+
+def _written(inner: dict[str, Instruction], root: Instruction) -> int:
+    if root.opcode == "tuple":
+        return sum(_written(inner, inner[name]) for name in root.operands)
+    if root.opcode == "bitcast":
+        return _written(inner, inner[root.operands[0]])
+    if root.opcode == "dynamic-update-slice":
+        return inner[root.operands[1]].shapes[0].bytes
+    return sum(shape.bytes for shape in root.shapes)
+
+
+def facts(module: Module, asked: Module, ptx: str, target: Target) -> dict[str, Any]:
+    """The fields of `Program` that its text has."""
+    found = gather_matmuls(matmuls(module, target))
+    return {
+        "matmuls": found, "attention": list(attention(module)),
+        "operations": operations(asked), "state": [*state(module).values()],
+        "atomics": atomics(ptx), "tensor_cores": tensor_cores(ptx),
+        "kernels": list(kernels(module, found, target)),
+    }  # fmt: skip

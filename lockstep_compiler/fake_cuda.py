@@ -1,0 +1,91 @@
+"""A CPU build of torch that takes fake tensors on "cuda" for real ones; load it before torch."""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+
+
+def load_guard() -> None:
+    """Builds the guard once for each version of torch, and loads it.
+
+    Raises:
+        UserError: there is no C++ compiler, or it refuses the guard.
+    """
+    assert "torch" not in sys.modules, "torch looks for its CUDA hooks once"
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    torch = Path(spec.origin).parent
+    version = (torch / "version.py").read_text()
+    if re.search(r"^cuda\b.*= *['\"]", version, re.M):
+        remedy = "trace in an environment with its CPU build, as make test-cuda makes one"
+        raise UserError(f"tracing torch on fake CUDA tensors: torch is a CUDA build; {remedy}")
+    digest = hashlib.sha256(f"{torch}{version}{SOURCE.read_text()}".encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+    library = home / f"cuda-guard-{digest}.so"
+    if not library.exists():
+        build(torch, library)
+    ctypes.CDLL(str(library))
+
+
+def build(torch: Path, library: Path) -> None:
+    """Whole or not at all: several processes may build it at a time."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise UserError("tracing torch on fake CUDA tensors: no C++ compiler; install g++")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        command = [
+            compiler, "-O1", "-shared", "-fPIC", "-std=c++20", f"-I{torch}/include", str(SOURCE),
+            f"-L{torch}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib", "-o", str(made),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), "")
+            remedy = "give a compiler of C++20 as CXX"
+            raise UserError(
+                f"tracing torch on fake CUDA tensors: {compiler} failed ({reason}); {remedy}"
+            )
+        made.rename(library)
+
+
+def patch_torch(ampere: bool) -> None:
+    """The switches of torch's Python half that would ask for a driver."""
+    import torch
+
+    os.environ["LOCKSTEP_AMPERE"] = str(int(ampere))
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda *args, **rest: True  # so it says on every device
+    torch.cuda.Event = Event  # type: ignore[assignment,misc]
+    torch.nn.Module.to = to  # type: ignore[assignment,method-assign]
+
+
+def to(self: Any, dtype: Any) -> Any:
+    """torch's own swaps the insides of parameters, which fake ones do not let it do."""
+    import torch
+
+    for module in self.modules():
+        for name, p in module._parameters.items():
+            if p is not None and p.dtype != dtype:
+                module._parameters[name] = torch.nn.Parameter(p.detach().to(dtype))
+    return self
+
+
+class Event:
+    """A `torch.cuda.Event` of which nobody waits."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...

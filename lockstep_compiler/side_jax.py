@@ -1,0 +1,94 @@
+"""Our JAX step, compiled by XLA for a CUDA device that is not here."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # what runs here; the step is compiled for the target
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from jax_impl import precision, step
+from jax_impl.pure import State
+from lockstep.compile import hlo, memory, xla
+from lockstep.compile.program import Parts, Program
+from lockstep.compile.targets import Target
+from lockstep.config import Config
+
+FRAMEWORK = "jax"
+
+
+class AbsentDevice:
+    """What a twin asks of a `jax.Device`."""
+
+    platform = "gpu"
+
+    def __init__(self, target: Target) -> None:
+        self.device_kind = target.name
+        self.compute_capability = "{}.{}".format(*target.capability)
+
+
+def program(config: Config, target: Target, hlo_file: str = "") -> Program:
+    """Compiles the step that `jax_impl.train` would run; nothing is run."""
+    began = time.perf_counter()
+    device: Any = AbsentDevice(target)
+    vars(precision)["cudnn_works"] = lambda compute, d_head: target.fuses(d_head)
+    with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
+        dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
+        if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
+            dump += " --xla_dump_emitter_re=.* --xla_gpu_dump_llvmir=true"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
+        os.environ["XLA_FLAGS"] = flags  # read once, with the first array
+        jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
+        precision.set_switches(config, device)
+        trainer = step.Trainer(config, device)
+        compiled = trainer.compiled["step"].lower(*arguments(trainer, target)).compile()
+        text, dumped = compiled.as_text(), read_dump(folder)
+    if hlo_file:
+        Path(hlo_file).write_text(text)
+    module = hlo.read(text)
+    peak = compiled.memory_analysis().peak_memory_in_bytes
+    shapes = [shape.shape for shape in trainer.model.shapes.values()]
+    parts = Parts(config.optim.batch_size * config.model.context, config.model.vocab, shapes)
+    placed, live = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
+    asked = hlo.read(dumped["before_optimizations.txt"])
+    return Program(
+        framework=FRAMEWORK, how="compiled for",
+        versions={m.__name__: m.__version__ for m in (jax, jaxlib)},
+        attention_asked=precision.attention_backend(config, device),
+        seconds=time.perf_counter() - began, peak=peak,
+        parts=memory.live_parts(placed, live, xla.state(module), parts, peak),
+        **xla.facts(module, asked, dumped["ptx"], target),
+    )  # fmt: skip
+
+
+def read_dump(folder: str) -> dict[str, str]:
+    """What XLA writes beside the program, by the end of the files' names."""
+    ends = ("before_optimizations.txt", "buffer-assignment.txt", "live-range.txt", "ptx")
+    files = sorted(Path(folder).glob("*step_function*"))
+    return {end: "".join(f.read_text() for f in files if f.name.endswith(end)) for end in ends}
+
+
+def arguments(trainer: Any, target: Target) -> tuple[Any, Any]:
+    """The shapes of state and window, placed on the target."""
+    text = target.text()
+    topology = topologies.get_topology_desc(platform="cuda", target_config=text, topology="1x1x1")
+    sharding = SingleDeviceSharding(topology.devices[0])
+
+    def place(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    make: Any = jax.ShapeDtypeStruct
+    params = {name: make(s.shape, s.dtype) for name, s in trainer.model.shapes.items()}
+    moments = jax.eval_shape(trainer.optimizer.init, params)
+    number = make((), jnp.int32)
+    state = State(params, moments, make((), jnp.float32), number, number)
+    optim, context = trainer.config.optim, trainer.config.model.context
+    window = make((optim.accum, optim.batch_size, context + 1), jnp.int32)
+    return jax.tree.map(place, state), place(window)

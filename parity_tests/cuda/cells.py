@@ -1,0 +1,36 @@
+"""The configurations that both programs are asked about: small, every two values together."""
+
+from typing import Any
+
+from lockstep.config import Config, from_flags
+from lockstep.parity.matrix import Row, pairs, product_of
+
+SMALL: Row = {
+    "model": "gpt2", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 96,
+    "batch_size": 2, "steps": 100,
+}  # fmt: skip
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "policy": ("fp32", "tf32", "bf16", "fp16"),
+    "remat": ("none", "sublayer", "block", "sqrt", "dots"),
+    "device": ("h100", "a100-80", "t4"),
+    "accum": (1, 2),
+    "model": ("tiny", "gpt2"),
+    "numerics": ("fast", "strict"),
+}
+
+
+def config(row: Row) -> Config:
+    """Of a cell, or of any flags over `SMALL`; `device` is that of the compiler."""
+    flags = {name: value for name, value in {**SMALL, **row}.items() if name != "device"}
+    return from_flags(flags, accelerator=True)
+
+
+def covering() -> list[Row]:
+    """Greedy: each cell has the most pairs that no other has."""
+    candidates = product_of(FACTORS)
+    missing = set().union(*map(pairs, candidates))
+    cells: list[Row] = []
+    while missing:
+        cells.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(cells[-1])
+    return cells

@@ -1,0 +1,31 @@
+"""Programs for CUDA devices that are not here. `make test-cuda` has what this needs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.compile.ask import Compiler, require_installed
+from lockstep.errors import UserError
+
+FRAMEWORKS = ("jax", "torch")
+try:
+    for name in FRAMEWORKS:
+        require_installed(name)
+except UserError as error:
+    collect_ignore_glob = ["test_*.py"]
+    MISSING = str(error)
+else:
+    MISSING = ""
+
+
+def pytest_report_header() -> str | None:
+    return f"parity_tests/cuda: not run: {MISSING}; make test-cuda" if MISSING else None
+
+
+@pytest.fixture(scope="session")
+def compilers() -> Iterator[dict[str, Compiler]]:
+    """One process for each framework; it forks for each program."""
+    found = {name: Compiler(name) for name in FRAMEWORKS}
+    yield found
+    for compiler in found.values():
+        compiler.close()

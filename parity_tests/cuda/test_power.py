@@ -1,0 +1,105 @@
+"""Each planted bug is seen in the program of its twin, and no semantics-preserving variant is."""
+
+import re
+from typing import Any, NamedTuple
+
+import pytest
+
+from lockstep.compile import rules, targets
+from lockstep.compile.ask import Compiler
+from lockstep.parity.catalogue import REWRITES
+from parity_tests.cuda.cells import config
+
+STRICT = {"numerics": "strict"}
+BF16 = {"policy": "bf16", "n_layer": 1}
+BLOCK = {"policy": "bf16", "remat": "block"}
+TWICE, LOST = r"recomputed: .* FLOPs|attention kernels", r"state buffers are not donated"
+
+# They sum in float32 and leave the derivative to autodiff, whose cotangents are then float32: right
+# to the last bit, and on CUDA the backward pass multiplies in float32.
+WIDENING = ("linear-by-einsum", "linear-in-halves", "plain-affine")
+
+
+class Bug(NamedTuple):
+    framework: str
+    name: str
+    flags: dict[str, Any]
+    shows: str  # in a violation, as a regular expression
+    device: str = "h100"
+
+
+# fmt: off
+BUGS = [
+    Bug("jax", "tf32-by-default", {"policy": "fp32", "n_layer": 1}, r"matmuls in tf32"),
+    Bug("jax", "tf32-not-on", {"policy": "tf32", "n_layer": 1}, r"matmuls in float32"),
+    Bug("jax", "head-in-float32", BF16, r"matmuls in float32"),
+    Bug("jax", "attention-island-forgotten", BF16 | {"fp32_islands": "blocks.*.attn"},
+        r"forward: .* FLOPs of matmuls in float32"),
+    Bug("jax", "softmax-in-compute", BF16 | STRICT, r"exp in bfloat16"),
+    Bug("jax", "norms-in-half", BF16, r"rsqrt in bfloat16"),
+    Bug("jax", "activations-in-compute", BF16, r"tanh in bfloat16"),
+    Bug("jax", "loss-in-compute", BF16, r"log in bfloat16"),
+    *(Bug("jax", name, BF16, r"matmuls in float32") for name in WIDENING),
+    Bug("jax", "donation-lost", BF16, LOST),
+    Bug("jax", "cudnn-lost", BF16, r"wanted and possible, but not there"),
+    Bug("jax", "cudnn-unasked", BF16, r"cudnn attention needs", "t4"),
+    Bug("jax", "cudnn-unasked", BF16 | STRICT, r"strict numerics run fused attention"),
+    Bug("jax", "accumulator-narrowed", BF16 | {"accum": 2}, r"accumulators in bfloat16"),
+    Bug("jax", "moments-narrowed", BF16, r"moments in bfloat16"),
+    Bug("jax", "recomputed-twice", BF16 | BLOCK, TWICE),
+    Bug("jax", "nothing-recomputed", BF16 | BLOCK, r"recomputed: 0 FLOPs"),
+    Bug("jax", "dots-recomputes-affine", BF16 | {"remat": "dots"}, r"recomputed: .* FLOPs"),
+    Bug("jax", "nondeterministic-strict", BF16 | STRICT, r"add in any order: .*atom"),
+    Bug("torch", "tf32-left-on", {"policy": "fp32"}, r"matmuls in tf32"),
+    Bug("torch", "tf32-not-on", {"policy": "tf32"}, r"matmuls in float32"),
+    Bug("torch", "autocast-off", {"policy": "bf16"}, r"matmuls in float32"),
+    Bug("torch", "logits-in-float32", {"policy": "fp16"}, r"matmuls in float32"),
+    Bug("torch", "island-under-autocast", BF16 | {"fp32_islands": "blocks.*.mlp"}, r"FLOPs"),
+    Bug("torch", "softmax-in-half", BF16 | STRICT, r"softmax in bfloat16"),
+    Bug("torch", "norms-in-half", BF16, r"norm in bfloat16"),
+    Bug("torch", "loss-in-half", {"policy": "bf16"}, r"log_softmax in bfloat16"),
+    Bug("torch", "sdpa-lost", {"policy": "fp16"}, r"wanted and possible, but not there"),
+    Bug("torch", "sdpa-in-strict", BF16 | STRICT, r"strict numerics run fused attention"),
+    Bug("torch", "fp16-without-scaling", {"policy": "fp16"}, r"the loss scale is off"),
+    Bug("torch", "weights-moved", {"policy": "bf16"}, LOST),
+    Bug("torch", "gradients-replaced", {"policy": "bf16", "accum": 2}, LOST),
+    Bug("torch", "weights-narrowed", {"policy": "bf16"}, r"weights in bfloat16"),
+    Bug("torch", "recomputed-twice", BLOCK, TWICE),
+    Bug("torch", "remat-does-nothing", BLOCK, r"recomputed: 0 FLOPs"),
+    Bug("torch", "sqrt-runs-block", {"policy": "bf16", "remat": "sqrt"}, r"recomputed: .* FLOPs"),
+    Bug("torch", "scatter-in-strict", BF16 | STRICT, r"add in any order: index_put"),
+]
+# fmt: on
+
+
+def test_there_are_enough() -> None:
+    assert len(BUGS) >= 20 and len(VARIANTS) >= 12
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.framework}-{bug.name}-{bug.device}")
+def test_a_bug_is_seen(bug: Bug, compilers: dict[str, Compiler]) -> None:
+    cell = config(bug.flags)
+    program = compilers[bug.framework].program(cell, bug.device, variant=bug.name)
+    found = rules.violations(program, cell, targets.find(bug.device))
+    assert any(re.search(bug.shows, line) for line in found), found
+
+
+VARIANTS = [
+    pytest.param(framework, name, id=f"{framework}-{name}")
+    for framework, names in REWRITES.items()
+    for name in names
+    if name not in WIDENING
+]
+
+
+@pytest.mark.parametrize(("framework", "name"), VARIANTS)
+def test_a_variant_is_not_called_wrong(
+    framework: str, name: str, compilers: dict[str, Compiler]
+) -> None:
+    rope, written_out = name.startswith("rotation"), "attention" in name or name == "additive-mask"
+    flags = BF16 | ({"model": "tiny"} if rope else {}) | (STRICT if written_out else {})
+    flags |= {"n_layer": 2} if name == "layers-swapped" else {}
+    flags |= {"accum": 2} if name in ("window-unrolled", "micro-batches-backwards") else {}
+    cell = config(flags)
+    program = compilers[framework].program(cell, "h100", variant=name)
+    assert rules.violations(program, cell, targets.find("h100")) == []

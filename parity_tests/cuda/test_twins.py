@@ -1,0 +1,68 @@
+"""On CUDA both programs do what policy, remat and numerics say, and multiply the same matrices."""
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.compile import expected, rules, targets
+from lockstep.compile.ask import Compiler
+from lockstep.compile.program import Matmul, Program, gather_matmuls
+from lockstep.parity.matrix import Row, label
+from parity_tests.cuda.cells import config, covering
+
+CELLS = covering()
+
+
+def test_the_cells_are_few_and_meet() -> None:
+    assert 20 <= len(CELLS) <= 30
+
+
+@pytest.mark.parametrize("row", CELLS, ids=label)
+def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
+    cell, target = config(row), targets.find(row["device"])
+    programs = [each.program(cell, row["device"]) for each in compilers.values()]
+    for program in programs:
+        assert rules.violations(program, cell, target) == [], program.framework
+        if row["model"] == "gpt2":  # of tiny's, XLA makes one matmul of gate and up
+            fused = {a.dtype for a in program.attention}
+            assert sizes(program.matmuls) == sizes(expected.matmuls(cell, target, fused))
+    jax, torch = programs
+    if bool(jax.attention) == bool(torch.attention):
+        assert flops(jax) == flops(torch)
+        assert attention(jax) == attention(torch)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"policy": "bf16", "fp32_islands": "blocks.0.attn,head"},
+        {"policy": "bf16", "remat": "block", "layers": "scan", "accum": 2},
+        {"policy": "params=bfloat16,compute=bfloat16,output=float32"},
+        {"policy": "fp64"},
+    ],
+    ids=["islands", "scan", "spec", "fp64"],
+)
+def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
+    """A loop recomputes the matmul that its last turn would not need; no other count may differ."""
+    cell, target = config(flags), targets.find("h100")
+    for compiler in compilers.values():
+        assert rules.violations(compiler.program(cell, "h100"), cell, target) == []
+
+
+def sizes(matmuls: list[Matmul]) -> list[Matmul]:
+    """What is multiplied in which units: on a T4 XLA widens what torch leaves to the kernel."""
+    return gather_matmuls(replace(m, operands="") for m in matmuls)
+
+
+def flops(program: Program) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for m in program.matmuls:
+        found[m.units, m.phase] = found.get((m.units, m.phase), 0) + m.flops
+    return found
+
+
+def attention(program: Program) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for a in program.attention:
+        found[a.dtype, a.phase] = found.get((a.dtype, a.phase), 0) + a.times
+    return found
