@@ -93,7 +93,7 @@ def policies(rows: Rows) -> str:
             f"rung {RUNGS[nearest['rung'] - 1]}",
             f"{figure(curves)}: {curves['rule']}" if curves else "",
         ])  # fmt: skip
-    head = ["policy", "rungs equal, of those climbed", "figure nearest its tolerance",
+    head = ["policy", "rungs equal, of those climbed", "largest figure, of its tolerance",
             "gap of the loss curves"]  # fmt: skip
     return markdown(head, lines)
 
