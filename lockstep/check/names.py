@@ -101,8 +101,15 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def sibling_rank(name: str, among: Iterable[str]) -> int | None:
-    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none."""
+    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none.
+
+    And 1 of gamma2 beside gamma1, in a tree without modules.
+    """
     *outer, module, leaf = ["", *segments(name)] if len(segments(name)) > 1 else ["", "", "", name]
+    if own := numbered(leaf):
+        inside = [segments(other) for other in among]
+        alike = [numbered(path[-1]) for path in inside if ["", *path[:-1]] == [*outer, module]]
+        return len({n[1] for n in alike if n and n[0] == own[0] and n[1] < own[1]})
     number = numbered(module)
     if number is None:
         return None

@@ -32,7 +32,8 @@ def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs)
-        missing = "; not all rungs were run" if any(r.lacks for r in result.rungs) else ""
+        lacking = [rung.number for rung in result.rungs if rung.lacks]
+        missing = f"; not run: {', '.join(lacking)}" if lacking else ""
         return f"EQUAL: {sides}, {climbed} rungs{missing}"
     if result.verdict == "incomplete":
         return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
@@ -43,7 +44,7 @@ def headline(result: Result) -> str:
 
 
 def _of_root(number: int, root: Root) -> list[str]:
-    layers = ", all layers" if root.everywhere else ""
+    layers = f", {root.everywhere}" if root.everywhere else ""
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
         layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
     lines = [f"{number} {root.where}, {root.direction}{layers}: {figure(root)}"]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls, convert
-from lockstep.check.port import Port, Run
+from lockstep.check.modules import Calls
+from lockstep.check.port import Port
+from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Spot
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -28,10 +29,9 @@ class Evidence:
     reference: Trace
     port: Port
     calls: Calls
-    free: Run
-    isolated: Run
-    pairs: dict[str, str]
+    trial: Trial
     entries: list[Entry]
+    prover: Prover
 
     @property
     def framework(self) -> str:
@@ -80,7 +80,7 @@ def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
 def fits(value: np.ndarray | None, target: np.ndarray) -> bool:
     if value is None or value.size != target.size or not np.isfinite(value).all():
         return False
-    return norm_gap(convert(value, target.shape), target) <= FITS
+    return norm_gap(value.reshape(target.shape), target) <= FITS
 
 
 def first_fit(formulas: Iterable[tuple[str, Callable[[], np.ndarray]]], target: np.ndarray) -> str:

@@ -11,7 +11,10 @@ SMOOTHINGS = (0.1, 0.05, 0.2)
 
 def explain(evidence: Evidence) -> Cause | None:
     """By cross-entropies of the last scores with each array of whole numbers in the batch."""
-    reference, ours = evidence.reference.about["loss"], evidence.isolated.loss
+    reference, ours = (
+        evidence.reference.about["loss"],
+        (evidence.trial.isolated or evidence.trial.free).loss,
+    )
     scores = _scores(evidence)
     if scores is not None:
         theirs = _first(_losses(scores, evidence), reference)

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.locate import Root
-from lockstep.check.rungs import by_piece
+from lockstep.check.rungs import changes, labels_of
 
 FIRST = (0.9, 0.8, 0.95, 0.85, 0.5, 0.0)
 SECOND = (0.999, 0.95, 0.99, 0.98, 0.9, 0.9999)
@@ -59,33 +59,22 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
 def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
     """Label of the scale -> tensor -> its sequence; the port's changes where `own`."""
     reference, port = evidence.reference, evidence.port
-    labels = sorted({n.split("/")[1] for n in reference.arrays if n.startswith("fed/")})
     found: dict[str, dict[str, Sequence]] = {}
-    for label in labels:
+    for label, count in labels_of(reference).items():
         if own and port.begin(port.weights(reference.weights)):
             return {}
         steps: dict[str, list[tuple[np.ndarray, ...]]] = {}
         norms = []
-        step = 0
-        while f"fed/{label}/{step}/grad/{reference.about['parameters'][0]}" in reference.arrays:
+        for step in range(count):
             before = reference.group(f"fed/{label}/{step}/weights")
             grads = reference.group(f"fed/{label}/{step}/grad")
-            after = reference.group(f"fed/{label}/{step + 1}/weights")
-            change = {n: after[n] - before[n] for n in reference.about["parameters"]}
             norms.append(float(np.sqrt(sum((g**2).sum() for g in grads.values()))))
-            pairs = []
-            if own:
-                given = port.weights(before)
-                done = port.update(given, port.grads(grads), step)
-                mine = {n: done[n] - given[n] for n in port.facts["parameters"]}
-                pairs = [(e, a) for _, a, _, e in by_piece(evidence.entries, mine, change)]
-            else:
-                pairs = [(e, b) for _, _, b, e in by_piece(evidence.entries, change_of(evidence),
-                                                           change)]  # fmt: skip
-            for entry, moved in pairs:
-                parts = (entry.reference.take(before), entry.reference.take(grads), moved)
-                steps.setdefault(str(entry.reference), []).append(tuple(_some(x) for x in parts))
-            step += 1
+            for name, ours, theirs, entry in changes(
+                port, reference, evidence.entries, label, step
+            ):
+                change = ours if own else theirs
+                parts = (entry.reference.take(before), entry.reference.take(grads), change)
+                steps.setdefault(name, []).append(tuple(_some(x) for x in parts))
         found[label] = {name: _sequence(parts, norms) for name, parts in steps.items()}
     return found
 
@@ -93,11 +82,6 @@ def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
 def _sequence(parts: list[tuple[np.ndarray, ...]], norms: list[float]) -> Sequence:
     weights, grads, changes = (np.stack(each) for each in zip(*parts))
     return Sequence(weights, grads, changes, np.array(norms))
-
-
-def change_of(evidence: Evidence) -> dict[str, np.ndarray]:
-    """Zeros for each of the port's parameters: only the reference's part is wanted."""
-    return {n: np.zeros(evidence.port.shapes[n]) for n in evidence.port.facts["parameters"]}
 
 
 def _some(x: np.ndarray) -> np.ndarray:
