@@ -41,8 +41,7 @@ def run(
     accept: list[str] | None = None, say: Say = lambda line: None,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow."""
-    calls = Calls(reference.about["events"], reference.about["kinds"], reference.arrays,
-                  aliases_of(reference.about["tied"]))  # fmt: skip
+    calls = calls_of(reference)
     found = port.mapping = propose(reference, port, overrides or {})
     say(f"mapping: {len(found.entries)} pieces; {len(found.only_reference)} tensors of the "
         f"reference and {len(found.only_port)} of the port without a partner")  # fmt: skip
@@ -67,6 +66,11 @@ def run(
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted)
     return Result(verdict, climbed, roots, echoes, accepted, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip
+
+
+def calls_of(reference: Trace) -> Calls:
+    about = reference.about
+    return Calls(about["events"], about["kinds"], reference.arrays, aliases_of(about["tied"]))
 
 
 def _runs(

@@ -14,6 +14,7 @@ from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.wire import group
+from lockstep_recorder.recording import moments
 
 GROUPS = ("in", "act", "dact")
 
@@ -68,6 +69,11 @@ class Port:
         kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
         return Run(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
+
+    def moments(self, piece: layout.Piece) -> dict[str, Any]:
+        """Of the values that `build` left."""
+        x = piece.take(self.initial)
+        return {**moments(x), "size": x.size}
 
     def begin(self, weights: Arrays) -> str:
         """A fresh optimizer; why there is none, or ""."""

@@ -6,6 +6,7 @@ from typing import Any
 from lockstep.check import names
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
+from lockstep.check.mapping import Mapping
 from lockstep.check.rungs import Rung
 from lockstep.errors import printable
 
@@ -108,16 +109,19 @@ def to_json(result: Result) -> dict[str, Any]:
 
 def map_json(result: Result) -> dict[str, Any]:
     """What `--save-map` writes and `--map` reads."""
-    tensors = [
-        {"port": e.port.to_json(), "reference": e.reference.to_json(), "axes": list(e.permutation),
-         **({"tied": e.alias} if e.alias else {})}
-        for e in result.mapping.entries
-    ]  # fmt: skip
     return {
-        "tensors": tensors, "modules": result.pairs,
+        "tensors": tensors_json(result.mapping), "modules": result.pairs,
         "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,
         "modules_without_partner": result.partnerless,
     }  # fmt: skip
+
+
+def tensors_json(mapping: Mapping) -> list[dict[str, Any]]:
+    return [
+        {"port": e.port.to_json(), "reference": e.reference.to_json(), "axes": list(e.permutation),
+         **({"tied": e.alias} if e.alias else {})}
+        for e in mapping.entries
+    ]  # fmt: skip
 
 
 def _root_json(root: Root) -> dict[str, Any]:

@@ -96,37 +96,34 @@ def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
         if key in done or entry.reference.name not in moments or entry.alias:
             continue
         done.add(key)
-        theirs = moments[entry.reference.name]
-        x = entry.port.take(port.initial)
-        n = size_of(entry.shape)
-        rung.add(_initial_spot(entry, x, theirs, n))
+        theirs = {**moments[entry.reference.name], "size": size_of(entry.shape)}
+        rung.add(_initial_spot(entry, port.moments(entry.port), theirs))
     return rung
 
 
-def _initial_spot(entry: Entry, x: np.ndarray, theirs: dict[str, float], n: int) -> Spot:
+def _initial_spot(entry: Entry, ours: dict[str, float], theirs: dict[str, float]) -> Spot:
     """In sampling errors of the moment that is farthest off."""
-    mean, std = float(x.mean()), float(x.std())
-    spread = max(std, theirs["std"])
-    if min(std, theirs["std"]) < 1e-12:  # a constant on one side
-        same = abs(mean - theirs["mean"]) <= 1e-6 * max(abs(mean), 1e-3) and spread < 1e-12
-        figure, note = (0.0 if same else np.inf), f"{_say(mean, std)}, reference "
-        note += _say(theirs["mean"], theirs["std"])
-        return Spot(
-            "0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note
-        )
-    tail = max(theirs["kurtosis"], 1.5) - 1
-    error = np.sqrt(tail / (4 * x.size) + tail / (4 * n))
-    spreads = abs(np.log(std / theirs["std"])) / error
-    means = abs(mean - theirs["mean"]) / (spread * np.sqrt(1 / x.size + 1 / n))
-    kurtosis = float(((x - mean) ** 4).mean() / std**4)
-    tails = abs(kurtosis - theirs["kurtosis"]) / np.sqrt(24 / x.size + 24 / n)
-    tails = tails if min(x.size, n) >= 500 else 0.0  # a fourth moment of few is no normal variable
-    note = f"standard deviation {std:.4g}, reference {theirs['std']:.4g}"
-    if tails > SIGMAS >= max(spreads, means):
-        note = f"kurtosis {kurtosis:.2f}, reference {theirs['kurtosis']:.2f}: another distribution"
-    elif means > SIGMAS >= spreads:
-        note = f"mean {mean:.4g}, reference {theirs['mean']:.4g}"
-    figure = float(max(spreads, means, tails))
+    spread, least = max(ours["std"], theirs["std"]), min(ours["std"], theirs["std"])
+    means = abs(ours["mean"] - theirs["mean"])
+    if not least >= 1e-12:  # a constant on one side
+        same = means <= 1e-6 * max(abs(ours["mean"]), 1e-3) and spread < 1e-12
+        figure = 0.0 if same else np.inf
+        note = f"{_say(ours['mean'], ours['std'])}, reference {_say(theirs['mean'], theirs['std'])}"
+    else:
+        sizes = 1 / ours["size"] + 1 / theirs["size"]
+        tail = max(theirs["kurtosis"], 1.5) - 1
+        spreads = abs(np.log(ours["std"] / theirs["std"])) / np.sqrt(tail / 4 * sizes)
+        means /= spread * np.sqrt(sizes)
+        tails = abs(ours["kurtosis"] - theirs["kurtosis"]) / np.sqrt(24 * sizes)
+        if min(ours["size"], theirs["size"]) < 500:
+            tails = 0.0  # a fourth moment of few is no normal variable
+        note = f"standard deviation {ours['std']:.4g}, reference {theirs['std']:.4g}"
+        if tails > SIGMAS >= max(spreads, means):
+            note = f"kurtosis {ours['kurtosis']:.2f}, reference {theirs['kurtosis']:.2f}: "
+            note += "another distribution"
+        elif means > SIGMAS >= spreads:
+            note = f"mean {ours['mean']:.4g}, reference {theirs['mean']:.4g}"
+        figure = float(np.max([spreads, means, tails]))
     return Spot("0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note)
 
 
@@ -191,7 +188,7 @@ def _add_gradients(
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure = gap(ours, theirs)
         # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
-        if max(np.linalg.norm(x) for x in (ours, theirs)) <= NORM.bound * whole:
+        if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
             figure = 0.0
         bound = bounds.of(f"grad/{entry.reference.name}", f"grad/{entry.port.name}")
         rung.add(Spot(rung.number, "gradient", name, figure, bound, str(entry.port), ours, theirs))
@@ -309,6 +306,9 @@ def curves(port: Port, reference: Trace) -> Rung:
     if rung.lacks:
         return rung
     ours = np.array(port.train(port.weights(reference.weights), len(losses)))
+    if len(ours) != len(losses):
+        rung.lacks = f"the port's trace has {len(ours)} steps, and not {len(losses)}"
+        return rung
     rung.kept = ours, losses
     envelope = np.maximum.accumulate(reference.about["envelope"])
     exact = precision_of(port, reference) == "float64"

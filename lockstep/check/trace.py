@@ -101,6 +101,8 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
+    if type(about.get("mapping", {})) is not dict:
+        return "mapping is no dict"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
     return ""
