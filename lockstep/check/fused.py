@@ -14,7 +14,7 @@ def parts_of(
     shape, index = whole.shapes[name], whole.indexes[name]
     near = [
         p for p in pool
-        if parts.indexes[p] == index and names.is_bias(p) == names.is_bias(name)
+        if parts.indexes[p] == index and names.may_be_alike(p, name)
         and (p in parts.parameters) is (name in whole.parameters)
     ]  # fmt: skip
     best: tuple[tuple[bool, int], tuple[int, list[str], list[int]]] | None = None

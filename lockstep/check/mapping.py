@@ -63,7 +63,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             for r in mapping.only_reference:
                 if (p in port.parameters) is not (r in reference.parameters):
                     continue
-                if _rank(p, port) != rank or names.is_bias(p) != names.is_bias(r):
+                if _rank(p, port) != rank or not names.may_be_alike(p, r):
                     continue
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
@@ -90,7 +90,7 @@ def _places(side: Tensors) -> dict[str, int]:
 
 def _rank(name: str, side: Tensors) -> int:
     """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
-    return 0 if len(side.shapes[name]) > 1 else 1 + names.is_bias(name)
+    return 0 if len(side.shapes[name]) > 1 else 1 + bool(names.is_bias(name))
 
 
 Score = tuple[bool, float, float, str, str]
@@ -114,7 +114,7 @@ def _take_best(
             mapping.notes += entry.notes
             mapping.rivals += [(p, rival) for rival in rivals]
         mapping.entries.append(entry)
-        owners[p.rpartition(".")[0]] = r.rpartition(".")[0]
+        owners[names.owner(p)] = names.owner(r)
         free_port.remove(p)
         free_reference.remove(r)
     _keep(mapping, free_reference, free_port)
@@ -122,10 +122,10 @@ def _take_best(
 
 def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
     """What speaks for two tensors whose modules are partners already, or against."""
-    partner = owners.get(p.rpartition(".")[0])
+    partner = owners.get(names.owner(p))
     if partner is None:
         return 0.0
-    return 3.0 if names.wildcard(partner) == names.wildcard(r.rpartition(".")[0]) else -3.0
+    return 3.0 if names.wildcard(partner) == names.wildcard(names.owner(r)) else -3.0
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
@@ -198,7 +198,7 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                         fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
                     ) and (
                         s in ours.parameters) is (members[0] in theirs.parameters
-                    ) and names.is_bias(s) == names.is_bias(members[0])  # fmt: skip
+                    ) and names.may_be_alike(s, members[0])  # fmt: skip
                     if fits:
                         score = likeness(theirs, members[0], ours, s)
                         score += _of_one_owner(owners, members[0], s)
@@ -211,7 +211,7 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 if s in done or key in done:
                     continue
                 done |= {s, key}
-                owners[s.rpartition(".")[0]] = groups[key][0].rpartition(".")[0]
+                owners[names.owner(s)] = names.owner(groups[key][0])
                 _stack(mapping, s, groups[key], (reference, port), port_stacks)
         _drop_used(mapping)
 

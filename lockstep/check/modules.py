@@ -66,7 +66,8 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
     for p in port.names:  # such as taps, which hold no tensors
         if p in pairs or f"act/{p}" not in port.arrays:
             continue
-        r = _same_value(p, reference, port, taken)
+        exact = p not in taken and p in reference.kinds and _same_size(p, p, reference, port)
+        r = p if exact and port.kinds[p] == "tap" else _same_value(p, reference, port, taken)
         if not r and not _holds_tensors(p, "port", entries, port):
             free = {r for r in reference.names
                     if r in taken or (_holds_tensors(r, "reference", entries, reference)
@@ -121,10 +122,12 @@ def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls
     return pairs
 
 
-def _likeness(p: str, r: str, reference: Calls, port: Calls) -> int:
-    return len(names.words(p) & names.words(r)) + 2 * len(
-        names.words(port.kinds[p]) & names.words(reference.kinds[r])
-    )
+def _likeness(p: str, r: str, reference: Calls, port: Calls) -> float:
+    """Words in common, those of the kinds twice; of what is left over a little is taken off."""
+    ours, theirs = names.words(p), names.words(r)
+    kinds = names.words(port.kinds[p]) & names.words(reference.kinds[r])
+    common = len(ours & theirs) + 2 * len(kinds)
+    return common - len(ours ^ theirs) / 100 if common else 0
 
 
 def _same_size(p: str, r: str, reference: Calls, port: Calls) -> bool:

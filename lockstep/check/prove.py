@@ -147,9 +147,8 @@ class Prover:
     def _siblings(self, place: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
         units: dict[str, dict[str, Entry]] = {}  # a module, or a tensor without one
         for entry in self.mapping.entries:
-            parent, _, leaf = entry.port.name.rpartition(".")
-            named = parent if leaf.lower() in names.LEAVES else entry.port.name
-            units.setdefault(named, {})[leaf if named == parent else ""] = entry
+            kind = str(names.is_bias(entry.port.name))
+            units.setdefault(names.owner(entry.port.name), {})[kind] = entry
         groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for a, b in combinations(units, 2):
             shapes = [{leaf: e.port_shape for leaf, e in units[u].items()} for u in (a, b)]

@@ -41,8 +41,9 @@ class Trace:
 
     @property
     def weights(self) -> Arrays:
-        """What the recorded run started from."""
-        return self.group("weights/0")
+        """What the recorded run started from, in the order of the model."""
+        found = self.group("weights/0")
+        return {name: found[name] for name in self.about["initial"]}
 
 
 def read(folder: Path) -> Trace:
