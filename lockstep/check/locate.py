@@ -25,6 +25,7 @@ class Root:
     spots: list[Spot]
     names: list[str]  # the places, for --accept
     largest: Spot
+    entry: str = ""  # of the catalogue of causes
     cause: str = ""
     remedy: str = ""
     hints: list[str] = field(default_factory=list)

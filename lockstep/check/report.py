@@ -128,7 +128,7 @@ def _root_json(root: Root) -> dict[str, Any]:
     return {
         "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
         "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
-        "cause": root.cause, "try": root.remedy, "hints": root.hints,
+        "entry": root.entry, "cause": root.cause, "try": root.remedy, "hints": root.hints,
     }  # fmt: skip
 
 
