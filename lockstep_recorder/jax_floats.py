@@ -20,11 +20,27 @@ def narrow_operations(jaxpr: Any) -> Iterator[str]:
             narrower = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
             if wide and narrower and dtype != jnp.float64 and out.aval.size > 1:
                 yield f"{eqn.primitive.name} gives {dtype}"
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (list, tuple)) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from narrow_operations(inner)
+        for inner in inner_programs(eqn):
+            yield from narrow_operations(inner)
+
+
+def rounded_values(jaxpr: Any) -> Iterator[str]:
+    """The narrower floats of which float64 is made, such as a table that was made in float32."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is lax.convert_element_type_p:
+            x, y = eqn.invars[0].aval, eqn.outvars[0].aval
+            if y.dtype == jnp.float64 != x.dtype and jnp.issubdtype(x.dtype, jnp.floating):
+                yield from [f"{x.dtype} of shape {x.shape}"] * (x.size > 1)
+        for inner in inner_programs(eqn):
+            yield from rounded_values(inner)
+
+
+def inner_programs(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, (list, tuple)) else [value]:
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield inner
 
 
 @contextlib.contextmanager

@@ -77,10 +77,16 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
     if ask == "widen":
         side.widen(weights, spec, batch)
-        facts = ("precision", "narrow", "widened")
+        facts = ("precision", "narrow", "widened", "rounded")
         return {name: side.facts()[name] for name in facts}, {}
     if ask == "run":
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))
+    if ask == "record":
+        return recording.record(side, curve=header["steps"], given=arrays, spec=spec)
+    if ask == "accumulate":
+        steps = [(spec, wire.group(arrays, f"batch/{s}")) for s in range(header["steps"])]
+        losses, sums = recording.accumulate(side, weights, steps)
+        return {"losses": losses}, sums
     if ask == "begin":
         missing = side.lacks_optimizer()
         if not missing:

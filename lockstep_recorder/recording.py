@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
 
 Arrays = dict[str, np.ndarray]
@@ -14,71 +15,115 @@ Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
 # Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
+CYCLES, MOST = 2, 64  # of an optimizer that accumulates; steps in which they must end
+BATCHES = 4  # whose gradients are summed
+REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
 NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
 
-def record(side: Any, *, curve: int = 20, seed: int = 7) -> tuple[dict[str, Any], Arrays]:
+def record(
+    side: Any, *, curve: int = 20, seed: int = 7, given: Arrays | None = None, spec: Any = None
+) -> tuple[dict[str, Any], Arrays]:
     """(JSON, arrays) of a whole recording; `side` is a `TorchSide` or a `JaxSide`.
 
     Args:
         curve: steps of the loss curve.
         seed: of what is added to the weights, for gains of one and biases of zero hide bugs.
+        given: `weights/N`, `batch/S/N` and `fed/L/S/grad/N` of another recording.
+        spec: of the batches that are given.
     """
-    initial = side.initial()
-    weights = perturb(initial, seed, set(side.facts()["parameters"]))
+    initial, given = side.initial(), given or {}
+    parameters = set(side.facts()["parameters"])
+    weights = group(given, "weights") or perturb(initial, seed, parameters)
     about: dict[str, Any] = {
         "initial": {name: moments(x) for name, x in initial.items()},
+        "constants": [n for n in initial if n not in parameters and not STATISTICS.search(n)],
         "lacks": {},
     }
-    batches = [side.batch(step) for step in range(max(curve, STEPS))]
-    specs, leaves = zip(*batches)
-    about["batch"] = specs[0]
-    arrays = prefixed("batch", {f"{s}/{k}": x for s, each in enumerate(leaves)
+    steps = range(max(curve, STEPS))
+    batches = ([(spec, group(given, f"batch/{s}")) for s in steps] if spec
+               else [side.batch(step) for step in steps])  # fmt: skip
+    first = batches[0]
+    about["batch"] = first[0]
+    arrays = prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
                                 for k, x in each.items()})  # fmt: skip
     arrays.update(prefixed("weights/0", weights))
-    side.widen(weights, specs[0], leaves[0])
-    ran, seen = side.run(weights, specs[0], leaves[0])
+    side.widen(weights, *first)
+    ran, seen = side.run(weights, *first)
     about.update(ran)
     arrays.update(seen)
-    about["repeats"] = side.run(weights, specs[0], leaves[0])[0]["loss"] == ran["loss"]
+    again = side.run(weights, *first)[0]["loss"]
+    about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
     if side.precision != "float64":
-        about["noise"] = noise(side, weights, specs[0], leaves[0], seen, ran["loss"])
+        about["noise"] = noise(side, weights, first, seen, ran["loss"])
     about.update(side.facts())
-    _steps(side, weights, list(zip(specs, leaves)), about, arrays, curve)
+    if not np.isfinite(ran["loss"]):
+        raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
+    about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
+    arrays.update(sums)
+    _steps(side, weights, batches, about, arrays, curve, given)
     return about, arrays
 
 
+def accumulate(side: Any, weights: Arrays, batches: list[Batch]) -> tuple[list[float], Arrays]:
+    """The losses of some batches; `sum/N`, their gradients summed; `carried/N`, the state left."""
+    losses: list[float] = []
+    sums: Arrays = {}
+    carried: Arrays = {}
+    for spec, leaves in batches:
+        ran, seen = side.run({**weights, **carried}, spec, leaves)
+        losses.append(ran["loss"])
+        sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
+        carried = group(seen, "state")
+    return losses, {**prefixed("sum", sums), **prefixed("carried", carried)}
+
+
 def _steps(
-    side: Any,
-    weights: Arrays,
-    batches: list[Batch],
-    about: dict[str, Any],
-    arrays: Arrays,
-    curve: int,
-) -> None:
+    side: Any, weights: Arrays, batches: list[Batch], about: dict[str, Any], arrays: Arrays,
+    curve: int, given: Arrays,
+) -> None:  # fmt: skip
     """The optimizer fed gradients at three scales; the loss curve, and its own noise."""
     missing = side.lacks_optimizer()
     if missing:
         about["lacks"]["optimizer"] = missing
         return
     gradients = []
+    current = weights
+    for step in range(STEPS):
+        gradients.append(group(side.run(current, *batches[step])[1], "grad"))
     for label, scales in SCALES.items():
-        side.begin(weights)
-        current = weights
-        for step in range(STEPS):
-            if label == "1":
-                _, seen = side.run(current, *batches[step])
-                gradients.append(group(seen, "grad"))
-            fed = {name: scales[step] * g for name, g in gradients[step].items()}
-            arrays.update(prefixed(f"fed/{label}/{step}/grad", fed))
-            arrays.update(prefixed(f"fed/{label}/{step}/weights", current))
-            current = side.update(current, fed, step)
-        arrays.update(prefixed(f"fed/{label}/{STEPS}/weights", current))
+        fed = [{n: scale * g for n, g in grads.items()}
+               for scale, grads in zip(scales, gradients)]  # fmt: skip
+        arrays.update(_feed(side, label, weights, fed, given))
+    if all((arrays[f"fed/1/0/weights/{n}"] == arrays[f"fed/1/1/weights/{n}"]).all()
+           for n in gradients[0]):  # fmt: skip
+        fed = [{n: (1.0 + step) * g for n, g in gradients[step % STEPS].items()}
+               for step in range(MOST)]  # fmt: skip
+        arrays.update(_feed(side, "cycles", weights, fed, given, cycles=CYCLES))
     about["losses"] = side.train(weights, batches[:curve])
     nudged = [side.train(nudge(weights, k, side.precision), batches[:curve]) for k in range(NUDGES)]
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
+
+
+def _feed(
+    side: Any, label: str, weights: Arrays, fed: list[Arrays], given: Arrays, cycles: int = 0
+) -> Arrays:
+    """`fed/LABEL/STEP/weights/N` and `.../grad/N`; it ends after so many changes of the weights."""
+    arrays: Arrays = {}
+    side.begin(weights)
+    current, changes = weights, 0
+    for step, own in enumerate(fed):
+        here = f"fed/{label}/{step}"
+        grads = group(given, f"{here}/grad") or own
+        arrays.update(prefixed(f"{here}/grad", grads) | prefixed(f"{here}/weights", current))
+        after = side.update(current, grads, step)
+        changes += any((after[name] != current[name]).any() for name in grads)
+        current = after
+        if cycles and changes == cycles:
+            break
+    return arrays | prefixed(f"fed/{label}/{step + 1}/weights", current)
 
 
 def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
@@ -111,13 +156,11 @@ def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     }
 
 
-def noise(
-    side: Any, weights: Arrays, spec: Any, batch: Arrays, plain: Arrays, loss: float
-) -> dict[str, float]:
+def noise(side: Any, weights: Arrays, batch: Batch, plain: Arrays, loss: float) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp of float32."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
-        ran, seen = side.run(nudge(weights, seed, "float32"), spec, batch)
+        ran, seen = side.run(nudge(weights, seed, "float32"), *batch)
         found["loss"] = max(found["loss"], abs(ran["loss"] - loss) / (abs(loss) or 1))
         for name, x in seen.items():
             size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0

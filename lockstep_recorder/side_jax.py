@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.jax_floats import narrow_operations, nothing_narrower
+from lockstep_recorder.jax_floats import narrow_operations, nothing_narrower, rounded_values
 from lockstep_recorder.models import Model, model_of
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
@@ -37,6 +37,7 @@ class JaxSide:
     def __init__(self, user: User, built: Any, device: str = "cpu") -> None:
         self.user, self.precision, self.wide = user, "float64", False
         self.narrow: list[str] = []
+        self.rounded: list[str] = []
         self.model: Model = model_of(user, built)
         self.programs: dict[Any, Any] = {}
         self.transform: Any = None
@@ -47,7 +48,7 @@ class JaxSide:
         return {
             "framework": self.framework, "versions": versions,
             "device": jax.devices()[0].platform, "precision": self.precision,
-            "narrow": self.narrow, "widened": self.wide,
+            "narrow": self.narrow, "widened": self.wide, "rounded": self.rounded,
             "modules": self.model.modules(), "settings": {},
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip
@@ -70,6 +71,7 @@ class JaxSide:
             trace = jax.make_jaxpr(lambda p, s, b: self._loss(Tape(), p, s, b)[0])
             jaxpr = self._traced(partial(trace, params, state, given))
             self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
+            self.rounded = sorted(set(rounded_values(jaxpr.jaxpr)))
             if not self.narrow:
                 return
         self.wide, self.precision = False, "float32"

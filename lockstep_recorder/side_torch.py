@@ -31,10 +31,12 @@ class TorchSide:
         self.user, self.device = user, device
         self.precision, self.wide = "float32", False
         self.narrow: list[str] = []
+        self.rounded: list[str] = []
         self.model = model.to(device)
         without_dropout(self.model)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.optimizer: Any = None
+        self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
 
     def facts(self) -> dict[str, Any]:
         modules = {self.names[id(m)]: type(m).__name__ for m in self.model.modules()}
@@ -45,7 +47,7 @@ class TorchSide:
             "framework": self.framework,
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
             "device": self.device, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide,
+            "widened": self.wide, "rounded": self.rounded,
             "modules": modules, "settings": self._settings(),
             "parameters": [name for name, _ in self.model.named_parameters()],
             "tied": [each for each in aliases.values() if len(each) > 1],
@@ -86,7 +88,7 @@ class TorchSide:
                 self.load(weights)
                 with Narrowing() as mode:
                     self._loss(spec, batch)
-                self.narrow = mode.found
+                self.narrow, self.rounded = mode.found, mode.rounded
             except Mistake as error:
                 self.narrow = [f"in float64 it raises: {error}"]
             if not self.narrow:
@@ -174,6 +176,8 @@ class TorchSide:
 
     def _point(self, y: Any, call: str, calls: Calls, forced: Arrays) -> Any:
         calls.arrays[f"act/{call}"] = tree.to_numpy(y)
+        if not y.requires_grad:  # what arrives at it is wanted all the same, as in JAX
+            y = y.detach().requires_grad_().clone()
         if f"act/{call}" in forced:
             given = [forced.get(f"{kind}/{call}") for kind in ("act", "dact")]
             value, cotangent = (
@@ -196,28 +200,43 @@ class TorchSide:
     def begin(self, weights: Arrays) -> None:
         """A fresh optimizer, on given weights."""
         self.load(weights)
-        self.optimizer = self.user.call("optimizer", self.model)
+        self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
+        listen = getattr(self.optimizer, "register_step_post_hook", None)
+        self.always_steps = listen is None
+        if listen:
+            listen(self._note_step)
+
+    def _note_step(self, *_: Any) -> None:
+        self.stepped = True
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""
         self.load(weights)
         for name, p in self.model.named_parameters():
             p.grad = torch.tensor(grads[name]).to(p)
+            if name in self.pending:
+                p.grad += self.pending[name]
         self._step(step)
         return self.initial()
 
     def _step(self, step: int) -> None:
+        """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
+        self.stepped = self.always_steps
         if self.user.has("update"):
             self.user.call("update", self.model, self.optimizer, step)
         else:
             self.optimizer.step()
+        self.pending = {} if self.stepped else {
+            name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
+        }  # fmt: skip
 
     def train(self, weights: Arrays, batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""
         self.begin(weights)
         losses = []
         for step, (spec, batch) in enumerate(batches):
-            self.model.zero_grad(set_to_none=True)
+            if not self.pending:
+                self.model.zero_grad(set_to_none=True)
             loss = self._loss(spec, batch)
             self._backward(loss)
             losses.append(loss.item())

@@ -12,16 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Narrowing(TorchDispatchMode):
-    """Notes the operations that make a narrower float of a float64."""
+    """Notes the operations that make a narrower float of a float64, and of it a float64."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.rounded: list[str] = []  # such as a table of positions that was made in float32
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
-        wide = any(x.dtype == torch.float64 for x in floats((args, kwargs)))
+        given = list(floats((args, kwargs)))
+        wide = any(x.dtype == torch.float64 for x in given)
         for out in floats(y):
+            for x in given:
+                if x.dtype != torch.float64 == out.dtype and x.numel() > 1:
+                    self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
             if wide and out.dtype != torch.float64 and out.numel() > 1:
                 name = f"{func} gives {str(out.dtype).split('.')[1]}"
                 if name not in self.found:

@@ -4,16 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.check import causes, locate, mapping, modules, rungs
+from lockstep.check import causes, locate, mapping, notes, rungs
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, Run, aliases_of, tensors_of
+from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Rung
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep_recorder.recording import STATISTICS, nudge
 
 Say = Callable[[str], None]
+ROUNDED = 1e-6  # relative: some ulps of float32
 NOISY = 3  # runs from which the port's noise is measured, below float64
 
 
@@ -39,48 +41,57 @@ def run(
     accept: list[str] | None = None, say: Say = lambda line: None,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow."""
-    calls = Calls(reference.about["events"], reference.about["kinds"], reference.arrays,
-                  aliases_of(reference.about["tied"]))  # fmt: skip
+    calls = calls_of(reference)
     found = port.mapping = propose(reference, port, overrides or {})
-    _drop_constants(found, reference, port)
-    entries = found.entries
-    say(f"mapping: {len(entries)} pieces; {len(found.only_reference)} tensors of the reference and "
-        f"{len(found.only_port)} of the port without a partner")  # fmt: skip
-    weights = port.weights(reference.weights)
-    free = port.run(weights)
-    pairs = modules.pair_calls(entries, calls, free.calls)
-    isolated = _prove(port, reference, calls, pairs, free, weights)
-    if any(entry.chosen for entry in entries):
-        weights = port.weights(reference.weights)
-        free = port.run(weights)
-    say(f"modules: {len(pairs)} calls paired of {len(calls.names)} in the reference")
-    bounds = _bounds(reference, port, weights, free)
-    loss = reference.about["loss"]
-    climbed = [
-        rungs.initial_values(entries, port, reference), _mapping_rung(found),
-        rungs.activations("2", "activations", pairs, calls, free, loss, bounds,
-                          states(entries, free, reference)),
-        rungs.activations("2i", "activations, isolated", pairs, calls, isolated, loss, bounds,
-                          states(entries, isolated, reference)),
-        rungs.gradients("3", "gradients", pairs, entries, reference, calls, free, bounds),
-        rungs.gradients("3i", "gradients, isolated", pairs, entries, reference, calls, isolated,
-                        bounds),
-    ]  # fmt: skip
+    say(f"mapping: {len(found.entries)} pieces; {len(found.only_reference)} tensors of the "
+        f"reference and {len(found.only_port)} of the port without a partner")  # fmt: skip
+    prover = Prover(port, reference, calls)
+    trial, entries = prover.search(), found.entries
+    say(f"modules: {len(trial.pairing.calls)} calls paired of {len(calls.names)} in the reference")
+    bounds = _bounds(reference, port, trial)
+    climbed = [rungs.initial_values(entries, port, reference), _mapping_rung(found)]
+    climbed += _runs(reference, calls, trial, entries, bounds)
     say("activations and gradients compared")
-    climbed += [rungs.updates(port, reference, entries), accumulation(),
+    climbed += [rungs.updates(port, reference, entries),
+                rungs.accumulation(port, reference, entries, bounds),
                 rungs.curves(port, reference)]  # fmt: skip
-    partnerless = [r for r in calls.names if r not in pairs.values()]
-    roots, echoes = locate.find_roots(climbed, calls, pairs, partnerless)
+    partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
+    roots, echoes = locate.find_roots(climbed, calls, partnerless)
     roots = _unmatched(found) + roots
-    causes.explain(roots, causes.Evidence(reference, port, calls, free, isolated, pairs, entries))
+    causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
-    notes = _notes(reference, port, free, pairs)
-    verdict = (
-        "different" if roots else "incomplete" if _is_incomplete(climbed, reference) else "equal"
-    )
-    return Result(verdict, climbed, roots, echoes, accepted, found, pairs, partnerless,
-                  reference.about, port.facts, notes)  # fmt: skip
+    incomplete = not reference.about["repeats"] or not trial.pairing.calls
+    verdict = "different" if roots else "incomplete" if incomplete else "equal"
+    limits = notes.of(reference, port, trial, partnerless, climbed, accepted)
+    return Result(verdict, climbed, roots, echoes, accepted, found, trial.pairing.calls,
+                  partnerless, reference.about, port.facts, limits)  # fmt: skip
+
+
+def calls_of(reference: Trace) -> Calls:
+    about = reference.about
+    return Calls(about["events"], about["kinds"], reference.arrays, aliases_of(about["tied"]))
+
+
+def _runs(
+    reference: Trace, calls: Calls, trial: Trial, entries: list[Entry], bounds: Bounds
+) -> list[Rung]:
+    """Rungs 2 and 3, and where the port can be fed, 2i and 3i."""
+    loss, pairing = reference.about["loss"], trial.pairing
+    climbed = []
+    for suffix, word, ran in (("", "", trial.free), ("i", ", isolated", trial.isolated)):
+        if ran is None:
+            why = "a trace cannot be fed the reference's values; check the program itself"
+            climbed += [Rung("2i", "activations, isolated", lacks=why),
+                        Rung("3i", "gradients, isolated", lacks=why)]  # fmt: skip
+            continue
+        climbed += [
+            rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
+                              states(entries, ran, reference)),
+            rungs.gradients(f"3{suffix}", f"gradients{word}", pairing, entries, reference, calls,
+                            ran, bounds),
+        ]  # fmt: skip
+    return climbed
 
 
 def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.Mapping:
@@ -89,64 +100,34 @@ def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.
     theirs = tensors_of(reference.about, reference.weights, reference.about["events"],
                         reference.about["kinds"])  # fmt: skip
     ours = tensors_of(port.facts, port.initial, first.calls.events, first.calls.kinds)
-    return mapping.propose(theirs, ours, overrides)
+    found = mapping.propose(theirs, ours, overrides)
+    _drop_constants(found, reference, port)
+    return found
 
 
 def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> None:
-    """A buffer that is no running statistic needs no partner: a port computes it in place."""
-    ours, theirs = set(port.facts["parameters"]), set(reference.about["parameters"])
-    found.only_port = [n for n in found.only_port if n in ours or STATISTICS.search(n)]
-    found.only_reference = [n for n in found.only_reference if n in theirs or STATISTICS.search(n)]
+    """A buffer that is no running statistic needs no partner: a port computes it in place.
+
+    A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
+    """
+    parameters = set(port.facts["parameters"]), set(reference.about["parameters"])
+    for only, known in zip((found.only_port, found.only_reference), parameters):
+        only[:] = [name for name in only if name in known or STATISTICS.search(name)]
+    for entry in list(found.entries):
+        name = entry.port.name
+        if name in parameters[0] or STATISTICS.search(name) or entry.given:
+            continue
+        ours = entry.to_reference(entry.port.take(port.initial))
+        if not rungs.gap(ours, entry.reference.take(reference.weights)) <= ROUNDED:
+            found.entries.remove(entry)
+            found.notes.append(f"the buffers {entry.port} and {entry.reference} have other values: "
+                               "each side keeps its own; --map pairs them")  # fmt: skip
 
 
-def _forced(calls: Calls, free: Run, pairs: dict[str, str]) -> Arrays:
-    """The reference's inputs, outputs and cotangents, in the port's shapes."""
-    made: Arrays = {}
-    for p, r in pairs.items():
-        for kind in ("in", "act", "dact"):
-            ours, theirs = free.calls.arrays.get(f"{kind}/{p}"), calls.arrays.get(f"{kind}/{r}")
-            if ours is not None and theirs is not None and ours.size == theirs.size:
-                made[f"{kind}/{p}"] = modules.convert(theirs, ours.shape)
-    return made
-
-
-def _prove(
-    port: Port, reference: Trace, calls: Calls, pairs: dict[str, str], free: Run, weights: Arrays
-) -> Run:
-    """The isolated run; a kernel whose shape leaves its axes open is turned if that is right."""
-    assert port.mapping
-    forced = _forced(calls, free, pairs)
-    isolated = port.run(weights, forced=forced)
-    bounds = Bounds(reference)
-
-    def wrong(ran: Run) -> set[str]:
-        rung = rungs.activations("2i", "", pairs, calls, ran, reference.about["loss"], bounds, [])
-        return {spot.where.partition("#")[0] for spot in rung.spots}
-
-    before = wrong(isolated)
-    open_ones = [e for e in port.mapping.entries if len(e.choices) > 1 and _touches(e, before)]
-    for entry in open_ones[:200]:
-        entry.chosen = 1
-    if open_ones:
-        turned = port.run(port.weights(reference.weights), forced=forced)
-        after = wrong(turned)
-        for entry in open_ones:
-            entry.chosen = 0 if _touches(entry, after) else 1
-        if any(entry.chosen for entry in open_ones):
-            isolated = port.run(port.weights(reference.weights), forced=forced)
-    return isolated
-
-
-def _touches(entry: Entry, wrong: set[str]) -> bool:
-    owner = (entry.alias or entry.reference.name).rpartition(".")[0]
-    parent = owner.rpartition(".")[0]
-    return owner in wrong or parent in wrong
-
-
-def _bounds(reference: Trace, port: Port, weights: Arrays, free: Run) -> Bounds:
-    if reference.about["precision"] == port.precision == "float64":
-        return Bounds(reference)
-    return Bounds(reference, noise_of(port, weights, free))
+def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
+    if rungs.precision_of(port, reference) == "float64" or not port.isolates:
+        return Bounds(reference, port.facts.get("noise"))
+    return Bounds(reference, noise_of(port, trial.weights, trial.free))
 
 
 def noise_of(port: Port, weights: Arrays, plain: Run) -> dict[str, float]:
@@ -189,39 +170,6 @@ def _unmatched(found: mapping.Mapping) -> list[locate.Root]:
     return roots
 
 
-def accumulation() -> Rung:
-    return Rung("5", "accumulation", lacks="one batch is one step here")
-
-
 def _is_accepted(root: locate.Root, accept: list[str]) -> bool:
     return any(name in (root.where, root.name, root.direction) or name in root.names
                for name in accept)  # fmt: skip
-
-
-def _is_incomplete(climbed: list[Rung], reference: Trace) -> bool:
-    """Nothing was compared where it matters, or the reference does not repeat itself."""
-    isolated = next(rung for rung in climbed if rung.number == "2i")
-    return not reference.about["repeats"] or isolated.compared <= 1  # the loss alone
-
-
-def _notes(reference: Trace, port: Port, free: Run, pairs: dict[str, str]) -> list[str]:
-    notes = []
-    for side, about in (("reference", reference.about), ("port", port.facts)):
-        if about["precision"] != "float64":
-            why = ", ".join(map(str, about["narrow"][:3]))
-            notes.append(f"the {side} runs in {about['precision']} alone: blind below its noise "
-                         f"({why})")  # fmt: skip
-        elif about.get("widened"):
-            notes.append(f"the {side} casts to narrower floats inside: here these mean float64")
-    if not pairs:
-        notes.append(
-            "no module of the port was paired: "
-            + (
-                "its outputs have other sizes than the reference's"
-                if free.calls.names
-                else "it shows none; a port in plain JAX shows its values through taps(tap)"
-            )
-        )
-    if not reference.about["repeats"]:
-        notes.append("the reference gives another loss each time: switch off what is random")
-    return notes

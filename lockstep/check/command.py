@@ -9,8 +9,10 @@ from typing import Any
 from lockstep.check import compare, page, program, report, trace
 from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
+from lockstep.check.program import require_python
+from lockstep.check.recorded import record_like
 from lockstep.cli.flags import reader
-from lockstep.errors import UserError, require, require_range
+from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
@@ -33,14 +35,15 @@ def _add_check(commands: Any) -> None:
         description="Compares two programs of your own, a reference and its port, PyTorch or JAX:\n"
         "mapping, forward, backward, optimizer and loss curves; names what is wrong.\n"
         "Exit status: 0 equal, 1 different, 2 a mistake, 4 incomplete.",
-        epilog="examples:\n  lockstep check ref.py port.py\n  lockstep check ref.trace port.py",
+        epilog="examples:\n  lockstep check ref.py port.py\n  lockstep check ref.trace port.py\n"
+        "  lockstep check ref.trace port.trace",
     )
     sub.add_argument(
         "reference",
         metavar="REFERENCE",
         help=f"{WHAT} and batch(step), or a trace that `lockstep record` wrote",
     )
-    sub.add_argument("port", metavar="PORT", help=WHAT)  # fmt: skip
+    sub.add_argument("port", metavar="PORT", help=f"{WHAT}, or a trace: then nothing is isolated")
     _add_python(sub, "--reference-python", "the reference's")
     _add_python(sub, "--python", "the port's")
     _add_common(sub)
@@ -67,6 +70,8 @@ def _add_record(commands: Any) -> None:
     sub.add_argument("program", metavar="FILE", nargs="?", help=f"{WHAT} and batch(step)")
     sub.add_argument("-o", "--out", metavar="TRACE", default=None,
                      help="the trace's folder (default: FILE with .trace for .py)")  # fmt: skip
+    sub.add_argument("--like", metavar="TRACE", help="record a port on the weights, batches and "
+                     "gradients of this reference's trace (default: on its own)")  # fmt: skip
     _add_python(sub, "--python", "its")
     _add_common(sub)
     sub.add_argument("--export", metavar="FILE", help="write the recorder as one file, which runs "
@@ -125,7 +130,16 @@ def _record(given: argparse.Namespace) -> int:
     require(not out.exists() or (out / trace.ABOUT).exists(), "--out", out,
             "exists and is no trace; name a new folder")  # fmt: skip
     directory.require_writable(out)
-    compare.write_trace(given.program, given.python, out, options, _say)
+    require_python("--python", given.python)
+    if given.like:
+        reference = trace.read(Path(given.like))
+        running = options.program(given.program, given.python, _say)
+        try:
+            record_like(running, reference, out)
+        finally:
+            running.close()
+    else:
+        compare.write_trace(given.program, given.python, out, options, _say)
     print(f"{out}: {trace.read(out).about['program']}")
     return DONE
 
@@ -151,4 +165,4 @@ def _read_map(path: Path) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

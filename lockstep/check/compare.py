@@ -9,7 +9,8 @@ from typing import Any
 
 from lockstep.check import check, report, trace
 from lockstep.check.port import Port
-from lockstep.check.program import Program, Say
+from lockstep.check.program import Program, Say, require_python
+from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.errors import require
 
 WHAT = "a .py file or a module with build(seed) and loss(model, batch)"
@@ -38,13 +39,22 @@ def compare_programs(
     overrides: dict[str, Any] | None = None, say: Say = silent,
 ) -> check.Result:  # fmt: skip
     """Raises UserError for a program that does not run, and for a trace that is none."""
-    require_program("PORT", port)
-    recorded = read_reference(reference, options, say)
-    say(f"reference: {recorded.about['program']}, {recorded.about['framework']}")
+    require_side("REFERENCE", reference, "--reference-python", options.reference_python)
+    require_side("PORT", port, "--python", options.python)
+    if Path(port).is_dir():
+        recorded, other = read_reference(reference, options, say), trace.read(Path(port))
+        require_same_batches(other, recorded, port)
+        overrides = overrides or other.about.get("mapping")
+        asked = RecordedPort(other, recorded)
+        return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
     running = options.program(port, options.python, say)
     try:
-        asked = Port(running, recorded)
-        return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
+        if options.device == "cpu":  # a GPU's memory is the reference's while it is recorded
+            running.ask("facts")  # what is wrong with the port is told before the reference runs
+        recorded = read_reference(reference, options, say)
+        say(f"reference: {recorded.about['program']}, {recorded.about['framework']}")
+        live = Port(running, recorded)
+        return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say)
     finally:
         running.close()
 
@@ -67,7 +77,6 @@ def read_reference(name: str, options: Options, say: Say) -> trace.Trace:
     """Read where it is a trace, recorded in a folder of its own where it is a program."""
     if Path(name).is_dir():
         return trace.read(Path(name))
-    require_program("REFERENCE", name)
     with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
         say(f"recording {name}")
         write_trace(name, options.reference_python, Path(folder), options, say)
@@ -80,6 +89,12 @@ def write_trace(name: str, python: str, out: Path, options: Options, say: Say) -
         running.record(out, options.steps)
     finally:
         running.close()
+
+
+def require_side(field: str, name: str, flag: str, python: str) -> None:
+    if not Path(name).is_dir():
+        require_program(field, name)
+        require_python(flag, python)
 
 
 def require_program(field: str, name: str) -> None:

@@ -14,9 +14,11 @@ def parts_of(
     shape, index = whole.shapes[name], whole.indexes[name]
     near = [
         p for p in pool
-        if parts.indexes[p] == index and names.is_bias(p) == names.is_bias(name)
+        if parts.indexes[p] == index and names.may_be_alike(p, name)
+        and (p in parts.parameters) is (name in whole.parameters)
     ]  # fmt: skip
-    best = None
+    best: tuple[tuple[bool, int], tuple[int, list[str], list[int]]] | None = None
+    own = names.words(".".join(names.segments(name)[:-1]))
     for n in (3, 2):
         for members in _together(near, n, parts):
             for axis in range(len(shape)):
@@ -30,10 +32,12 @@ def parts_of(
                     for piece, m in zip(pieces, members)
                 )
                 kernel_axis = axis == (0 if whole.framework == "torch" else len(shape) - 1)
-                if fits and (best is None or kernel_axis):
-                    best = (axis, list(members), lengths)
+                around = names.words(".".join(names.segments(members[0])[:-2]))
+                score = kernel_axis, len(own & around)
+                if fits and (best is None or score > best[0]):
+                    best = score, (axis, list(members), lengths)
         if best:
-            return best
+            return best[1]
     return None
 
 

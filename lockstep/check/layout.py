@@ -13,40 +13,53 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A tensor, or a slice of it along one axis; `index` is one slice without the axis."""
+class Cut:
+    """A slice along one axis; `index` is one of its places, without the axis."""
 
-    name: str
-    axis: int | None = None
-    start: int = 0
-    stop: int = 0
+    axis: int
+    start: int
+    stop: int
     index: bool = False
 
-    @property
-    def slices(self) -> tuple[Any, ...]:
-        if self.axis is None:
-            return (slice(None),)
+    def of(self, x: np.ndarray) -> np.ndarray:
         at = self.start if self.index else slice(self.start, self.stop)
-        return (*[slice(None)] * self.axis, at)
-
-    def take(self, arrays: Arrays) -> np.ndarray:
-        return arrays[self.name][self.slices]
-
-    def shape(self, shapes: dict[str, Shape]) -> Shape:
-        return np.empty(shapes[self.name], np.bool_)[self.slices].shape
+        return x[(*[slice(None)] * self.axis, at, ...)]
 
     def __str__(self) -> str:
-        if self.axis is None:
-            return self.name
-        at = f"{self.start}" if self.index else f"{self.start}:{self.stop}"
-        return f"{self.name}[{':, ' * self.axis}{at}]"
+        return f"[{':, ' * self.axis}{self.start if self.index else f'{self.start}:{self.stop}'}]"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or what cuts leave of it: a layer of a stack, a part of what is fused, or both."""
+
+    name: str
+    cuts: tuple[Cut, ...] = ()
+
+    def take(self, arrays: Arrays) -> np.ndarray:
+        """A view of it."""
+        x = arrays[self.name]
+        for cut in self.cuts:
+            x = cut.of(x)
+        return x
+
+    def cut(self, *cuts: Cut) -> "Piece":
+        return Piece(self.name, (*self.cuts, *cuts))
+
+    @property
+    def layer(self) -> int | None:
+        """Of a stack."""
+        return next((cut.start for cut in self.cuts if cut.index), None)
+
+    def shape(self, shapes: dict[str, Shape]) -> Shape:
+        return self.take({self.name: np.broadcast_to(np.False_, shapes[self.name])}).shape
+
+    def __str__(self) -> str:
+        return self.name + "".join(map(str, self.cuts))
 
     def to_json(self) -> dict[str, Any]:
-        whole = {"name": self.name}
-        if self.axis is None:
-            return whole
-        return {**whole, "axis": self.axis, "start": self.start, "stop": self.stop,
-                "index": self.index}  # fmt: skip
+        cuts = [[cut.axis, cut.start, cut.stop, cut.index] for cut in self.cuts]
+        return {"name": self.name, "cuts": cuts} if cuts else {"name": self.name}
 
 
 @dataclass
@@ -60,6 +73,7 @@ class Entry:
     choices: list[Shape]  # the permutations that fit, the likeliest first
     chosen: int = 0
     alias: str = ""  # the reference's tied name, where the port has a tensor of its own for it
+    given: bool = False  # by hand
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -70,8 +84,7 @@ class Entry:
         return x.transpose(self.permutation).reshape(self.port_shape)
 
     def to_reference(self, x: np.ndarray) -> np.ndarray:
-        permuted = [self.shape[axis] for axis in self.permutation]
-        return x.reshape(permuted).transpose(np.argsort(self.permutation))
+        return _unpermute(x, self.shape, self.permutation)
 
     @property
     def turned(self) -> bool:
@@ -120,10 +133,44 @@ def to_port(entries: list[Entry], reference: Arrays, shapes: dict[str, Shape]) -
         name = entry.port.name
         if name not in made:
             made[name] = np.zeros(shapes[name])
-        made[name][entry.port.slices] = entry.to_port(entry.reference.take(reference))
+        entry.port.take(made)[...] = entry.to_port(entry.reference.take(reference))
     return made
 
 
-def to_reference(entries: list[Entry], port: Arrays) -> list[np.ndarray]:
-    """By entry, in the reference's layout."""
-    return [entry.to_reference(entry.port.take(port)) for entry in entries]
+@dataclass(frozen=True)
+class Axes:
+    """How an activation of the port stands in the reference's shape: axes in another order."""
+
+    ours: Shape
+    theirs: Shape
+    order: Shape  # of the axes of the side that has more, which gives the other's shape
+    finer_is_theirs: bool
+
+    def to_theirs(self, x: np.ndarray) -> np.ndarray:
+        if self.finer_is_theirs:
+            return _unpermute(x, self.theirs, self.order)
+        return x.transpose(self.order).reshape(self.theirs)
+
+    def to_ours(self, x: np.ndarray) -> np.ndarray:
+        if self.finer_is_theirs:
+            return x.transpose(self.order).reshape(self.ours)
+        return _unpermute(x, self.ours, self.order)
+
+    @property
+    def moved(self) -> bool:
+        return self.order != tuple(range(len(self.order)))
+
+
+def _unpermute(x: np.ndarray, shape: Shape, order: Shape) -> np.ndarray:
+    return x.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+def axes_between(ours: Shape, theirs: Shape) -> list[Axes]:
+    """All of them, those that leave the order as it is and channels first or last before others."""
+    finer_is_theirs = len(theirs) >= len(ours)
+    finer, coarser = (theirs, ours) if finer_is_theirs else (ours, theirs)
+    n = len(finer)
+    found = fitting_permutations(finer, coarser) or [tuple(range(n))]
+    usual = [tuple(range(n)), (0, *range(2, n), 1), (0, n - 1, *range(1, n - 1))]
+    found.sort(key=lambda order: usual.index(order) if order in usual else n)
+    return [Axes(ours, theirs, order, finer_is_theirs) for order in found]

@@ -6,7 +6,13 @@ from lockstep.check import names
 from lockstep.check.modules import Calls
 from lockstep.check.rungs import Rung, Spot
 
-ISOLATED = {"2": "2i", "3": "3i"}
+# The free runs, and the roots after which they differ, too.
+FREE = {
+    "2": ("forward", {"forward", "mapping"}),
+    "3": ("backward", {"forward", "backward", "mapping"}),
+    "5": ("accumulation", {"forward", "backward", "mapping"}),
+    "8": ("loss curves", {"forward", "backward", "mapping", "update"}),
+}
 
 
 @dataclass
@@ -19,10 +25,11 @@ class Root:
     spots: list[Spot]
     names: list[str]  # the places, for --accept
     largest: Spot
+    entry: str = ""  # of the catalogue of causes
     cause: str = ""
     remedy: str = ""
     hints: list[str] = field(default_factory=list)
-    everywhere: bool = False
+    everywhere: str = ""  # all layers, all calls
 
     @property
     def name(self) -> str:
@@ -32,14 +39,13 @@ class Root:
         """Both places as one root."""
         return replace(
             self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
-            names=[*self.names, *other.names], everywhere=self.everywhere and other.everywhere,
+            names=[*self.names, *other.names],
+            everywhere=self.everywhere * (self.everywhere == other.everywhere),
             largest=max(self.largest, other.largest, key=lambda spot: spot.figure),
         )  # fmt: skip
 
 
-def find_roots(
-    rungs: list[Rung], calls: Calls, pairs: dict[str, str], partnerless: list[str]
-) -> tuple[list[Root], int]:
+def find_roots(rungs: list[Rung], calls: Calls, partnerless: list[str]) -> tuple[list[Root], int]:
     """The roots, first in the order of the program, and how many findings follow from them."""
     by_number = {rung.number: rung for rung in rungs}
     forward = _fold_inputs(by_number["2i"].spots if "2i" in by_number else [], calls)
@@ -55,21 +61,21 @@ def find_roots(
     initial = by_number["0"].spots if "0" in by_number else []
     if initial:
         roots.append(_root_of("0", _listed(initial), "initial values", initial))
+    roots += _unexplained(by_number, roots)
     found = sum(len(rung.spots) for rung in rungs)
-    inside = sum(len(root.spots) for root in roots)
-    if not any(root.rung in ("2i", "3i", "4i", "1") for root in roots):
-        roots += _free(by_number)
-        inside = sum(len(root.spots) for root in roots)
-    return roots, max(found - inside, 0)
+    return roots, max(found - sum(len(root.spots) for root in roots), 0)
 
 
-def _free(rungs: dict[str, Rung]) -> list[Root]:
+def _unexplained(rungs: dict[str, Rung], roots: list[Root]) -> list[Root]:
     """What only the free runs show: the first of them, for the others follow."""
-    for number, direction in (("2", "forward"), ("3", "backward"), ("8", "loss curves")):
-        spots = rungs[number].spots if number in rungs else []
+    shown = {root.direction for root in roots if root.largest.what != "state"}
+    shown |= {"mapping"} if rungs["1"].spots else set()
+    states = any(root.largest.what == "state" for root in roots)
+    for number, (direction, after) in FREE.items():
+        spots = rungs[number].spots if not shown & after else []
+        spots = [spot for spot in spots if spot.what != "state" or not states]
         if spots:
-            first = spots[:1]
-            return [_root_of(number, first[0].where, direction, first)]
+            return [_root_of(number, spots[0].where, direction, spots[:1])]
     return []
 
 
@@ -188,7 +194,7 @@ def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[st
     roots = []
     for place, members in groups.items():
         root = _root_of(members[0].rung, place, direction, members)
-        root.everywhere = _in_all_layers(members, calls)
+        root.everywhere = _everywhere(members, calls)
         root.hints = _hints(members[0], calls, partnerless) if direction == "forward" else []
         roots.append(root)
     return roots
@@ -221,19 +227,28 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
 
 
-def _in_all_layers(spots: list[Spot], calls: Calls) -> bool:
+def _everywhere(spots: list[Spot], calls: Calls) -> str:
+    """Whether this is wrong in all layers, or in all calls of one module, such as steps of time."""
     place = names.wildcard(spots[0].where)
     alike = [call for call in calls.names if names.wildcard(call) == place]
-    return len(alike) > 1 and len(spots) >= len(alike)
+    if len(alike) < 2 or len(spots) < len(alike):
+        return ""
+    return "all layers" if len({call.partition("#")[0] for call in alike}) > 1 else "all calls"
 
 
 def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
     """The reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
-    inside = [r for r in partnerless if calls.parents().get(r) == parent]
+    inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
     return [
         f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside
     ]
+
+
+def _changes(call: str, calls: Calls) -> bool:
+    """Whether it gives another value than it is given: no dropout that is switched off."""
+    x, y = calls.arrays.get(f"in/{call}"), calls.arrays.get(f"act/{call}")
+    return x is None or y is None or x.shape != y.shape or not (x == y).all()
 
 
 def group_updates(spots: list[Spot]) -> list[Root]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.fused import parts_of
-from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
+from lockstep.check.fused import parts_of, size_of
+from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
@@ -17,36 +17,45 @@ class Mapping:
     only_reference: list[str]
     only_port: list[str]
     notes: list[str]
-
-    def of_port(self, name: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.port.name == name]
-
-    def of_reference(self, name: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.reference.name == name]
+    sides: tuple[Tensors, Tensors]
+    rivals: list[tuple[str, str]]  # of the port: names speak as well for each other's partner
 
 
 def propose(
     reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None
 ) -> Mapping:
     """What is given; then whole tensors, stacked layers, fused tensors, tied ones."""
-    mapping = Mapping([], list(reference.shapes), list(port.shapes), [])
+    mapping = Mapping([], list(reference.shapes), list(port.shapes), [], (reference, port), [])
     _match_given(mapping, overrides or {}, reference, port)
     _match_whole(mapping, reference, port)
     _match_stacked(mapping, reference, port)
     _match_fused(mapping, reference, port)
+    _match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
+    _require_whole(mapping, reference, port)
     return mapping
+
+
+def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """What no piece covers would be compared with nothing; only a map by hand leaves it out."""
+    for side, tensors in (("reference", reference), ("port", port)):
+        sizes: dict[str, int] = {}
+        for entry in mapping.entries:
+            if side == "port" or not entry.alias:
+                name = getattr(entry, side).name
+                sizes[name] = sizes.get(name, 0) + size_of(entry.shape)
+        for name, size in sizes.items():
+            whole = size_of(tensors.shapes[name])
+            require(size == whole, "--map", name,
+                    f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
 
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
     ours, theirs = port.indexes, reference.indexes
-    order = [
-        {name: at / max(len(side.order), 1) for at, name in enumerate(side.order)}
-        for side in (reference, port)
-    ]
+    places = [_places(side) for side in (reference, port)]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in range(3):
         scored = []
@@ -54,13 +63,13 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             for r in mapping.only_reference:
                 if (p in port.parameters) is not (r in reference.parameters):
                     continue
-                if _rank(p, port) != rank or names.is_bias(p) != names.is_bias(r):
+                if _rank(p, port) != rank or not names.may_be_alike(p, r):
                     continue
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
                 if not fitting_permutations(reference.shapes[r], port.shapes[p]):
                     continue
-                near = -abs(order[0][r] - order[1][p])
+                near = -float(abs(places[0][r] - places[1][p]))
                 score = likeness(reference, r, port, p) + _of_one_owner(owners, r, p)
                 score += names.sibling_rank(r, theirs) == names.sibling_rank(p, ours)
                 scored.append((ours[p] == theirs[r], round(score, 6), near, p, r))
@@ -68,9 +77,20 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         _take_best(mapping, scored, reference, port, owners)
 
 
+def _places(side: Tensors) -> dict[str, int]:
+    """By name: its place in the order of calls, among the tensors of its layer and size."""
+    found: dict[str, int] = {}
+    seen: dict[tuple[tuple[int, ...], int], int] = {}
+    indexes = side.indexes
+    for name in side.order:
+        key = indexes[name], size_of(side.shapes[name])
+        found[name] = seen[key] = seen.get(key, -1) + 1
+    return found
+
+
 def _rank(name: str, side: Tensors) -> int:
     """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
-    return 0 if len(side.shapes[name]) > 1 else 1 + names.is_bias(name)
+    return 0 if len(side.shapes[name]) > 1 else 1 + bool(names.is_bias(name))
 
 
 Score = tuple[bool, float, float, str, str]
@@ -92,8 +112,9 @@ def _take_best(
         if rivals:
             entry.notes.append(f"{r} could be {p} or {', '.join(rivals)}")
             mapping.notes += entry.notes
+            mapping.rivals += [(p, rival) for rival in rivals]
         mapping.entries.append(entry)
-        owners[p.rpartition(".")[0]] = r.rpartition(".")[0]
+        owners[names.owner(p)] = names.owner(r)
         free_port.remove(p)
         free_reference.remove(r)
     _keep(mapping, free_reference, free_port)
@@ -101,10 +122,10 @@ def _take_best(
 
 def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
     """What speaks for two tensors whose modules are partners already, or against."""
-    partner = owners.get(p.rpartition(".")[0])
+    partner = owners.get(names.owner(p))
     if partner is None:
         return 0.0
-    return 3.0 if names.wildcard(partner) == names.wildcard(r.rpartition(".")[0]) else -3.0
+    return 3.0 if names.wildcard(partner) == names.wildcard(names.owner(r)) else -3.0
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
@@ -140,6 +161,23 @@ def _likely(shape: Shape, reference: Tensors, r: str, port: Tensors, p: str) -> 
     return (n - 1, n - 2, *range(n - 2))
 
 
+def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
+    """Each two tensors of the port get each other's partner; False where these do not fit."""
+    entries = {entry.port.name: at for at, entry in enumerate(mapping.entries)}
+    if not all(name in entries for pair in pairs for name in pair):
+        return False
+    made = list(mapping.entries)
+    for a, b in pairs:
+        former = made[entries[a]], made[entries[b]]
+        for old, other in (former, former[::-1]):
+            new = _entry(mapping.sides[0], other.reference, mapping.sides[1], old.port)
+            if not new.choices or old.port.cuts:
+                return False
+            made[entries[old.port.name]] = new
+    mapping.entries[:] = made
+    return True
+
+
 def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """A tensor with a leading axis of layers, beside one tensor a layer; either way round."""
     for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
@@ -158,7 +196,9 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                     fits = (len(shape) > 2) is kernels and len(shape) > 1 and (
                         shape[0] == len(members)) and all(
                         fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
-                    ) and names.is_bias(s) == names.is_bias(members[0])  # fmt: skip
+                    ) and (
+                        s in ours.parameters) is (members[0] in theirs.parameters
+                    ) and names.may_be_alike(s, members[0])  # fmt: skip
                     if fits:
                         score = likeness(theirs, members[0], ours, s)
                         score += _of_one_owner(owners, members[0], s)
@@ -171,7 +211,7 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 if s in done or key in done:
                     continue
                 done |= {s, key}
-                owners[s.rpartition(".")[0]] = groups[key][0].rpartition(".")[0]
+                owners[names.owner(s)] = names.owner(groups[key][0])
                 _stack(mapping, s, groups[key], (reference, port), port_stacks)
         _drop_used(mapping)
 
@@ -183,29 +223,69 @@ def _stack(
     reference, port = sides
     indexes = (reference if port_stacks else port).indexes
     for k, member in enumerate(sorted(members, key=lambda m: indexes[m])):
-        pieces = [Piece(member), Piece(stacked, 0, k, k + 1, True)]
+        pieces = [Piece(member), Piece(stacked).cut(Cut(0, k, k + 1, True))]
         r, p = pieces if port_stacks else reversed(pieces)
         mapping.entries.append(_entry(reference, r, port, p))
 
 
-def _match_fused(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """One tensor beside two or three whose axes add up, such as qkv; either way round."""
-    for whole, parts, port_fuses in ((port, reference, True), (reference, port, False)):
-        fused = mapping.only_port if port_fuses else mapping.only_reference
-        pool = mapping.only_reference if port_fuses else mapping.only_port
-        for name in list(fused):
-            found = parts_of(name, whole, [p for p in pool], parts)
+def _match_fused(
+    mapping: Mapping, reference: Tensors, port: Tensors, *, stacked: bool = False
+) -> None:
+    """One tensor beside two or three whose axes add up, such as qkv; either way round.
+
+    Args:
+        stacked: a fused tensor has a leading axis of layers, or the others have.
+    """
+    for port_fuses in (True, False):
+        fusing, splitting = (port, reference) if port_fuses else (reference, port)
+        only = [mapping.only_port, mapping.only_reference]
+        fused, pool = only if port_fuses else reversed(only)
+        whole, parts = _view(fusing, fused), _view(splitting, pool)
+        if stacked:
+            counts = {i[0] for i in parts[0].indexes.values() if i}
+            others = {i[0] for i in whole[0].indexes.values() if i}
+            whole = _unstacked(whole[0], len(counts)) if counts else whole
+            parts = _unstacked(parts[0], len(others)) if others and not counts else parts
+        free = list(parts[1])
+        for name, piece in whole[1].items():
+            found = parts_of(name, whole[0], free, parts[0])
             if not found:
                 continue
             axis, members, lengths = found
             start = 0
             for member, length in zip(members, lengths):
-                pieces = [Piece(member), Piece(name, axis, start, start + length)]
+                pieces = [parts[1][member], piece.cut(Cut(axis, start, start + length))]
                 r, p = pieces if port_fuses else reversed(pieces)
                 mapping.entries.append(_entry(reference, r, port, p))
                 start += length
-            pool = [p for p in pool if p not in members]
+            free = [each for each in free if each not in members]
         _drop_used(mapping)
+
+
+View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
+
+
+def _view(side: Tensors, only: list[str]) -> View:
+    kept = {name: side.shapes[name] for name in side.shapes if name in set(only)}
+    order = [name for name in side.order if name in kept]
+    whole = Tensors(kept, side.kinds, order, side.framework, side.parameters)
+    return whole, {name: Piece(name) for name in kept}
+
+
+def _unstacked(side: Tensors, layers: int) -> View:
+    """Each tensor with a leading axis of layers as one a layer, its number before its name."""
+    pieces = {
+        f"{k}.{name}": Piece(name).cut(Cut(0, k, k + 1, True))
+        for name, shape in side.shapes.items() if len(shape) > 1 and shape[0] == layers
+        for k in range(layers)
+    }  # fmt: skip
+    whole = Tensors(
+        {name: piece.shape(side.shapes) for name, piece in pieces.items()},
+        {name: side.kinds.get(piece.name, "") for name, piece in pieces.items()},
+        sorted(pieces, key=lambda name: side.order.index(pieces[name].name)), side.framework,
+        {name for name, piece in pieces.items() if piece.name in side.parameters},
+    )  # fmt: skip
+    return whole, pieces
 
 
 def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
@@ -244,7 +324,7 @@ def _match_given(
     for at, line in enumerate(tensors):
         where = f"--map tensors[{at}]"
         try:
-            r, p = (Piece(**line[side]) for side in ("reference", "port"))
+            r, p = (_piece(line[side]) for side in ("reference", "port"))
             axes = line.get("axes")
             known = r.name in reference.shapes and p.name in port.shapes
             require(known, where, f"{p.name}, {r.name}", "names no such tensor; check its names")
@@ -256,6 +336,11 @@ def _match_given(
         if axes is not None:
             require(tuple(axes) in entry.choices, where, axes, "are no axes under which it fits")
             entry.choices = [tuple(axes)]
-        entry.alias = str(line.get("tied", ""))
+        entry.alias, entry.given = str(line.get("tied", "")), True
         mapping.entries.append(entry)
     _drop_used(mapping)
+
+
+def _piece(given: AnyMapping[str, Any]) -> Piece:
+    cuts = ((int(a), int(b), int(c), bool(i)) for a, b, c, i in given.get("cuts", []))
+    return Piece(given["name"], tuple(Cut(*each) for each in cuts))

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.layout import Entry, Shape
+from lockstep.check.layout import Axes, Entry, Shape, axes_between
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
 
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
-NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+ORDERS = 24  # of axes that are tried
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
     for p in port.names:  # such as taps, which hold no tensors
         if p in pairs or f"act/{p}" not in port.arrays:
             continue
-        r = _same_value(p, reference, port, taken)
+        exact = p not in taken and p in reference.kinds and _same_size(p, p, reference, port)
+        r = p if exact and port.kinds[p] == "tap" else _same_value(p, reference, port, taken)
         if not r and not _holds_tensors(p, "port", entries, port):
             free = {r for r in reference.names
                     if r in taken or (_holds_tensors(r, "reference", entries, reference)
@@ -98,7 +99,7 @@ def _tensors_held(
                 inside = any(
                     module == "(root)" or name.startswith(module + ".") for name in names_of
                 )
-                mine = not piece.index or module == "(root)" or piece.start == int(number or 0)
+                mine = piece.layer in (None, int(number or 0)) or module == "(root)"
                 if inside and mine:
                     holds.add(at)
             if holds:
@@ -121,10 +122,12 @@ def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls
     return pairs
 
 
-def _likeness(p: str, r: str, reference: Calls, port: Calls) -> int:
-    return len(names.words(p) & names.words(r)) + 2 * len(
-        names.words(port.kinds[p]) & names.words(reference.kinds[r])
-    )
+def _likeness(p: str, r: str, reference: Calls, port: Calls) -> float:
+    """Words in common, those of the kinds twice; of what is left over a little is taken off."""
+    ours, theirs = names.words(p), names.words(r)
+    kinds = names.words(port.kinds[p]) & names.words(reference.kinds[r])
+    common = len(ours & theirs) + 2 * len(kinds)
+    return common - len(ours ^ theirs) / 100 if common else 0
 
 
 def _same_size(p: str, r: str, reference: Calls, port: Calls) -> bool:
@@ -134,11 +137,12 @@ def _same_size(p: str, r: str, reference: Calls, port: Calls) -> bool:
 
 def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     x = port.arrays[f"act/{p}"]
+    size = np.linalg.norm(x)
     for r in reference.names:
         y = reference.arrays.get(f"act/{r}")
         if r in taken or y is None or y.size != x.size:
             continue
-        if norm_gap(x.ravel(), convert(y, x.shape).ravel()) < ALIKE:
+        if abs(size - np.linalg.norm(y)) <= ALIKE * size and nearest(x, y)[1] < ALIKE:
             return r
     return ""
 
@@ -170,11 +174,77 @@ def wildcard_digits(name: str) -> str:
     return "".join(c for part in names.segments(name) if part.isdigit() for c in part)
 
 
-def convert(x: np.ndarray, shape: Shape) -> np.ndarray:
-    """An activation in the other side's shape: channels first or last, or regrouped axes."""
-    if x.shape == tuple(shape) or x.ndim != 4 or len(shape) != 4:
-        return x.reshape(shape)
-    for permutation in (NHWC, NCHW):
-        if tuple(x.shape[axis] for axis in permutation) == tuple(shape):
-            return x.transpose(permutation)
-    return x.reshape(shape)
+def nearest(ours: np.ndarray, theirs: np.ndarray) -> tuple[Axes, float]:
+    """The order of axes under which two activations are alike, else the usual one; their gap."""
+    orders = axes_between(ours.shape, theirs.shape)[:ORDERS]
+    if ours.shape == theirs.shape or not theirs.size:
+        orders = orders[:1]
+    first = np.inf
+    for axes in orders:
+        gap = norm_gap(axes.to_theirs(ours), theirs) if theirs.size else 0.0
+        if gap < ALIKE:
+            return axes, gap
+        first = min(first, gap) if axes is orders[0] else first
+    return orders[0], first
+
+
+@dataclass
+class Pairing:
+    """Which call of the port is which of the reference, and how its axes stand there."""
+
+    calls: dict[str, str]  # the port's -> the reference's
+    axes: dict[str, Axes]  # in/CALL, act/CALL of the port
+    masked: dict[Shape, np.ndarray]  # positions, all axes but the last, that reach no loss
+
+    def value(self, key: str, arrays: Arrays) -> np.ndarray | None:
+        """The port's array, in the reference's axes."""
+        kind, _, call = key.partition("/")
+        axes = self.axes.get(f"in/{call}" if kind == "in" else f"act/{call}")
+        x = arrays.get(key)
+        return axes.to_theirs(x) if axes and x is not None else None
+
+    def forced(self, reference: Calls) -> Arrays:
+        """The reference's inputs, outputs and cotangents, in the port's axes."""
+        found: Arrays = {}
+        for p, r in self.calls.items():
+            for kind in ("in", "act", "dact"):
+                axes = self.axes.get(f"{'in' if kind == 'in' else 'act'}/{p}")
+                theirs = reference.arrays.get(f"{kind}/{r}")
+                if axes and theirs is not None and theirs.shape == axes.theirs:
+                    found[f"{kind}/{p}"] = axes.to_ours(theirs)
+        return found
+
+    @property
+    def reordered(self) -> list[str]:
+        return [key for key, axes in self.axes.items() if axes.moved]
+
+
+def make_pairing(calls: dict[str, str], reference: Calls, port: Calls) -> Pairing:
+    """By the values of a run, where the shapes leave the order of axes open.
+
+    An input's axes are in an unusual order only if its module's output is right: else it is a bug.
+    """
+    axes = {}
+    for p, r in calls.items():
+        right = False
+        for kind in ("act", "in"):
+            ours, theirs = port.arrays.get(f"{kind}/{p}"), reference.arrays.get(f"{kind}/{r}")
+            if ours is not None and theirs is not None and ours.size == theirs.size:
+                found, gap = nearest(ours, theirs)
+                if kind == "in" and not right:
+                    found = axes_between(ours.shape, theirs.shape)[0]
+                axes[f"{kind}/{p}"], right = found, gap < ALIKE
+    return Pairing(calls, axes, masked_positions(reference))
+
+
+def masked_positions(reference: Calls) -> dict[Shape, np.ndarray]:
+    """Positions at which no module's output reaches the loss, such as padding.
+
+    A position is a place along all axes but the last; two modules must agree on it.
+    """
+    found: dict[Shape, list[np.ndarray]] = {}
+    for key, x in reference.arrays.items():
+        if key.startswith("dact/") and x.ndim > 1:
+            found.setdefault(x.shape[:-1], []).append((x == 0).all(-1))
+    masks = {shape: np.logical_and.reduce(each) for shape, each in found.items() if len(each) > 1}
+    return {shape: mask for shape, mask in masks.items() if mask.any() and not mask.all()}

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
     "mlp": "mlp ffn ff feedforward feed_forward",
-    "norm": "norm ln layernorm rmsnorm layer_norm batchnorm bn groupnorm normalization",
-    "query": "q query wq", "key": "k key wk", "value": "v value wv",
+    "norm": "norm ln layernorm rmsnorm layer_norm batchnorm bn groupnorm normalization qn kn qnorm "
+    "knorm",
+    "query": "q query wq qn qnorm", "key": "k key wk kn knorm", "value": "v value wv",
     "qkv": "qkv cattn wqkv inproj",
     "out": "o out output proj cproj wo dense",
     "up": "up fc cfc fc1 wi w1 intermediate in linear1 expand",
@@ -41,9 +42,10 @@ PHRASES = sorted(
 )
 JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
           "running_mean", "running_var", "in_proj")  # fmt: skip
-LEAVES = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g", "bias", "b", "beta"}
 STATISTICS = {"mean", "var", "running_mean", "running_var"}
 BIASES = {"bias", "b", "beta"}
+GAINS = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g"}
+LEAVES = BIASES | GAINS
 
 
 def segments(name: str) -> list[str]:
@@ -59,14 +61,43 @@ def words(name: str) -> set[str]:
         text = text.replace(joined, joined.replace("_", ""))
     found: set[str] = set()
     for word in re.split(r"[._/#]", text):
+        if (short := without_prefix(word)) is not None:
+            word = f"w{short}" if f"w{short}" in MEANING else short
         stem = word if word in MEANING else word.rstrip("0123456789")
         if (stem and stem not in LEAVES | {"value"}) or stem in ("value",):
             found |= MEANING.get(stem, {stem})
     return found
 
 
-def is_bias(name: str) -> bool:
-    return segments(name)[-1].lower() in BIASES or segments(name)[-1].lower().endswith("_bias")
+def without_prefix(leaf: str) -> str | None:
+    """o of wo and bo, 1 of w1 and b1: a tree without modules; None where it is no such name."""
+    rest = leaf[1:]
+    return rest if leaf[:1] in ("w", "b") and (rest.isdigit() or rest in MEANING) else None
+
+
+def is_bias(name: str) -> bool | None:
+    """None where the name does not say."""
+    leaf = segments(name)[-1].lower()
+    kind = re.sub(r"_?\d+$", "", leaf).rpartition("_")[2]
+    if kind in LEAVES:
+        return kind in BIASES
+    return None if without_prefix(leaf) is None else leaf[0] == "b"
+
+
+def may_be_alike(a: str, b: str) -> bool:
+    """No name says that one is a bias and the other none."""
+    return None in (is_bias(a), is_bias(b)) or is_bias(a) == is_bias(b)
+
+
+def owner(name: str) -> str:
+    """The module that holds a tensor; in a tree without modules, what kernel and bias share."""
+    *outer, leaf = segments(name)
+    low = leaf.lower()
+    if low in LEAVES | STATISTICS:
+        return ".".join(outer)
+    stem, _, kind = low.rpartition("_")
+    short = without_prefix(low)
+    return ".".join([*outer, stem if stem and kind in LEAVES else low if short is None else short])
 
 
 def numbered(segment: str) -> tuple[str, int] | None:
@@ -101,8 +132,15 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def sibling_rank(name: str, among: Iterable[str]) -> int | None:
-    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none."""
+    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none.
+
+    And 1 of gamma2 beside gamma1, in a tree without modules.
+    """
     *outer, module, leaf = ["", *segments(name)] if len(segments(name)) > 1 else ["", "", "", name]
+    if own := numbered(leaf):
+        inside = [segments(other) for other in among]
+        alike = [numbered(path[-1]) for path in inside if ["", *path[:-1]] == [*outer, module]]
+        return len({n[1] for n in alike if n and n[0] == own[0] and n[1] < own[1]})
     number = numbered(module)
     if number is None:
         return None

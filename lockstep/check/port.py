@@ -14,6 +14,7 @@ from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.wire import group
+from lockstep_recorder.recording import moments
 
 GROUPS = ("in", "act", "dact")
 
@@ -28,6 +29,8 @@ class Run:
 
 class Port:
     """Asks the port's program questions in the reference's batches."""
+
+    isolates = True  # its modules can be fed what the reference had
 
     def __init__(self, program: Program, reference: Trace) -> None:
         self.program, self.reference = program, reference
@@ -67,20 +70,37 @@ class Port:
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
         return Run(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
 
+    def moments(self, piece: layout.Piece) -> dict[str, Any]:
+        """Of the values that `build` left."""
+        x = piece.take(self.initial)
+        return {**moments(x), "size": x.size}
+
     def begin(self, weights: Arrays) -> str:
         """A fresh optimizer; why there is none, or ""."""
         return self.program.ask("begin", self._prefixed("weights", weights))[0]["lacks"]
 
-    def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
-        arrays = self._prefixed("weights", weights) | self._prefixed("grad", grads)
-        return self.program.ask("update", arrays, step=step)[1]
+    def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
+        """What one step adds to the parameters, fed the reference's gradients."""
+        given = self._prefixed("weights", weights) | self._prefixed("grad", self.grads(grads))
+        after = self.program.ask("update", given, step=step)[1]
+        return {name: after[name] - weights[name] for name in self.facts["parameters"]}
+
+    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
+        """The losses of the first batches, their gradients summed, and the state left."""
+        arrays = self._prefixed("weights", weights) | self._batches(steps)
+        header, sums = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
+        return header["losses"], group(sums, "sum"), group(sums, "carried")
 
     def train(self, weights: Arrays, steps: int) -> list[float]:
-        arrays = self._prefixed("weights", weights)
-        for step in range(steps):
-            batch = self.reference.group(f"batch/{step}")
-            arrays |= self._prefixed(f"batch/{step}", batch)
+        arrays = self._prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]
+
+    def _batches(self, steps: int) -> Arrays:
+        return {
+            name: x for step in range(steps)
+            for name, x in self._prefixed(f"batch/{step}",
+                                          self.reference.group(f"batch/{step}")).items()
+        }  # fmt: skip
 
     def _prefixed(self, prefix: str, arrays: Arrays) -> Arrays:
         return {f"{prefix}/{name}": x for name, x in arrays.items()}

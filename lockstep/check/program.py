@@ -27,6 +27,22 @@ def export(file: Path) -> None:
             archive.write(source, f"{PACKAGE}/{source.name}")
 
 
+def require_python(flag: str, python: str) -> None:
+    """Before anything long begins. Raises UserError."""
+    if python == sys.executable:
+        return
+    remedy = "name a Python interpreter with numpy and the program's framework"
+    try:
+        done = subprocess.run([python, "-c", "import numpy"], capture_output=True, check=False,
+                              timeout=120)  # fmt: skip
+    except OSError as error:
+        raise UserError(f"{flag} {python}: {error.strerror}; {remedy}") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{flag} {python}: does not start within 120 s; {remedy}") from None
+    if done.returncode:
+        raise UserError(f"{flag} {python}: cannot import numpy; {remedy}")
+
+
 class Program:
     """Asks a live program; see `lockstep_recorder.main.answer`."""
 
@@ -79,11 +95,7 @@ class Program:
         return answer
 
     def _start(self, words: list[str], **options: Any) -> Any:
-        try:
-            return subprocess.Popen([self.python, str(self.recorder), *words], **options)
-        except OSError as error:
-            remedy = "name a Python interpreter"
-            raise UserError(f"--python {self.python}: {error.strerror}; {remedy}") from None
+        return subprocess.Popen([self.python, str(self.recorder), *words], **options)
 
     def close(self) -> None:
         if self.process:

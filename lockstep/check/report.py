@@ -6,6 +6,7 @@ from typing import Any
 from lockstep.check import names
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
+from lockstep.check.mapping import Mapping
 from lockstep.check.rungs import Rung
 from lockstep.errors import printable
 
@@ -34,7 +35,8 @@ def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs)
-        missing = "; not all rungs were run" if any(r.lacks for r in result.rungs) else ""
+        lacking = [rung.number for rung in result.rungs if rung.lacks]
+        missing = f"; not run: {', '.join(lacking)}" if lacking else ""
         return f"EQUAL: {sides}, {climbed} rungs{missing}"
     if result.verdict == "incomplete":
         return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
@@ -45,7 +47,7 @@ def headline(result: Result) -> str:
 
 
 def _of_root(number: int, root: Root) -> list[str]:
-    layers = ", all layers" if root.everywhere else ""
+    layers = f", {root.everywhere}" if root.everywhere else ""
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
         layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
     lines = [f"{number} {root.where}, {root.direction}{layers}: {figure(root)}"]
@@ -109,23 +111,26 @@ def to_json(result: Result) -> dict[str, Any]:
 
 def map_json(result: Result) -> dict[str, Any]:
     """What `--save-map` writes and `--map` reads."""
-    tensors = [
-        {"port": e.port.to_json(), "reference": e.reference.to_json(), "axes": list(e.permutation),
-         **({"tied": e.alias} if e.alias else {})}
-        for e in result.mapping.entries
-    ]  # fmt: skip
     return {
-        "tensors": tensors, "modules": result.pairs,
+        "tensors": tensors_json(result.mapping), "modules": result.pairs,
         "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,
         "modules_without_partner": result.partnerless,
     }  # fmt: skip
+
+
+def tensors_json(mapping: Mapping) -> list[dict[str, Any]]:
+    return [
+        {"port": e.port.to_json(), "reference": e.reference.to_json(), "axes": list(e.permutation),
+         **({"tied": e.alias} if e.alias else {})}
+        for e in mapping.entries
+    ]  # fmt: skip
 
 
 def _root_json(root: Root) -> dict[str, Any]:
     return {
         "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
         "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
-        "cause": root.cause, "try": root.remedy, "hints": root.hints,
+        "entry": root.entry, "cause": root.cause, "try": root.remedy, "hints": root.hints,
     }  # fmt: skip
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lockstep.check.fused import size_of
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls, convert
+from lockstep.check.modules import Calls, Pairing
 from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -41,6 +42,7 @@ class Rung:
     at: str = ""
     spots: list[Spot] = field(default_factory=list)
     lacks: str = ""  # why it was not run
+    masked: list[str] = field(default_factory=list)  # calls that differ where no loss looks
     figures: list[tuple[str, str, float, float]] = field(default_factory=list)  # of every spot
     kept: tuple[np.ndarray, ...] = ()  # the curves
 
@@ -58,24 +60,30 @@ class Bounds:
     """The norm rule in float64; below it, both programs' own noise."""
 
     def __init__(self, reference: Trace, noise: dict[str, float] | None = None) -> None:
-        about = reference.about
-        self.exact = about["precision"] == "float64" and noise is None
-        recorded = about.get("noise", {})
-        self.noises = [n for n in (recorded, noise) if n]
+        self.exact = reference.about["precision"] == "float64" and noise is None
+        self.recorded: dict[str, float] = reference.about.get("noise", {})
+        self.noise = noise or {}
 
-    def of(self, *names: str) -> float:
+    def of(self, reference: str, port: str) -> float:
         if self.exact:
             return NORM.bound
-        seen = [n[name] for n, name in zip(self.noises, names) if name in n]
-        return NOISE.bound * (max(seen, default=epsilon("float32")) + FLOOR)
+        least = epsilon("float32")
+        noises = self.recorded.get(reference, least), self.noise.get(port, least)
+        return NOISE.bound * (max(noises) + FLOOR)
 
 
 def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
     if ours.size != theirs.size:
         return np.inf
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return 0.0 if np.array_equal(ours, theirs, equal_nan=True) else np.inf
-    return norm_gap(ours, theirs)
+    finite = np.isfinite(theirs)
+    if not finite.all():  # such as the minus infinity of a mask
+        alike = np.array_equal(ours[~finite], theirs[~finite], equal_nan=True)
+        ours, theirs = ours[finite], theirs[finite]
+        if not alike:
+            return np.inf
+    if not np.isfinite(ours).all():
+        return np.inf
+    return norm_gap(ours, theirs) if ours.size else 0.0
 
 
 def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
@@ -88,39 +96,34 @@ def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
         if key in done or entry.reference.name not in moments or entry.alias:
             continue
         done.add(key)
-        theirs = moments[entry.reference.name]
-        x = port.initial[entry.port.name]
-        if entry.port.axis is not None:
-            x = entry.port.take(port.initial)
-        n = x.size if entry.reference.axis is None else entry.reference.take(reference.weights).size
-        rung.add(_initial_spot(entry, x, theirs, n))
+        theirs = {**moments[entry.reference.name], "size": size_of(entry.shape)}
+        rung.add(_initial_spot(entry, port.moments(entry.port), theirs))
     return rung
 
 
-def _initial_spot(entry: Entry, x: np.ndarray, theirs: dict[str, float], n: int) -> Spot:
+def _initial_spot(entry: Entry, ours: dict[str, float], theirs: dict[str, float]) -> Spot:
     """In sampling errors of the moment that is farthest off."""
-    mean, std = float(x.mean()), float(x.std())
-    spread = max(std, theirs["std"])
-    if min(std, theirs["std"]) < 1e-12:  # a constant on one side
-        same = abs(mean - theirs["mean"]) <= 1e-6 * max(abs(mean), 1e-3) and spread < 1e-12
-        figure, note = (0.0 if same else np.inf), f"{_say(mean, std)}, reference "
-        note += _say(theirs["mean"], theirs["std"])
-        return Spot(
-            "0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note
-        )
-    tail = max(theirs["kurtosis"], 1.5) - 1
-    error = np.sqrt(tail / (4 * x.size) + tail / (4 * n))
-    spreads = abs(np.log(std / theirs["std"])) / error
-    means = abs(mean - theirs["mean"]) / (spread * np.sqrt(1 / x.size + 1 / n))
-    kurtosis = float(((x - mean) ** 4).mean() / std**4)
-    tails = abs(kurtosis - theirs["kurtosis"]) / np.sqrt(24 / x.size + 24 / n)
-    tails = tails if min(x.size, n) >= 500 else 0.0  # a fourth moment of few is no normal variable
-    note = f"standard deviation {std:.4g}, reference {theirs['std']:.4g}"
-    if tails > SIGMAS >= max(spreads, means):
-        note = f"kurtosis {kurtosis:.2f}, reference {theirs['kurtosis']:.2f}: another distribution"
-    elif means > SIGMAS >= spreads:
-        note = f"mean {mean:.4g}, reference {theirs['mean']:.4g}"
-    figure = float(max(spreads, means, tails))
+    spread, least = max(ours["std"], theirs["std"]), min(ours["std"], theirs["std"])
+    means = abs(ours["mean"] - theirs["mean"])
+    if not least >= 1e-12:  # a constant on one side
+        same = means <= 1e-6 * max(abs(ours["mean"]), 1e-3) and spread < 1e-12
+        figure = 0.0 if same else np.inf
+        note = f"{_say(ours['mean'], ours['std'])}, reference {_say(theirs['mean'], theirs['std'])}"
+    else:
+        sizes = 1 / ours["size"] + 1 / theirs["size"]
+        tail = max(theirs["kurtosis"], 1.5) - 1
+        spreads = abs(np.log(ours["std"] / theirs["std"])) / np.sqrt(tail / 4 * sizes)
+        means /= spread * np.sqrt(sizes)
+        tails = abs(ours["kurtosis"] - theirs["kurtosis"]) / np.sqrt(24 * sizes)
+        if min(ours["size"], theirs["size"]) < 500:
+            tails = 0.0  # a fourth moment of few is no normal variable
+        note = f"standard deviation {ours['std']:.4g}, reference {theirs['std']:.4g}"
+        if tails > SIGMAS >= max(spreads, means):
+            note = f"kurtosis {ours['kurtosis']:.2f}, reference {theirs['kurtosis']:.2f}: "
+            note += "another distribution"
+        elif means > SIGMAS >= spreads:
+            note = f"mean {ours['mean']:.4g}, reference {theirs['mean']:.4g}"
+        figure = float(np.max([spreads, means, tails]))
     return Spot("0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note)
 
 
@@ -129,22 +132,26 @@ def _say(mean: float, std: float) -> str:
 
 
 def activations(
-    number: str, name: str, pairs: dict[str, str], reference: Calls, ran: Run,
+    number: str, name: str, pairing: Pairing, reference: Calls, ran: Run,
     reference_loss: float, bounds: Bounds, states: list[Pieces],
 ) -> Rung:  # fmt: skip
     """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
     rung = Rung(number, name)
-    for p in [e[1:] for e in ran.calls.events if e[0] == "-"]:
-        if p not in pairs:
-            continue
-        r = pairs[p]
-        for what, prefix in (("input", "in"), ("output", "act")):
-            a, b = ran.calls.arrays.get(f"{prefix}/{p}"), reference.arrays.get(f"{prefix}/{r}")
-            if a is None or b is None or a.size != b.size:
+    for p in ran.calls.names:
+        r = pairing.calls.get(p, "")
+        for what, prefix in (("input", "in"), ("output", "act")) if r else ():
+            a, b = pairing.value(f"{prefix}/{p}", ran.calls.arrays), reference.arrays.get(
+                f"{prefix}/{r}")  # fmt: skip
+            if a is None or b is None:
                 continue
-            ours = convert(a, b.shape)
             bound = bounds.of(f"{prefix}/{r}", f"{prefix}/{p}")
-            rung.add(Spot(number, what, r, gap(ours, b), bound, p, ours, b))
+            figure = gap(a, b)
+            masked = pairing.masked.get(b.shape[:-1])
+            if not figure <= bound and masked is not None:
+                elsewhere = gap(a[~masked], b[~masked])
+                rung.masked += [r] * (elsewhere <= bound)
+                figure = min(figure, elsewhere)
+            rung.add(Spot(number, what, r, figure, bound, p, a, b))
     for name, ours, theirs, entry in states:
         bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
         rung.add(
@@ -156,31 +163,42 @@ def activations(
 
 
 def gradients(
-    number: str, name: str, pairs: dict[str, str], entries: list[Entry], reference: Trace,
+    number: str, name: str, pairing: Pairing, entries: list[Entry], reference: Trace,
     calls: Calls, ran: Run, bounds: Bounds,
 ) -> Rung:  # fmt: skip
     """Rung 3, and 3i: of each parameter, and in the forced run what arrives at each output."""
     rung = Rung(number, name)
-    grads = reference.group("grad")
-    whole = max((float(np.linalg.norm(g)) for g in grads.values()), default=0.0)
-    for names, ours, theirs, entry in by_piece(entries, ran.grads, grads):
-        figure = gap(ours, theirs)
-        # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
-        if max(np.linalg.norm(x) for x in (ours, theirs)) <= NORM.bound * whole:
-            figure = 0.0
-        bound = bounds.of(f"grad/{entry.reference.name}", f"grad/{entry.port.name}")
-        rung.add(Spot(number, "gradient", names, figure, bound, str(entry.port), ours, theirs))
+    _add_gradients(rung, ran.grads, reference.group("grad"), entries, bounds)
     if number == "3":
         return rung
-    for p, r in pairs.items():
-        a, b = ran.calls.arrays.get(f"dact/{p}"), calls.arrays.get(f"dact/{r}")
-        if a is None and f"act/{p}" in ran.calls.arrays:  # the backward pass never came here
-            a = np.zeros_like(ran.calls.arrays[f"act/{p}"])
-        if a is not None and b is not None and a.size == b.size:
-            ours = convert(a, b.shape)
+    arrays = _with_zeros(ran.calls)
+    theirs = _with_zeros(calls)
+    for p, r in pairing.calls.items():
+        a, b = pairing.value(f"dact/{p}", arrays), theirs.get(f"dact/{r}")
+        if a is not None and b is not None:
             bound = bounds.of(f"dact/{r}", f"dact/{p}")
-            rung.add(Spot(number, "cotangent", r, gap(ours, b), bound, p, ours, b))
+            rung.add(Spot(number, "cotangent", r, gap(a, b), bound, p, a, b))
     return rung
+
+
+def _add_gradients(
+    rung: Rung, ours_of: Arrays, theirs_of: Arrays, entries: list[Entry], bounds: Bounds
+) -> None:
+    whole = max((float(np.linalg.norm(g)) for g in theirs_of.values()), default=0.0)
+    for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
+        figure = gap(ours, theirs)
+        # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
+        if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
+            figure = 0.0
+        bound = bounds.of(f"grad/{entry.reference.name}", f"grad/{entry.port.name}")
+        rung.add(Spot(rung.number, "gradient", name, figure, bound, str(entry.port), ours, theirs))
+
+
+def _with_zeros(calls: Calls) -> Arrays:
+    """Where the backward pass never came, the cotangent is zero."""
+    zeros = {f"d{key}": np.zeros_like(x) for key, x in calls.arrays.items()
+             if key.startswith("act/")}  # fmt: skip
+    return zeros | calls.arrays
 
 
 def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:
@@ -201,47 +219,80 @@ def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Piec
     return found
 
 
+def labels_of(reference: Trace) -> dict[str, int]:
+    """The recorded sequences of updates, and their steps; the plain one first."""
+    found: dict[str, int] = {}
+    for name in reference.arrays:
+        if name.startswith("fed/") and "/weights/" in name:
+            _, label, step, _ = name.split("/", 3)
+            found[label] = max(found.get(label, 0), int(step))  # the last has weights alone
+    return dict(sorted(found.items(), key=lambda each: (each[0] != "1", each[0])))
+
+
 def updates(port: Port, reference: Trace, entries: list[Entry]) -> Rung:
-    """Rung 4i: the optimizer is fed the reference's weights and gradients, at three scales."""
+    """Rung 4i: the optimizer is fed the reference's weights and gradients, at three scales.
+
+    Where it accumulates gradients, until the weights have changed twice.
+    """
     rung = Rung("4i", "update, isolated")
-    rung.lacks = reference.about["lacks"].get("optimizer", "")
-    if rung.lacks:
-        return rung
-    scales = sorted({name.split("/")[1] for name in reference.arrays if name.startswith("fed/")},
-                    key=lambda text: (text != "1", text))  # fmt: skip
-    steps = 1 + max(int(name.split("/")[2]) for name in reference.arrays
-                    if name.startswith("fed/") and "/grad/" in name)  # fmt: skip
-    for scale in scales:
-        lacks = port.begin(port.weights(reference.weights))
-        if lacks:
-            rung.lacks = lacks
+    labels = labels_of(reference)
+    rung.lacks = reference.about["lacks"].get("optimizer", "" if labels else "no update recorded")
+    for label, steps in labels.items():
+        rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
+        if rung.lacks:
             return rung
+        scale = "accumulated" if label == "cycles" else f"gradients x {label}"
         for step in range(steps):
-            before = reference.group(f"fed/{scale}/{step}/weights")
-            after = reference.group(f"fed/{scale}/{step + 1}/weights")
-            given = port.weights(before)
-            done = port.update(given, port.grads(reference.group(f"fed/{scale}/{step}/grad")), step)
-            ours = {name: done[name] - given[name] for name in port.facts["parameters"]}
-            names = reference.about["parameters"]
-            theirs = {name: after[name] - before[name] for name in names}
-            for name, a, b, entry in by_piece(entries, ours, theirs):
-                size = float(np.linalg.norm(entry.reference.take(before)))
-                where = f"{name}, gradients x {scale}, step {step}"
-                spot = Spot("4i", "update", where, _update_gap(a, b, size), _update_bound(port),
-                            str(entry.port), a, b, name)  # fmt: skip
-                rung.add(spot)
+            for name, a, b, entry in changes(port, reference, entries, label, step):
+                size = float(np.linalg.norm(entry.reference.take(reference.weights)))
+                figure, bound = _update_gap(a, b, size, precision_of(port, reference))
+                where = f"{name}, {scale}, step {step}"
+                rung.add(Spot("4i", "update", where, figure, bound, str(entry.port), a, b, name))
     return rung
 
 
-def _update_gap(ours: np.ndarray, theirs: np.ndarray, size: float) -> float:
-    """Relative to the update, and to what rounding of the weights leaves of it."""
-    rounding = 16 * epsilon("float64") * size / NORM.bound
-    scale = np.linalg.norm(theirs) + rounding
-    return float(np.linalg.norm(ours - theirs) / scale) if scale else 0.0
+def changes(
+    port: Port, reference: Trace, entries: list[Entry], label: str, step: int
+) -> list[Pieces]:
+    """What one step adds to each parameter; the port's optimizer has taken those before it."""
+    here = f"fed/{label}/{step}"
+    before, after = (reference.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
+    ours = port.update(port.weights(before), reference.group(f"{here}/grad"), label, step)
+    theirs = {name: after[name] - before[name] for name in reference.about["parameters"]}
+    return by_piece(entries, ours, theirs)
 
 
-def _update_bound(port: Port) -> float:
-    return NORM.bound if port.precision == "float64" else 1e-5
+def precision_of(port: Port, reference: Trace) -> str:
+    """The lower of both programs'."""
+    exact = port.precision == reference.about["precision"] == "float64"
+    return "float64" if exact else "float32"
+
+
+def _update_gap(
+    ours: np.ndarray, theirs: np.ndarray, size: float, precision: str
+) -> tuple[float, float]:
+    """Relative to the update, and to what rounding of the weights leaves of it; its bound."""
+    # An update is some tens of operations on each element, half an ulp each.
+    bound = NORM.bound if precision == "float64" else 64 * epsilon("float32")
+    scale = np.linalg.norm(theirs) + 16 * epsilon(precision) * size / bound
+    distance = np.linalg.norm(ours - theirs)
+    return (float(distance / scale) if scale else np.inf if distance else 0.0), bound
+
+
+def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Rung:
+    """Rung 5: several batches in a row: their losses, gradients summed, and the state left."""
+    rung = Rung("5", "accumulation")
+    losses = reference.about["accumulated"]
+    ours, sums, carried = port.accumulate(port.weights(reference.weights), len(losses))
+    for step, (a, b) in enumerate(zip(ours, losses)):
+        x, y = np.array([a]), np.array([b])
+        bound = bounds.of("loss", "loss")
+        rung.add(Spot("5", "loss", f"loss of batch {step}", gap(x, y), bound, "loss", x, y))
+    _add_gradients(rung, sums, reference.group("sum"), entries, bounds)
+    for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
+        bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
+        rung.add(Spot("5", "state", name, gap(x, y), bound, str(entry.port), x, y))
+    return rung
 
 
 def curves(port: Port, reference: Trace) -> Rung:
@@ -255,9 +306,13 @@ def curves(port: Port, reference: Trace) -> Rung:
     if rung.lacks:
         return rung
     ours = np.array(port.train(port.weights(reference.weights), len(losses)))
+    if len(ours) != len(losses):
+        rung.lacks = f"the port's trace has {len(ours)} steps, and not {len(losses)}"
+        return rung
     rung.kept = ours, losses
     envelope = np.maximum.accumulate(reference.about["envelope"])
-    ulp = CURVE.bound if port.precision == "float64" else 4 * epsilon("float32")
+    exact = precision_of(port, reference) == "float64"
+    ulp = CURVE.bound if exact else 4 * epsilon("float32")
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope
     gaps = np.abs(ours - losses)
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)

@@ -26,7 +26,8 @@ FIELDS: dict[str, type] = {
     "program": str, "framework": str, "versions": dict, "device": str, "precision": str,
     "narrow": list, "widened": bool, "modules": dict, "kinds": dict, "settings": dict,
     "parameters": list, "tied": list, "loss": float, "events": list, "repeats": bool,
-    "initial": dict, "batch": dict, "lacks": dict, "seed": int,
+    "initial": dict, "batch": dict, "lacks": dict, "seed": int, "constants": list,
+    "rounded": list, "accumulated": list,
 }  # fmt: skip
 
 
@@ -40,8 +41,9 @@ class Trace:
 
     @property
     def weights(self) -> Arrays:
-        """What the recorded run started from."""
-        return self.group("weights/0")
+        """What the recorded run started from, in the order of the model."""
+        found = self.group("weights/0")
+        return {name: found[name] for name in self.about["initial"]}
 
 
 def read(folder: Path) -> Trace:
@@ -70,7 +72,7 @@ def _problem(about: dict[str, Any]) -> str:
     for name, kind in {**FIELDS, "sha256": str}.items():
         if type(about.get(name)) is not kind:
             return f"{name} is no {kind.__name__}"
-    for name in ("events", "parameters", "narrow"):
+    for name in ("events", "parameters", "narrow", "rounded", "constants"):
         if not all(type(each) is str for each in about[name]):
             return f"{name} holds more than names"
     if not _do_nest(about["events"]):
@@ -91,13 +93,17 @@ def _problem(about: dict[str, Any]) -> str:
             type(moments.get(n)) is not k for n, k in kinds.items()
         ):
             return f"initial {name} has no moments"
-    listed: dict[str, type] = {"losses": list, "envelope": list, "noise": dict}
+    if not all(type(why) is str for why in about["lacks"].values()):
+        return "lacks holds more than reasons"
+    listed: dict[str, type] = {"losses": list, "envelope": list, "accumulated": list, "noise": dict}
     for name, kind in listed.items():
         if type(about.get(name, kind())) is not kind:
             return f"{name} is no {kind.__name__}"
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
+    if type(about.get("mapping", {})) is not dict:
+        return "mapping is no dict"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
     return ""
@@ -136,9 +142,13 @@ def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
 def _missing(about: dict[str, Any], arrays: Arrays) -> str:
     """Why the arrays are not those that the JSON speaks of, or ""."""
     weights = group(arrays, "weights/0")
+    if set(weights) != set(about["initial"]):
+        return "initial values of other tensors than the weights"
+    if not {each[0] for each in about["tied"]} <= set(weights):
+        return "tied names no weight"
     if not all(np.isfinite(x).all() for x in weights.values()):
         return "weights that are not finite"
-    steps = [("grad", about["parameters"])]
+    steps = [("grad", about["parameters"]), ("sum", about["parameters"])]
     labels = {name.split("/")[1] for name in arrays if name.startswith("fed/")}
     for label in labels:
         fed = {name.split("/")[0] for name in group(arrays, f"fed/{label}")}
@@ -153,7 +163,7 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
             if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
                 return f"{prefix}/{name} has another shape than the weight"
     named = _leaves(about["batch"])
-    for step in range(max(len(about.get("losses", [])), 1)):
+    for step in range(max(len(about.get("losses", [])), len(about["accumulated"]), 1)):
         if named is None or set(named) != set(group(arrays, f"batch/{step}")):
             return f"the batch of step {step} is not as described"
     return ""

@@ -115,12 +115,15 @@ def test_the_command_shows_frames_and_one_line(
     assert last == "error: small.py: loss raised KeyError: 'y'"
 
 
-@pytest.mark.parametrize("python", ["/no/such/python", "/dev/null"])
-def test_an_interpreter_that_does_not_start(python: str, tmp_path: Path) -> None:
-    running = program.Program(str(small(tmp_path)), python=python)
-    with pytest.raises(UserError, match=r"^--python .*; name a Python interpreter$"):
-        running.record(tmp_path / "out", 4)
-    running.close()
+@pytest.mark.parametrize("python", ["/no/such/python", "/dev/null", "/bin/false"])
+def test_an_interpreter_is_tried_before_anything_is_recorded(
+    python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(small(tmp_path))
+    assert commands.main(["check", path, path, "--python", python]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --python {python}: ")
+    assert said.endswith("name a Python interpreter with numpy and the program's framework\n")
 
 
 def test_a_process_that_ends_is_told(tmp_path: Path) -> None:

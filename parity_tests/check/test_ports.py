@@ -87,5 +87,5 @@ def test_a_llama_of_transformers_in_plain_jax(full: None) -> None:
     """Grouped queries, rotation in halves; its table of angles is made in float32 by name."""
     llama = ROOT / "examples" / "llama"
     result = assert_equivalent(llama / "llama_transformers.py", llama / "llama_jax.py", steps=5)
-    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert not any(rung.lacks for rung in result.rungs)
     assert {"model.layers.0.self_attn.o_proj", "lm_head"} <= set(result.pairs.values())

@@ -22,9 +22,9 @@ from lockstep import exits, results
 from lockstep.check import trace
 from lockstep.check.command import _read_map
 from lockstep.check.mapping import propose
-from lockstep.check.modules import Calls
+from lockstep.check.modules import Calls, make_pairing
 from lockstep.check.port import aliases_of, tensors_of
-from lockstep.check.rungs import Bounds
+from lockstep.check.rungs import Bounds, labels_of
 from lockstep.check.tensors import Tensors
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
@@ -241,12 +241,13 @@ TRACE = {
     "tied": [["a.weight", "b.weight"]], "loss": 1.5, "events": ["+a", "-a"], "repeats": True,
     "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0, "shape": [2, 3]}},
     "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
+    "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
     "losses": [1.5], "envelope": [0.0], "noise": {"loss": 0.1, "act/a": 0.2},
 }  # fmt: skip
 TRACED = {
     "weights/0/a.weight": (2, 3), "grad/a.weight": (2, 3), "batch/0/x": (4,), "act/a": (4, 2),
     "in/a": (4, 3), "dact/a": (4, 2), "fed/1/0/weights/a.weight": (2, 3),
-    "fed/1/0/grad/a.weight": (2, 3), "fed/1/1/weights/a.weight": (2, 3),
+    "fed/1/0/grad/a.weight": (2, 3), "fed/1/1/weights/a.weight": (2, 3), "sum/a.weight": (2, 3),
 }  # fmt: skip
 ARRAYS = {name: np.ones(shape) for name, shape in TRACED.items()}
 
@@ -268,8 +269,10 @@ def read_trace(folder: Path) -> trace.Trace:
     calls.before(set(calls.names)), calls.parents()
     side = tensors_of(about, read.weights, about["events"], about["kinds"])
     propose(side, side)
+    make_pairing({name: name for name in calls.names}, calls, calls).forced(calls)
+    labels_of(read)
     bounds = Bounds(read)
-    assert bounds.of("act/a") > 0
+    assert bounds.of("act/a", "act/a") > 0
     return read
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from lockstep.check import names
 from lockstep.check.causes import (
     attention,
     backward,
@@ -18,12 +19,14 @@ from lockstep.check.causes import (
     optimizer,
     statistics,
 )
-from lockstep.check.causes.evidence import Cause, scene_of
+from lockstep.check.causes.evidence import Cause, scenes_of
 from lockstep.check.causes.evidence import Evidence as Evidence
 from lockstep.check.locate import Root
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
            attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
+# What float32 leaves of a value, after some operations.
+FLOAT32 = (1e-10, 1e-5)
 
 
 def explain(roots: list[Root], evidence: Evidence) -> None:
@@ -33,9 +36,30 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         # A module of another shape than a solver expects has no cause; the verdict stands.
         with suppress(ValueError, IndexError, np.linalg.LinAlgError):
             found = _cause_of(root, evidence)
+        if not found and root.direction == "forward":
+            found = _exchanged(root, evidence) or _made_in_float32(root, evidence)
         if found:
-            root.cause, root.remedy = found.text, found.remedy
+            root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     roots[:] = _merge_alike(roots)
+
+
+def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
+    """Two tensors in each other's place, such as the gains of query and key."""
+    spot = root.spots[0]
+    inside = spot.where if spot.what == "output" else evidence.calls.parents().get(spot.where, "")
+    found = evidence.prover.find_exchange(names.wildcard(inside.partition("#")[0]))
+    if not found:
+        return None
+    return Cause("exchanged tensors", f"{found} are used in each other's place",
+                 f"exchange {found}; if their names alone are exchanged: --map")  # fmt: skip
+
+
+def _made_in_float32(root: Root, evidence: Evidence) -> Cause | None:
+    rounded = evidence.port.facts["rounded"]
+    if not rounded or not FLOAT32[0] < root.largest.figure < FLOAT32[1]:
+        return None
+    return Cause("made in float32", f"a constant made in {rounded[0]}: the gap is of its rounding",
+                 "make it in float64, or in the dtype of what it meets")  # fmt: skip
 
 
 def _merge_alike(roots: list[Root]) -> list[Root]:
@@ -63,10 +87,8 @@ def _cause_of(root: Root, evidence: Evidence) -> Cause | None:
         return loss.explain(evidence)
     if root.largest.what == "state":
         return statistics.explain(root.spots[0], evidence)
-    scene = scene_of(root.spots[0], evidence)
-    if scene is None:
-        return None
-    for solver in FORWARD:
-        if found := solver(scene):
-            return found
+    for scene in scenes_of(root.spots[0], evidence):
+        for solver in FORWARD if scene.last is None else (glue.activation, attention.attention):
+            if found := solver(scene):
+                return found
     return None

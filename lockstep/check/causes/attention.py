@@ -1,87 +1,144 @@
 """Attention between query, key, value and the output: scale, mask, heads, exchanged operands."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 
 from lockstep.check import names
 from lockstep.check.causes.evidence import Cause, Scene, fits
-from lockstep.model.params import Arrays
 
 HEADS = 64  # at most
-SCALES = {
+ROWS = 2  # of the batch, on which formulas are tried
+Config = dict[str, Any]
+SCALES: dict[str, Callable[[int, int], float]] = {
     "1/sqrt(head size)": lambda k, d: k**-0.5, "no scale": lambda k, d: 1.0,
     "1/head size": lambda k, d: 1 / k, "1/sqrt(width)": lambda k, d: d**-0.5,
     "sqrt(head size)": lambda k, d: k**0.5, "1/sqrt(2 head size)": lambda k, d: (2 * k) ** -0.5,
 }  # fmt: skip
-LINES = {"1/sqrt(head size)": "scale the scores by 1 / sqrt(head size)"}
+ORDERS = {"query, key, value": (0, 1, 2), "key, query, value": (1, 0, 2),
+          "query, value, key": (0, 2, 1), "value, key, query": (2, 1, 0)}  # fmt: skip
+SPLITS = ("heads, head size", "head size, heads")
+ROTARY = {"none": None, "halves": (1e4, False), "pairs": (1e4, True),
+          "halves, base 500000": (5e5, False), "pairs, base 500000": (5e5, True)}  # fmt: skip
 
 
 def attention(scene: Scene) -> Cause | None:
-    """Both programs refitted under scale, mask, order of operands and heads."""
-    for q, k, v in _operands(scene):
-        for heads in range(1, min(HEADS, q.shape[-1]) + 1):
-            if q.shape[-1] % heads or scene.theirs.size != q.size:
-                continue
-            theirs = next(_fitting(q, k, v, heads, scene.theirs), None)
-            if theirs is None:
-                continue
-            ours = next(_fitting(q, k, v, heads, scene.ours), None)
-            for other in range(1, min(HEADS, q.shape[-1]) + 1):
-                if ours is None and q.shape[-1] % other == 0:
-                    ours = next(_fitting(q, k, v, other, scene.ours), None)
-            return _cause(theirs, ours) if ours else None
+    """Both programs refitted: the reference near what is usual, the port near the reference."""
+    for q, k, v, heads in _operands(scene):
+        rows = _rows(scene, q.shape[0])
+        q, k, v = (x[rows] for x in (q, k, v))
+        masks = dict(_masks(q.shape[1], k.shape[1], scene, rows))
+        factors: dict[str, list[Any]] = {
+            "operands": list(ORDERS), "split": list(SPLITS), "scale": list(SCALES),
+            "mask": list(masks), "softmax over": ["keys", "queries"], "merged": list(SPLITS),
+            "heads": heads, "groups": ["repeated", "tiled"], "rotary": list(ROTARY),
+        }  # fmt: skip
+
+        def value(config: Config, q=q, k=k, v=v, masks=masks) -> np.ndarray | None:  # type: ignore[no-untyped-def]
+            return _attend(q, k, v, config, masks)
+
+        def solve(target: np.ndarray, configs: Iterator[Config], rows=rows, value=value  # type: ignore[no-untyped-def]
+                  ) -> Config | None:  # fmt: skip
+            target = target.reshape(scene.rows(target))[rows]
+            for config in configs:
+                with np.errstate(all="ignore"):
+                    made = value(config)
+                if made is not None and fits(scene.push(made), target):
+                    return config
+            return None
+
+        theirs = solve(scene.theirs, _usual(factors))
+        ours = theirs and solve(scene.ours, _near(theirs, factors, 2))
+        if theirs and ours:
+            return _cause(theirs, ours)
     return None
 
 
-def _cause(theirs: dict[str, str], ours: dict[str, str]) -> Cause | None:
+def _usual(factors: dict[str, list[Any]]) -> Iterator[Config]:
+    """Any mask, number of heads and rotation; of all else one thing at most is unusual."""
+    for mask, heads, rotary in product(factors["mask"], factors["heads"], factors["rotary"]):
+        usual = {name: options[0] for name, options in factors.items()}
+        yield from _near({**usual, "mask": mask, "heads": heads, "rotary": rotary},
+                         {n: o for n, o in factors.items()
+                          if n not in ("mask", "heads", "rotary")}, 1)  # fmt: skip
+
+
+def _near(start: Config, factors: dict[str, list[Any]], distance: int) -> Iterator[Config]:
+    """It, and all that differ from it in one factor, and in two."""
+    for n in range(distance + 1):
+        for chosen in combinations(factors, n):
+            others = [[o for o in factors[name] if o != start[name]] for name in chosen]
+            for options in product(*others):
+                yield {**start, **dict(zip(chosen, options))}
+
+
+def _cause(theirs: Config, ours: Config) -> Cause | None:
     changed = [key for key in theirs if theirs[key] != ours[key]]
     if not changed:
         return None
     said = "; ".join(f"{key}: {ours[key]}, for {theirs[key]}" for key in changed)
-    return Cause(f"attention, {said}", "; ".join(f"{key}: {theirs[key]}" for key in changed))
+    remedy = "; ".join(f"{key}: {theirs[key]}" for key in changed)
+    return Cause(f"attention {changed[0]}", f"attention, {said}", remedy)
 
 
-def _operands(scene: Scene) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Query, key and value: three operands, or thirds of one."""
-    values: Arrays = {n: x for n, x in scene.operands.items() if n != "input" and x.ndim == 3}
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]
+
+
+def _operands(scene: Scene) -> Iterator[Operands]:
+    """Query, key and value as (B, T, heads * size), and how many heads there may be."""
+    values = {n: x for n, x in scene.operands.items() if n != "input" and x.ndim in (3, 4)}
+    size = int(np.prod(scene.shape))
+    named: dict[str, np.ndarray] = {}
     for x in values.values():
-        if x.size == 3 * scene.theirs.size:
-            yield tuple(np.split(x, 3, axis=-1))  # type: ignore[misc]
-    named = {}
+        if x.ndim == 3 and x.size == 3 * size:
+            for word, third in zip(("query", "key", "value"), np.split(x, 3, axis=-1)):
+                named.setdefault(word, third)
     for name, x in values.items():
         for word in ("query", "key", "value"):
-            if word in names.words(name.rpartition(".")[2]):
+            if word in names.words(name.rpartition(".")[2]) and x.size <= size:
                 named[word] = x
-    if len(named) == 3:
-        yield named["query"], named["key"], named["value"]
+    if len(named) < 3:
+        return
+    q, k, v = (named[word] for word in ("query", "key", "value"))
+    counts = {x.shape[1] for x in (q, k) if x.ndim == 4}  # (B, heads, T, size)
+    flat = [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) if x.ndim == 4 else x
+            for x in (q, k, v)]  # fmt: skip
+    width = flat[0].shape[-1]
+    divisors = [n for n in range(1, min(HEADS, width) + 1) if width % n == 0]
+    yield flat[0], flat[1], flat[2], sorted(counts)[-1:] or divisors
 
 
-def _fitting(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: int, target: np.ndarray
-) -> Iterator[dict[str, str]]:
-    b, t, d = q.shape
-    size = d // heads
-    target = target.reshape(b, t, d)
-    for order, (x, y, z) in {
-        "query, key, value": (q, k, v), "key, query, value": (k, q, v),
-        "query, value, key": (q, v, k), "value, key, query": (v, k, q),
-    }.items():  # fmt: skip
-        for split in ("heads, head size", "head size, heads"):
-            q4, k4, v4 = (_split(each, heads, split) for each in (x, y, z))
-            scores = np.einsum("bthk,bshk->bhts", q4, k4)
-            for scale, factor in SCALES.items():
-                for mask, kept in _masks(t):
-                    masked = np.where(kept, scores * factor(size, d), -np.inf)
-                    for axis, along in (("keys", -1), ("queries", -2)):
-                        with np.errstate(all="ignore"):
-                            weights = _softmax(masked, along)
-                        out = np.einsum("bhts,bshk->bthk", weights, v4)
-                        for merge in ("heads, head size", "head size, heads"):
-                            if fits(_merge(out, merge), target):
-                                yield {"operands": order, "split": split, "scale": scale,
-                                       "mask": mask, "softmax over": axis, "merged": merge,
-                                       "heads": str(heads)}  # fmt: skip
+def _rows(scene: Scene, n: int) -> list[int]:
+    """Of the batch: the first, and the one with most padding."""
+    padded = [(x.reshape(n, -1) == 0).sum(1) for x in scene.batch.values()
+              if x.shape[:1] == (n,) and set(np.unique(x)) <= {0, 1}]  # fmt: skip
+    most = int(np.sum(padded, axis=0).argmax()) if padded else n - 1
+    return sorted({0, most})[:ROWS]
+
+
+def _attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, config: Config, masks: dict[str, np.ndarray]
+) -> np.ndarray | None:
+    heads, size = config["heads"], q.shape[-1] // config["heads"]
+    if any(x.shape[-1] % size for x in (k, v)):
+        return None
+    split = [_split(x, x.shape[-1] // size, config["split"]) for x in (q, k, v)]
+    if (turn := ROTARY[config["rotary"]]) and size % 2 == 0:
+        split[:2] = [_rotate(x, *turn) for x in split[:2]]
+    split = [_repeat(x, heads, config["groups"]) for x in split]
+    a, b, c = (split[at] for at in ORDERS[config["operands"]])
+    if a.shape[1] != q.shape[1] or b.shape[1] != c.shape[1]:
+        return None
+    scores = np.einsum("bthk,bshk->bhts", a, b) * SCALES[config["scale"]](size, q.shape[-1])
+    kept = masks[config["mask"]]
+    if kept.shape[-2:] != scores.shape[-2:]:
+        return None
+    weights = _softmax(
+        np.where(kept, scores, -np.inf), -1 if config["softmax over"] == "keys" else -2
+    )
+    return _merge(np.einsum("bhts,bshk->bthk", weights, c), config["merged"])
 
 
 def _split(x: np.ndarray, heads: int, order: str) -> np.ndarray:
@@ -91,17 +148,46 @@ def _split(x: np.ndarray, heads: int, order: str) -> np.ndarray:
     return x.reshape(b, t, d // heads, heads).swapaxes(2, 3)
 
 
+def _repeat(x: np.ndarray, heads: int, how: str) -> np.ndarray:
+    """Grouped keys and values, for all heads."""
+    times = heads // x.shape[2]
+    return np.repeat(x, times, 2) if how == "repeated" else np.tile(x, (1, 1, times, 1))
+
+
+def _rotate(x: np.ndarray, base: float, pairs: bool) -> np.ndarray:
+    """(B, T, heads, size), each half of the size turned with the other, or each pair."""
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    cos, sin = (f(angle)[None, :, None, :] for f in (np.cos, np.sin))
+    a, b = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :half], x[..., half:])
+    turned = a * cos - b * sin, b * cos + a * sin
+    if pairs:
+        return np.stack(turned, -1).reshape(x.shape)
+    return np.concatenate(turned, -1)
+
+
 def _merge(x: np.ndarray, order: str) -> np.ndarray:
     b, t, h, k = x.shape
     return (x if order == "heads, head size" else x.swapaxes(2, 3)).reshape(b, t, h * k)
 
 
-def _masks(t: int) -> Iterator[tuple[str, np.ndarray]]:
-    yield "causal", np.tri(t, dtype=bool)
-    yield "none", np.ones((t, t), bool)
-    yield "causal without the position itself", np.tri(t, k=-1, dtype=bool)
-    yield "causal, one position too far", np.tri(t, k=1, dtype=bool)
-    yield "anticausal", np.tri(t, dtype=bool).T
+def _masks(t: int, s: int, scene: Scene, rows: list[int]) -> Iterator[tuple[str, np.ndarray]]:
+    causal = {"causal": 0, "causal without the position itself": -1,
+              "causal, one position too far": 1}  # fmt: skip
+    yield "none", np.ones((t, s), bool)
+    for name, k in causal.items():
+        yield name, np.tri(t, s, k=k, dtype=bool)
+    yield "anticausal", np.tri(s, t, dtype=bool).T
+    n = np.arange(s)
+    for name, x in scene.batch.items():
+        if x.ndim == 2 and x.shape[1] >= s and set(np.unique(x)) <= {0, 1}:
+            kept = x[rows][:, None, None, :s] > 0
+        elif x.ndim == 1 and 0 < x.max() <= s and (x == np.round(x)).all() and max(rows) < len(x):
+            kept = (n < x[rows][:, None])[:, None, None, :]
+        else:
+            continue
+        yield f"padding by {name}", np.broadcast_to(kept, (len(rows), 1, t, s))
+        yield f"causal, and padding by {name}", kept & np.tri(t, s, dtype=bool)
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:

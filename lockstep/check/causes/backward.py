@@ -14,15 +14,22 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         return None
     if not spot.ours.any() and spot.theirs.any():
         remedy = "look for stop_gradient, detach, or a parameter that is frozen or unused"
-        return Cause("no gradient arrives here", remedy)
+        module = spot.where.partition("#")[0]
+        later = [
+            c for c in evidence.calls.names if c.partition("#")[0] == module and c != spot.where
+        ]
+        if spot.what == "cotangent" and later:
+            text = f"no gradient arrives from a later call of {module}: what is carried is stopped"
+            return Cause("stopped carry", text, remedy)
+        return Cause("no gradient", "no gradient arrives here", remedy)
     if spot.ours.any() and not spot.theirs.any():
-        return Cause(
-            "the reference has no gradient here", "stop the gradient as the reference does"
-        )
+        remedy = "stop the gradient as the reference does"
+        return Cause("gradient not stopped", "the reference has no gradient here", remedy)
     factors = [factor_between(s.ours, s.theirs) for s in root.spots
                if s.ours is not None and s.theirs is not None]  # fmt: skip
     if factors[0] is not None and all(f is not None and np.isclose(f, factors[0]) for f in factors):
         name = name_factor(factors[0], spot.theirs.shape)
-        return Cause(f"{name} times the reference's gradient, the forward pass being right",
+        return Cause("factor of a gradient",
+                     f"{name} times the reference's gradient, the forward pass being right",
                      f"multiply by {1 / factors[0]:.6g}")  # fmt: skip
     return None

@@ -1,14 +1,15 @@
 """What a solver is given: operands that both programs share, and what each made of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls, convert
-from lockstep.check.port import Port, Run
+from lockstep.check.modules import Calls
+from lockstep.check.port import Port
+from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Spot
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -19,6 +20,7 @@ FITS = 1e-10  # relative: a formula in numpy sums in another order than either f
 
 @dataclass(frozen=True)
 class Cause:
+    entry: str  # of the catalogue
     text: str
     remedy: str
 
@@ -28,10 +30,9 @@ class Evidence:
     reference: Trace
     port: Port
     calls: Calls
-    free: Run
-    isolated: Run
-    pairs: dict[str, str]
+    trial: Trial
     entries: list[Entry]
+    prover: Prover
 
     @property
     def framework(self) -> str:
@@ -49,12 +50,32 @@ class Scene:
     operands: Arrays  # name -> value, the nearest last; "input" is that of the module around
     weights: Arrays  # of the module itself, by the last word of their names
     framework: str
+    batch: Arrays  # the first
+    before: tuple[int, ...] = ()  # the shape of what a last linear layer is given
+    last: tuple[np.ndarray, np.ndarray | None] | None = None  # its kernel and bias
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the value that is sought."""
+        return self.before or self.theirs.shape
+
+    def push(self, x: np.ndarray) -> np.ndarray:
+        """What the last linear layer makes of a value that is sought."""
+        if self.last is None:
+            return x
+        kernel, bias = self.last
+        y = x.reshape(-1, kernel.shape[0]) @ kernel
+        return y + bias if bias is not None else y
+
+    def rows(self, x: np.ndarray) -> tuple[int, ...]:
+        return (self.shape[0], x.size // self.shape[0])
 
 
-def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
+def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
+    """The place itself; and where it ends with a linear layer, what that layer is given."""
     calls = evidence.calls
     if spot.ours is None or spot.theirs is None:
-        return None
+        return
     parents = calls.parents()
     leaf = spot.what == "output" and spot.where not in parents.values()
     around = parents.get(spot.where, "") if spot.what == "input" else spot.where
@@ -66,37 +87,52 @@ def scene_of(spot: Spot, evidence: Evidence) -> Scene | None:
             break
         if parents.get(call) == around and f"act/{call}" in calls.arrays:
             operands[call] = calls.arrays[f"act/{call}"]
-    module = spot.where.partition("#")[0]
-    weights = {}
+    weights = _weights_of(spot.where, evidence) if leaf else {}
+    scene = Scene(spot.what, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
+                  weights, evidence.framework, evidence.reference.group("batch/0"))  # fmt: skip
+    yield scene
+    inner = next((c for c in reversed(operands) if c != "input"), "")
+    same = inner and np.array_equal(operands[inner].ravel(), spot.theirs.ravel())
+    held = _weights_of(inner, evidence) if same else {}
+    kernel, given = held.get("weight", held.get("kernel")), calls.arrays.get(f"in/{inner}")
+    if kernel is None or given is None or kernel.ndim != 2 or spot.what != "output":
+        return
+    kernel = kernel if calls.kinds[inner] in ("Dense", "Conv1D") else kernel.T
+    if kernel.shape == (given.shape[-1], spot.theirs.shape[-1]):
+        others = {name: x for name, x in operands.items() if name != inner}
+        yield replace(scene, operands=others, before=given.shape, last=(kernel, held.get("bias")))
+
+
+def _weights_of(call: str, evidence: Evidence) -> Arrays:
+    module, found = call.partition("#")[0], {}
     for name, x in evidence.reference.weights.items():
-        aliases = [name, *calls.aliases.get(name, [])]
-        for alias in aliases:
-            if leaf and alias.rpartition(".")[0] == module:
-                weights[alias.rpartition(".")[2]] = x
-    return Scene(spot.what, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
-                 weights, evidence.framework)  # fmt: skip
+        for alias in (name, *evidence.calls.aliases.get(name, [])):
+            if alias.rpartition(".")[0] == module:
+                found[alias.rpartition(".")[2]] = x
+    return found
 
 
 def fits(value: np.ndarray | None, target: np.ndarray) -> bool:
     if value is None or value.size != target.size or not np.isfinite(value).all():
         return False
-    return norm_gap(convert(value, target.shape), target) <= FITS
+    return norm_gap(value.reshape(target.shape), target) <= FITS
 
 
-def first_fit(formulas: Iterable[tuple[str, Callable[[], np.ndarray]]], target: np.ndarray) -> str:
+Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
+
+
+def first_fit(formulas: Formulas, target: np.ndarray, scene: Scene) -> str:
     """The name of the first formula that gives the target to rounding; "" where none does."""
     for name, formula in formulas:
         # What has another shape than the formula expects is not what it describes.
         with np.errstate(all="ignore"), suppress(ValueError, IndexError):
-            if fits(formula(), target):
+            if fits(scene.push(formula()), target):
                 return name
     return ""
 
 
-def both(
-    formulas: Callable[[], Iterable[tuple[str, Callable[[], np.ndarray]]]], scene: Scene
-) -> tuple[str, str] | None:
+def both(formulas: Callable[[], Formulas], scene: Scene) -> tuple[str, str] | None:
     """The names of the formulas of the reference and of the port, where both are found."""
-    theirs = first_fit(formulas(), scene.theirs)
-    ours = first_fit(formulas(), scene.ours) if theirs else ""
+    theirs = first_fit(formulas(), scene.theirs, scene)
+    ours = first_fit(formulas(), scene.ours, scene) if theirs else ""
     return (theirs, ours) if ours and ours != theirs else None

@@ -1,18 +1,19 @@
 """Between modules: activations, residual sums, other operands, axes, scales, rounding."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
-from lockstep.check.causes.evidence import FITS, Cause, Scene, both, fits
+from lockstep.check.causes.evidence import FITS, Cause, Formulas, Scene, both, fits
 from lockstep.check.causes.functions import ACTIVATIONS, LINES
 from lockstep.model.params import Arrays
 
-Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
 OPERANDS = 6  # of a sum, at most
+SAMPLE = 4096  # elements, on which elementwise formulas are tried first
 
 
 def rounding(scene: Scene) -> Cause | None:
@@ -21,7 +22,9 @@ def rounding(scene: Scene) -> Cause | None:
         rounded = scene.theirs.astype(dtype).astype(np.float64)
         if np.array_equal(scene.ours, rounded) and not np.array_equal(scene.ours, scene.theirs):
             return Cause(
-                f"rounded to {dtype} here", f"compute this in the input's dtype, not in {dtype}"
+                "rounding",
+                f"rounded to {dtype} here",
+                f"compute this in the input's dtype, not in {dtype}",
             )
     return None
 
@@ -29,27 +32,47 @@ def rounding(scene: Scene) -> Cause | None:
 def activation(scene: Scene) -> Cause | None:
     """Another function of the same operand, or the same gate with operands exchanged."""
     same = operands_of_size(scene)
-    for _, x in reversed(same.items()):
-
-        def unary(x: np.ndarray = x) -> Formulas:
-            for name, function in ACTIVATIONS.items():
-                yield name, partial(function, x)
-
-        if found := both(unary, scene):
+    few = _sample(scene, same)
+    for name in reversed(same):
+        if found := _found(partial(_unary, few.operands[name]), partial(_unary, same[name]), few,
+                           scene):  # fmt: skip
             theirs, ours = found
             line = LINES[scene.framework].get(theirs, theirs)
-            return Cause(f"{ours} for {theirs}", line)
-    for a, b in combinations(same, 2):
-
-        def gated(a: str = a, b: str = b) -> Formulas:
-            for name, function in ACTIVATIONS.items():
-                for x, y in ((a, b), (b, a)):
-                    text = f"{name} of {_last(x)} times {_last(y)}"
-                    yield text, partial(_gate, function, same[x], same[y])
-
-        if found := both(gated, scene):
-            return Cause(f"{found[1]}, for {found[0]}", f"compute {found[0]}")
+            return Cause("activation", f"{ours} for {theirs}", line)
+    for a, b in combinations(list(same)[-OPERANDS:], 2):
+        if found := _found(partial(_gated, few.operands, a, b), partial(_gated, same, a, b), few,
+                           scene):  # fmt: skip
+            return Cause("gate", f"{found[1]}, for {found[0]}", f"compute {found[0]}")
     return None
+
+
+def _found(
+    tried: Callable[[], Formulas], whole: Callable[[], Formulas], few: Scene, scene: Scene
+) -> tuple[str, str] | None:
+    """The pair of formulas, looked for at some elements and then at all."""
+    return both(whole, scene) if both(tried, few) else None
+
+
+def _sample(scene: Scene, operands: Arrays) -> Scene:
+    """The scene at some elements, for formulas are many; all of it before a last linear layer."""
+    step = max(scene.theirs.size // SAMPLE, 1) if scene.last is None else 1
+    if step == 1:
+        return replace(scene, operands=operands)
+    few = {name: x.ravel()[::step] for name, x in operands.items()}
+    ours, theirs = scene.ours.ravel()[::step], scene.theirs.ravel()[::step]
+    return replace(scene, ours=ours, theirs=theirs, operands=few)
+
+
+def _unary(x: np.ndarray) -> Formulas:
+    for name, function in ACTIVATIONS.items():
+        yield name, partial(function, x)
+
+
+def _gated(operands: Arrays, a: str, b: str) -> Formulas:
+    for name, function in ACTIVATIONS.items():
+        for x, y in ((a, b), (b, a)):
+            text = f"{name} of {_last(x)} times {_last(y)}"
+            yield text, partial(_gate, function, operands[x], operands[y])
 
 
 def _gate(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -59,22 +82,37 @@ def _gate(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, y: np.nda
 def combination(scene: Scene) -> Cause | None:
     """A sum of operands with other coefficients: a residual left out, doubled, or another one."""
     same = operands_of_size(scene)
-    names = list(same)[-OPERANDS:]
-    if not names:
-        return None
-    theirs, ours = (_coefficients(names, same, target) for target in (scene.theirs, scene.ours))
-    if theirs is None or ours is None:
-        return None
-    said = [_sum(each) for each in (theirs, ours)]
-    return Cause(f"{said[1]}, for {said[0]}", f"compute {said[0]}") if said[0] != said[1] else None
+    # What is the value itself, such as that of a dropout which is switched off, explains nothing.
+    plain = {name: x for name, x in same.items() if not np.array_equal(x, scene.theirs)}
+    for operands in (plain, same):
+        names = list(operands)[-OPERANDS:]
+        found = [_coefficients(names, operands, target) for target in (scene.theirs, scene.ours)]
+        theirs, ours = found
+        if theirs is None or ours is None:
+            continue
+        said = [_sum(each) for each in found if each is not None]
+        if said[0] != said[1]:
+            return _sum_cause(theirs, ours, said, scene.theirs.shape)
+    return None
+
+
+def _sum_cause(
+    theirs: dict[str, float], ours: dict[str, float], said: list[str], shape: tuple[int, ...]
+) -> Cause:
+    other = [name for name in theirs if f"{theirs[name]:.6g}" != f"{ours.get(name, 0.0):.6g}"]
+    text = f"{said[1]}, for {said[0]}"
+    if theirs.keys() == ours.keys() and len(other) == 1:
+        factors = [name_factor(each[other[0]], shape) for each in (ours, theirs)]
+        text = f"{_last(other[0])} scaled by {factors[0]}, for {factors[1]}: {text}"
+    return Cause("sum of operands", text, f"compute {said[0]}")
 
 
 def operands_of_size(scene: Scene) -> Arrays:
     """The operands in the shape of the value sought, those without a batch axis repeated."""
-    shape = scene.theirs.shape
+    shape = scene.shape
     found = {}
     for name, x in scene.operands.items():
-        if x.size == scene.theirs.size:
+        if x.size == np.prod(shape):
             found[name] = x.reshape(shape)
         elif x.shape == shape[len(shape) - x.ndim :]:
             found[name] = np.broadcast_to(x, shape)
@@ -83,10 +121,16 @@ def operands_of_size(scene: Scene) -> Arrays:
 
 def _coefficients(names: list[str], values: Arrays, target: np.ndarray) -> dict[str, float] | None:
     """The fewest operands whose sum with constant factors is the target."""
+    if any(values[name].size != target.size for name in names):
+        return None
+    some = slice(None, None, max(target.size // SAMPLE, 1))
     for n in range(1, min(len(names), 4) + 1):
         for chosen in combinations(reversed(names), n):
+            few = np.stack([values[name].ravel()[some] for name in chosen], axis=1)
+            factors, *_ = np.linalg.lstsq(few, target.ravel()[some], rcond=None)
+            if not fits(few @ factors, target.ravel()[some]):
+                continue
             matrix = np.stack([values[name].ravel() for name in chosen], axis=1)
-            factors, *_ = np.linalg.lstsq(matrix, target.ravel(), rcond=None)
             if fits(matrix @ factors, target.ravel()):
                 return {name: float(f) for name, f in zip(chosen, factors) if abs(f) > FITS}
     return None
@@ -102,7 +146,7 @@ def _sum(coefficients: dict[str, float]) -> str:
 
 def _last(name: str) -> str:
     """The last part of a name; with the one before where that says nothing."""
-    parts = name.split(".")
+    parts = name.partition("#")[0].split(".")
     plain = parts[-1] not in ("attend",) and not parts[-1].isdigit()
     return "x" if name == "input" else parts[-1] if plain else ".".join(parts[-2:])
 
@@ -111,10 +155,14 @@ def rearranged(scene: Scene) -> Cause | None:
     """The same numbers elsewhere: shifted, axes exchanged, regrouped in another order."""
     for name, made in _arrangements(scene.theirs):
         if fits(made, scene.ours) and not np.array_equal(made, scene.theirs):
-            return Cause(f"the right values, {name}", "check reshape, transpose and index here")
+            return Cause(
+                "rearranged", f"the right values, {name}", "check reshape, transpose and index here"
+            )
     for name, operand in reversed(scene.operands.items()):
         if fits(operand, scene.ours):
-            return Cause(f"the value of {_last(name)}, unchanged", "something is left out here")
+            return Cause(
+                "left out", f"the value of {_last(name)}, unchanged", "something is left out here"
+            )
     return None
 
 
@@ -141,7 +189,9 @@ def scaled(scene: Scene) -> Cause | None:
     if factor is None:
         return None
     name = name_factor(factor, scene.theirs.shape)
-    return Cause(f"{name} times the reference's value", f"multiply by {1 / factor:.6g} here")
+    return Cause(
+        "factor", f"{name} times the reference's value", f"multiply by {1 / factor:.6g} here"
+    )
 
 
 def factor_between(ours: np.ndarray, theirs: np.ndarray) -> float | None:
@@ -157,7 +207,7 @@ def factor_between(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 def name_factor(factor: float, shape: tuple[int, ...]) -> str:
     """With the axis that it may come from."""
-    for axis, n in enumerate(shape):
+    for axis, n in reversed(list(enumerate(shape))):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n), (f"sqrt({n})", n**0.5),
                             (f"1/sqrt({n})", n**-0.5)):  # fmt: skip
             whole = "sqrt" in name and n**0.5 == round(n**0.5)

@@ -20,7 +20,9 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
                                                   (theirs["std"], ours.size))]  # fmt: skip
     if not all(said) or said[0] == said[1]:
         return None
-    return Cause(f"{spot.where}: {said[0]}, for {said[1]}", f"initialise with {said[1]}")
+    return Cause(
+        "initial values", f"{spot.where}: {said[0]}, for {said[1]}", f"initialise with {said[1]}"
+    )
 
 
 def rule_of(std: float, n: int, shape: tuple[int, ...]) -> str:

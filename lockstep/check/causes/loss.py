@@ -6,25 +6,38 @@ import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
 
-SMOOTHINGS = (0.1, 0.05, 0.2)
+SMOOTHINGS = (0.1, 0.05, 0.2, 0.15, 0.01, 0.3)
 
 
 def explain(evidence: Evidence) -> Cause | None:
     """By cross-entropies of the last scores with each array of whole numbers in the batch."""
-    reference, ours = evidence.reference.about["loss"], evidence.isolated.loss
+    reference, ours = (
+        evidence.reference.about["loss"],
+        (evidence.trial.isolated or evidence.trial.free).loss,
+    )
     scores = _scores(evidence)
     if scores is not None:
         theirs = _first(_losses(scores, evidence), reference)
         mine = _first(_losses(scores, evidence), ours) if theirs else ""
         if mine and mine != theirs:
-            return Cause(f"{mine}, for {theirs}", f"compute {theirs}")
+            return Cause(_entry(mine, theirs), f"{mine}, for {theirs}", f"compute {theirs}")
     ratio = ours / reference if reference else 0.0
     for n in range(2, 5000):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n)):
             if abs(ratio / value - 1) < 1e-11:
                 text = f"{name} times the reference's loss: a sum for a mean, or another mean"
-                return Cause(text, "reduce by the same mean")
+                return Cause("factor of the loss", text, "reduce by the same mean")
     return None
+
+
+def _entry(ours: str, theirs: str) -> str:
+    """Of the catalogue: what the two differ in first."""
+    parts = [each.partition(" of the cross-entropy of ") for each in (ours, theirs)]
+    if parts[0][2].partition(",")[0] != parts[1][2].partition(",")[0]:
+        return "targets of the loss"
+    if parts[0][2] != parts[1][2]:
+        return "smoothing of labels"
+    return "mean over padding" if "padding" in ours + theirs else "reduction of the loss"
 
 
 def _scores(evidence: Evidence) -> np.ndarray | None:
@@ -45,13 +58,32 @@ def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float
             continue
         for shift, targets in _targets(leaf, log.shape[:-1]):
             flat = targets.reshape(-1).astype(int)
-            kept = (flat >= 0) & (flat < rows.shape[1])
-            if not kept.any():
-                continue
-            nll = -rows[kept, flat[kept]]
-            for s_name, values in _smoothed(nll, rows[kept]):
-                for r_name, value in _reduced(values, log.shape):
-                    yield f"{r_name} of the cross-entropy of {shift}{s_name}", value
+            inside = (flat >= 0) & (flat < rows.shape[1])
+            for m_name, mask in _masks(targets, evidence):
+                kept = inside & mask
+                if not kept.any():
+                    continue
+                nll = np.zeros(len(rows))
+                nll[kept] = -rows[kept, flat[kept]]
+                for s_name, values in _smoothed(nll, rows):
+                    for r_name, value in _reduced(values, kept, log.shape):
+                        yield f"{r_name} of the cross-entropy of {shift}{m_name}{s_name}", value
+
+
+def _masks(targets: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
+    """Positions that count: all, those of a mask in the batch, those without a token's padding."""
+    flat = targets.reshape(-1)
+    yield "", np.ones(flat.shape, bool)
+    for name, x in evidence.reference.group("batch/0").items():
+        if not set(np.unique(x)) <= {0, 1} or x.all():
+            continue
+        if x.size == flat.size:
+            yield f" under {name}", x.reshape(-1) > 0
+        elif x.ndim == targets.ndim == 2 and x.shape[1] == targets.shape[1] + 1:
+            yield f" under {name}", x[:, 1:].reshape(-1) > 0
+            yield f" under {name}, one position early", x[:, :-1].reshape(-1) > 0
+    if (flat == 0).any():
+        yield " but token 0", flat != 0
 
 
 def _targets(leaf: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
@@ -73,19 +105,31 @@ def _targets(leaf: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np
 
 def _smoothed(nll: np.ndarray, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     yield "", nll
+    n = rows.shape[1]
+    total = rows.sum(-1)
     for s in SMOOTHINGS:
-        yield f", smoothed by {s}", (1 - s) * nll - s * rows.mean(-1)
+        yield f", smoothed by {s}", (1 - s) * nll - s * total / n
+        yield f", smoothed by {s} among the others", (1 - s) * nll - s * (total + nll) / (n - 1)
 
 
-def _reduced(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, float]]:
-    total, n = float(values.sum()), values.size
+def _reduced(
+    values: np.ndarray, kept: np.ndarray, shape: tuple[int, ...]
+) -> Iterator[tuple[str, float]]:
+    total, n = float(values[kept].sum()), int(kept.sum())
     yield "mean", total / n
     yield "sum", total
     yield "sum over positions, mean over rows", total / shape[0]
     yield "mean over positions, sum over rows", total / max(shape[-2], 1)
     yield "mean in bits", total / n / float(np.log(2))
-    if n == np.prod(shape[:-1]):
-        yield "mean without the last position", float(values.reshape(shape[0], -1)[:, :-1].mean())
+    if len(shape) > 2:
+        by_row = kept.reshape(shape[0], -1)
+        rows = (values * kept).reshape(shape[0], -1)
+        yield "mean without the last position", float(rows[:, :-1].sum() / by_row[:, :-1].sum())
+        if n < kept.size:
+            yield "mean over rows of each row's mean", float(
+                (rows.sum(1) / np.maximum(by_row.sum(1), 1)).mean())  # fmt: skip
+    if n < kept.size:
+        yield "mean over padding, too,", total / kept.size
 
 
 def _first(losses: Iterator[tuple[str, float]], target: float) -> str:

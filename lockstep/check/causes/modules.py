@@ -5,8 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.check.causes.evidence import Cause, Scene, both
-from lockstep.check.causes.glue import Formulas
+from lockstep.check.causes.evidence import Cause, Formulas, Scene, both
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.1920928955078125e-07,
             2.220446049250313e-16)  # fmt: skip
@@ -27,8 +26,8 @@ def norm(scene: Scene) -> Cause | None:
     same = re.sub(r", eps [\d.e-]+", "", theirs) == re.sub(r", eps [\d.e-]+", "", ours)
     if same and eps:
         word = "eps" if scene.framework == "torch" else "epsilon"
-        return Cause(f"{ours}, for eps {eps[1]}", f"{word}={eps[1]}")
-    return Cause(f"{ours}, for {theirs}", f"compute {theirs}")
+        return Cause("epsilon of a norm", f"{ours}, for eps {eps[1]}", f"{word}={eps[1]}")
+    return Cause("another norm", f"{ours}, for {theirs}", f"compute {theirs}")
 
 
 def _norms(x: np.ndarray, scene: Scene) -> Formulas:
@@ -111,7 +110,7 @@ def linear(scene: Scene) -> Cause | None:
                 yield text, partial(_affine, x, kernel, b)
 
     if found := both(formulas, scene):
-        return Cause(f"{found[1]}, for {found[0]}", f"compute with {found[0]}")
+        return Cause("linear layer", f"{found[1]}, for {found[0]}", f"compute with {found[0]}")
     return None
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.causes.evidence import Cause, Evidence
+from lockstep.check.causes.glue import factor_between
 from lockstep.check.locate import Root
-from lockstep.check.rungs import by_piece
+from lockstep.check.rungs import changes, labels_of
 
 FIRST = (0.9, 0.8, 0.95, 0.85, 0.5, 0.0)
 SECOND = (0.999, 0.95, 0.99, 0.98, 0.9, 0.9999)
@@ -47,6 +48,8 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     sides = [_histories(evidence, own) for own in (False, True)]
     if not all(sides):
         return None
+    if found := accumulation(*sides):
+        return found
     theirs, ours = (find_rule(each) for each in sides)
     if theirs is None:
         return None
@@ -56,36 +59,54 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     return compare(theirs, ours)
 
 
-def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
+History = dict[str, dict[str, Sequence]]
+
+
+def accumulation(theirs: History, ours: History) -> Cause | None:
+    """How many gradients an optimizer gathers before it moves the weights, and how."""
+    label = "cycles" if "cycles" in theirs else "1"
+    counts = [_moves(each[label]) for each in (theirs, ours)]
+    if label == "1" and all(counts):
+        return None
+    if counts[0] != counts[1]:
+        said = [f"{count} gradients" if count else "more gradients" for count in counts]
+        return Cause("gradients accumulated", f"{said[1]} make an update, for {said[0]}",
+                     f"make an update of {said[0]}")  # fmt: skip
+    factors = {name: factor_between(ours[label][name].changes, s.changes)
+               for name, s in theirs[label].items()}  # fmt: skip
+    if None in factors.values() or not counts[0]:
+        return None
+    factor = next(iter(factors.values()))
+    return Cause("mean of accumulated gradients", f"{factor:.6g} times the reference's update of "
+                 f"{counts[0]} gradients: their sum for their mean, or the other way",
+                 "divide each loss by the number of gradients, or do not")  # fmt: skip
+
+
+def _moves(sequences: dict[str, Sequence]) -> int:
+    """The step, counted from one, in which the weights first change; 0 where none does."""
+    moved = np.any([s.changes.any(1) for s in sequences.values()], axis=0)
+    return int(moved.argmax()) + 1 if moved.any() else 0
+
+
+def _histories(evidence: Evidence, own: bool) -> History:
     """Label of the scale -> tensor -> its sequence; the port's changes where `own`."""
     reference, port = evidence.reference, evidence.port
-    labels = sorted({n.split("/")[1] for n in reference.arrays if n.startswith("fed/")})
     found: dict[str, dict[str, Sequence]] = {}
-    for label in labels:
+    for label, count in labels_of(reference).items():
         if own and port.begin(port.weights(reference.weights)):
             return {}
         steps: dict[str, list[tuple[np.ndarray, ...]]] = {}
         norms = []
-        step = 0
-        while f"fed/{label}/{step}/grad/{reference.about['parameters'][0]}" in reference.arrays:
+        for step in range(count):
             before = reference.group(f"fed/{label}/{step}/weights")
             grads = reference.group(f"fed/{label}/{step}/grad")
-            after = reference.group(f"fed/{label}/{step + 1}/weights")
-            change = {n: after[n] - before[n] for n in reference.about["parameters"]}
             norms.append(float(np.sqrt(sum((g**2).sum() for g in grads.values()))))
-            pairs = []
-            if own:
-                given = port.weights(before)
-                done = port.update(given, port.grads(grads), step)
-                mine = {n: done[n] - given[n] for n in port.facts["parameters"]}
-                pairs = [(e, a) for _, a, _, e in by_piece(evidence.entries, mine, change)]
-            else:
-                pairs = [(e, b) for _, _, b, e in by_piece(evidence.entries, change_of(evidence),
-                                                           change)]  # fmt: skip
-            for entry, moved in pairs:
-                parts = (entry.reference.take(before), entry.reference.take(grads), moved)
-                steps.setdefault(str(entry.reference), []).append(tuple(_some(x) for x in parts))
-            step += 1
+            for name, ours, theirs, entry in changes(
+                port, reference, evidence.entries, label, step
+            ):
+                change = ours if own else theirs
+                parts = (entry.reference.take(before), entry.reference.take(grads), change)
+                steps.setdefault(name, []).append(tuple(_some(x) for x in parts))
         found[label] = {name: _sequence(parts, norms) for name, parts in steps.items()}
     return found
 
@@ -93,11 +114,6 @@ def _histories(evidence: Evidence, own: bool) -> dict[str, dict[str, Sequence]]:
 def _sequence(parts: list[tuple[np.ndarray, ...]], norms: list[float]) -> Sequence:
     weights, grads, changes = (np.stack(each) for each in zip(*parts))
     return Sequence(weights, grads, changes, np.array(norms))
-
-
-def change_of(evidence: Evidence) -> dict[str, np.ndarray]:
-    """Zeros for each of the port's parameters: only the reference's part is wanted."""
-    return {n: np.zeros(evidence.port.shapes[n]) for n in evidence.port.facts["parameters"]}
 
 
 def _some(x: np.ndarray) -> np.ndarray:
@@ -221,16 +237,21 @@ def _directions(options: dict[str, Any], grads: np.ndarray) -> Iterator[np.ndarr
 
 def compare(theirs: Rule, ours: Rule) -> Cause | None:
     """What differs, options before rates before decay."""
-    said, lines = [], []
+    said, lines, entries = [], [], []
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
         if a != b and not key.startswith("_") and key != "L2 in the gradient":
             said.append(f"{key} {b}, for {a}")
             lines.append(f"{key}: {a}")
+            entries.append(f"optimizer's {key}")
+    if shift := _shift(theirs.rates, ours.rates):
+        return Cause("schedule one step off", f"the schedule is one step {shift}",
+                     "count the optimizer's steps as the reference does")  # fmt: skip
     for step, (a, b) in enumerate(zip(theirs.rates, ours.rates)):
         if abs(a - b) > 1e-6 * max(abs(a), abs(b)):
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
+            entries.append("schedule of the learning rate")
             break
     options = [("weight decay", theirs.decay, ours.decay),
                ("L2 in the gradient", theirs.l2, ours.l2)]  # fmt: skip
@@ -246,7 +267,17 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
             listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
             said.append(f"{word} {b}, for {a}, of {listed}")
             lines.append(f"{word} {a} for {listed}")
-    return Cause("; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+            entries.append(word)
+    return Cause(entries[0], "; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+
+
+def _shift(theirs: list[float], ours: list[float]) -> str:
+    """Whether one's learning rates are the other's, a step later."""
+    if np.allclose(theirs, theirs[0], rtol=1e-6) or np.allclose(theirs, ours, rtol=1e-6):
+        return ""
+    if np.allclose(ours[1:], theirs[:-1], rtol=1e-6):
+        return "behind"
+    return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=1e-6) else ""
 
 
 def _say(options: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ def explain(spot: Spot, evidence: Evidence) -> Cause | None:
     theirs, ours = (_weights(x, old, new, name) for new in (spot.theirs, spot.ours))
     if not theirs or not ours or theirs == ours:
         return None
-    return Cause(f"{ours}, for {theirs}", f"compute {theirs}")
+    return Cause("running statistics", f"{ours}, for {theirs}", f"compute {theirs}")
 
 
 def _weights(x: np.ndarray, old: np.ndarray, new: np.ndarray, name: str) -> str:

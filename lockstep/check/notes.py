@@ -1,0 +1,51 @@
+"""What limits a verdict, in one line each."""
+
+from typing import Any
+
+from lockstep.check.locate import Root
+from lockstep.check.port import Port
+from lockstep.check.prove import Trial
+from lockstep.check.rungs import Rung
+from lockstep.check.trace import Trace
+
+FREE = ("2", "3", "5", "8")
+
+
+def of(
+    reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Rung],
+    accepted: list[Root],
+) -> list[str]:  # fmt: skip
+    found = _precision("reference", reference.about) + _precision("port", port.facts)
+    calls, pairing = trial.free.calls, trial.pairing
+    if not pairing.calls and not calls.names:
+        found.append("no module of the port was paired: it shows none; a port in plain JAX shows "
+                     "its values through taps(tap)")  # fmt: skip
+    elif not pairing.calls:
+        found.append(
+            "no module of the port was paired: its outputs have other sizes than the reference's"
+        )
+    elif partnerless:
+        total = len(partnerless) + len(pairing.calls)
+        found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
+                     f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
+    if pairing.reordered:
+        found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
+                     f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
+    masked = sorted({call for rung in climbed for call in rung.masked})
+    if masked:
+        found.append(f"{len(masked)} calls differ only at positions that reach no loss, such as "
+                     f"{masked[0]}: padding")  # fmt: skip
+    if not reference.about["repeats"]:
+        found.append("the reference gives another loss each time: switch off what is random")
+    if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
+        found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
+    return found
+
+
+def _precision(side: str, about: dict[str, Any]) -> list[str]:
+    if about["precision"] != "float64":
+        why = ", ".join(map(str, about["narrow"][:3]))
+        return [f"the {side} runs in {about['precision']} alone: blind below its noise ({why})"]
+    if about["widened"]:
+        return [f"the {side} casts to narrower floats inside: here these mean float64"]
+    return []

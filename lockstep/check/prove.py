@@ -1,0 +1,164 @@
+"""What names and shapes leave open, forward values decide: turned kernels, exchanged tensors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from lockstep.check import names, rungs
+from lockstep.check.layout import Entry
+from lockstep.check.mapping import Mapping, exchange
+from lockstep.check.modules import Calls, Pairing, make_pairing, pair_calls
+from lockstep.check.port import Port, Run
+from lockstep.check.trace import Trace
+from lockstep.model.params import Arrays
+
+TRIALS = 40  # of a mapping: two runs of the port each
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The port under one mapping: by itself, and fed what the reference had."""
+
+    weights: Arrays
+    free: Run
+    pairing: Pairing
+    isolated: Run | None  # None of a recorded port
+    wrong: set[str]  # the calls, and "loss"
+
+    def touches(self, entry: Entry) -> bool:
+        owner = (entry.alias or entry.reference.name).rpartition(".")[0]
+        return not self.wrong.isdisjoint({owner, owner.rpartition(".")[0]})
+
+
+class Prover:
+    """Runs the port under mappings; the best is kept."""
+
+    def __init__(self, port: Port, reference: Trace, calls: Calls) -> None:
+        assert port.mapping
+        self.port, self.reference, self.calls = port, reference, calls
+        self.mapping: Mapping = port.mapping
+        self.left = TRIALS
+        self.best = self.trial()
+
+    def trial(self) -> Trial:
+        port, loss = self.port, self.reference.about["loss"]
+        weights = port.weights(self.reference.weights)
+        free = port.run(weights)
+        calls = pair_calls(self.mapping.entries, self.calls, free.calls)
+        pairing = make_pairing(calls, self.calls, free.calls)
+        ran = free
+        if port.isolates:
+            ran = port.run(weights, forced=pairing.forced(self.calls))
+        bounds = rungs.Bounds(self.reference)
+        rung = rungs.activations("2i", "", pairing, self.calls, ran, loss, bounds, [])
+        wrong = {spot.where.partition("#")[0] for spot in rung.spots}
+        return Trial(weights, free, pairing, ran if port.isolates else None, wrong)
+
+    def search(self) -> Trial:
+        """Of the mappings that names leave open, the one under which least is wrong."""
+        if not self.port.isolates:  # its weights are as they are
+            return self.best
+        self._turn_all()
+        for group in self._open_groups():
+            for choice in range(1, min(len(group[0].choices), 4)):
+                if self._spent():
+                    return self.best
+                former = [entry.chosen for entry in group]
+                for entry in group:
+                    entry.chosen = choice
+                if not self._improves():
+                    for entry, chosen in zip(group, former):
+                        entry.chosen = chosen
+        for pairs in self._rivals():
+            if self._spent():
+                break
+            if self.exchange_helps(pairs):
+                self.mapping.notes.append(f"forward values decide: {pairs[0][0]} and {pairs[0][1]} "
+                                          "are paired against the order of calls")  # fmt: skip
+        return self.best
+
+    def exchange_helps(self, pairs: list[tuple[str, str]]) -> bool:
+        """Exchanges the partners of the port's tensors; back again if not less is wrong."""
+        former = list(self.mapping.entries)
+        if not exchange(self.mapping, pairs):
+            return False
+        if self._improves():
+            return True
+        self.mapping.entries[:] = former
+        return False
+
+    def _spent(self) -> bool:
+        return not self.best.wrong or self.left <= 0
+
+    def _improves(self) -> bool:
+        self.left -= 1
+        tried = self.trial()
+        if len(tried.wrong) < len(self.best.wrong):
+            self.best = tried
+            return True
+        return False
+
+    def _turn_all(self) -> None:
+        """At once, those whose module is wrong: each is then right or wrong by itself."""
+        open_ones = [e for e in self.mapping.entries
+                     if len(e.choices) > 1 and self.best.touches(e)]  # fmt: skip
+        for entry in open_ones:
+            entry.chosen = 1
+        if open_ones:
+            turned = self.trial()
+            for entry in open_ones:
+                entry.chosen = 0 if turned.touches(entry) else 1
+            if not self._improves():
+                for entry in open_ones:
+                    entry.chosen = 0
+
+    def _open_groups(self) -> list[list[Entry]]:
+        """Kernels with a choice of axes, those of all layers together."""
+        groups: dict[tuple[str, int], list[Entry]] = {}
+        for entry in self.mapping.entries:
+            if len(entry.choices) > 1:
+                key = names.wildcard(entry.port.name), len(entry.choices)
+                groups.setdefault(key, []).append(entry)
+        return list(groups.values())
+
+    def _rivals(self) -> list[list[tuple[str, str]]]:
+        """Tensors of the port whose names say as much for each other's partners; all layers."""
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for a, b in self.mapping.rivals:
+            groups.setdefault((names.wildcard(a), names.wildcard(b)), []).append((a, b))
+        return list(groups.values())
+
+    def find_exchange(self, place: str) -> str:
+        """Two siblings of one parent that the port exchanges, inside a place; "" where none.
+
+        Names say that they are right: the mapping stays.
+        """
+        former, best = list(self.mapping.entries), self.best
+        if not self.port.isolates:
+            return ""
+        for a, b, pairs in self._siblings(place):
+            if self.left <= 0:
+                break
+            if self.exchange_helps(pairs):
+                self.mapping.entries[:], self.best = former, best
+                return f"{a} and {b}"
+        return ""
+
+    def _siblings(self, place: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+        units: dict[str, dict[str, Entry]] = {}  # a module, or a tensor without one
+        for entry in self.mapping.entries:
+            kind = str(names.is_bias(entry.port.name))
+            units.setdefault(names.owner(entry.port.name), {})[kind] = entry
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for a, b in combinations(units, 2):
+            shapes = [{leaf: e.port_shape for leaf, e in units[u].items()} for u in (a, b)]
+            around = [units[u][next(iter(units[u]))].reference.name for u in (a, b)]
+            inside = all(place in ("", "(root)") or names.wildcard(n).startswith(place + ".")
+                         for n in around)  # fmt: skip
+            if inside and shapes[0] == shapes[1] and a.rpartition(".")[0] == b.rpartition(".")[0]:
+                key = names.wildcard(a), names.wildcard(b)
+                groups.setdefault(key, []).extend(
+                    (units[a][leaf].port.name, units[b][leaf].port.name) for leaf in units[a]
+                )
+        for (a, b), pairs in groups.items():
+            yield a, b, pairs

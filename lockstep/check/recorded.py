@@ -1,0 +1,96 @@
+"""A port that was recorded: its trace answers in place of its program, and cannot be fed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.check import check, layout, report
+from lockstep.check.modules import Calls
+from lockstep.check.port import Port, Run, aliases_of
+from lockstep.check.program import Program
+from lockstep.check.prove import Prover
+from lockstep.check.rungs import gap, labels_of
+from lockstep.check.trace import Trace
+from lockstep.errors import UserError, require
+from lockstep.model.params import Arrays
+from lockstep.parity.tolerances import NORM
+from lockstep_recorder.main import write
+
+REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"
+
+
+class RecordedPort(Port):
+    """Comparable where it started from the reference's weights, and saw its batches."""
+
+    isolates = False
+
+    def __init__(self, recorded: Trace, reference: Trace) -> None:
+        self.recorded, self.reference = recorded, reference
+        self.facts, self.initial = recorded.about, recorded.weights
+        self.shapes = {name: x.shape for name, x in self.initial.items()}
+        self.mapping = None
+
+    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> Run:
+        """Raises UserError where the recording started from other weights."""
+        about = self.facts
+        for name, x in weights.items():
+            require(gap(x, self.initial[name]) <= NORM.bound, f"{about['program']}: the trace's",
+                    name, f"is not the reference's; {REMEDY}")  # fmt: skip
+        calls = Calls(about["events"], about["kinds"], self.recorded.arrays,
+                      aliases_of(about["tied"]))  # fmt: skip
+        group = self.recorded.group
+        return Run(about["loss"], calls, group("grad"), group("state"))
+
+    def moments(self, piece: layout.Piece) -> dict[str, Any]:
+        """Of the whole tensor."""
+        return {**self.facts["initial"][piece.name], "size": self.initial[piece.name].size}
+
+    def begin(self, weights: Arrays) -> str:
+        if lacks := self.facts["lacks"].get("optimizer", ""):
+            return str(lacks)
+        fed = self.recorded.group("fed/1/0/grad")
+        ours = self.grads(self.reference.group("fed/1/0/grad"))
+        if any(name not in fed or not np.array_equal(x, fed[name]) for name, x in ours.items()):
+            return f"its optimizer was fed other gradients; {REMEDY}"
+        return ""
+
+    def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
+        before, after = (self.recorded.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
+        none = labels_of(self.recorded).get(label, 0) <= step
+        return {name: np.zeros(self.shapes[name]) if none else after[name] - before[name]
+                for name in self.facts["parameters"]}  # fmt: skip
+
+    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
+        return self.facts["accumulated"], self.recorded.group("sum"), self.recorded.group("carried")
+
+    def train(self, weights: Arrays, steps: int) -> list[float]:
+        return self.facts.get("losses", [])[:steps]
+
+
+def require_same_batches(port: Trace, reference: Trace, name: str) -> None:
+    theirs = {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
+    ours = {n: x for n, x in port.arrays.items() if n.startswith("batch/")}
+    alike = theirs.keys() == ours.keys() and all(
+        np.array_equal(x, ours[n], equal_nan=True) for n, x in theirs.items())  # fmt: skip
+    if not alike:
+        raise UserError(f"{name}: has other batches than the reference; {REMEDY}")
+
+
+def record_like(program: Program, reference: Trace, out: Path) -> None:
+    """Records a port on the reference's weights, batches and gradients."""
+    port = Port(program, reference)
+    port.mapping = check.propose(reference, port, {})
+    Prover(port, reference, check.calls_of(reference)).search()
+    given = {f"weights/{n}": x for n, x in port.weights(reference.weights).items()}
+    given |= {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
+    for label, steps in labels_of(reference).items():
+        for step in range(steps):
+            here = f"fed/{label}/{step}/grad"
+            given |= {f"{here}/{n}": x for n, x in port.grads(reference.group(here)).items()}
+    steps = len(reference.about.get("losses", []))
+    about, arrays = program.ask("record", given, batch=port.batch, steps=steps)
+    about = {name: value for name, value in about.items() if name not in ("names", "body")}
+    mapping = {"tensors": report.tensors_json(port.mapping)}
+    own = {"program": Path(program.name).name, "seed": reference.about["seed"], "mapping": mapping}
+    write(str(out), {**own, **about}, arrays)
