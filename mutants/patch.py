@@ -11,6 +11,7 @@ Plant = Callable[..., None]
 
 def assign(owner: Any, name: str, value: Any) -> Plant:
     """`owner.name` becomes `value`, or the size."""
+    assert hasattr(owner, name), f"{owner} has no {name}: nothing would use it"
     return lambda *size: setattr(owner, name, *(size or [value]))
 
 
