@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import results, twin
+from lockstep.check.twins import describe_difference
 from lockstep.cli.flags import add_flag, reader
 from lockstep.config import (
     DataConfig,
@@ -189,4 +190,8 @@ def _curves(given: argparse.Namespace) -> int:
     stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
     out = Path(flags.pop("out", directory.RUNS / stem))
     directory.require_writable(out)
-    return FAILED if curves.run(a, b, flags, out, bug) is Verdict.DIFFERENT else DONE
+    return (
+        FAILED
+        if curves.run(a, b, flags, out, bug, describe_difference) is Verdict.DIFFERENT
+        else DONE
+    )

@@ -6,13 +6,14 @@ the noise envelope that the gap between A and B is held against.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.errors import require
 from lockstep.model.state import initial_state
@@ -21,7 +22,6 @@ from lockstep.parity.envelope import Comparison, compare_programs, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT
-from lockstep.parity.place import describe_difference
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
 from lockstep.parity.trajectories import train_side
@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "batch_size": 4, "accum": 3, "steps": 150, "lr": 1e-3, "numerics": "strict",
 }  # fmt: skip
 CURVES = ("loss", "loss_scale", "skipped")
+Locate = Callable[[Side, Side, Config], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,15 @@ class Program:
         return {**operand, "config": config, **curves, "about": self.about}
 
 
-def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "") -> Verdict:
-    """Trains, judges, writes curves.json and curves.png, and prints the verdict."""
+def run(
+    a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: str = "",
+    locate: Locate = lambda *compared: [],
+) -> Verdict:  # fmt: skip
+    """Trains, judges, writes curves.json and curves.png, and prints the verdict.
+
+    Args:
+        locate: says in which module two twins differ, the healthy one first.
+    """
     bug = catalogue.find(bug_text) if bug_text else None
     shows = {k: v for k, v in bug.flags.items() if k not in ("policy", "dropout")} if bug else {}
     operands = [parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text)]
@@ -102,17 +110,11 @@ def run(a_text: str, b_text: str, flags: dict[str, Any], out: Path, bug_text: st
             program.side.close()
     files = write(result, programs, compared, out)
     print_result(result, programs, compared, bug, files)
-    if result.finding.verdict is Verdict.DIFFERENT:
-        print(*locate([programs[name] for name in compared]), sep="\n")
+    logged = any(operand.losses is not None for operand in operands)
+    if result.finding.verdict is Verdict.DIFFERENT and not logged:
+        sides = sorted((programs[name].side for name in compared), key=lambda side: side.variant)
+        print(*locate(sides[0], sides[1], config), sep="\n")
     return result.finding.verdict
-
-
-def locate(programs: list[Program]) -> list[str]:
-    """Which module is wrong, where both are twins and not logged runs; the healthy one first."""
-    if any(program.operand.losses is not None for program in programs):
-        return []
-    reference, other = sorted((program.side for program in programs), key=lambda side: side.variant)
-    return describe_difference(reference, other, programs[0].operand.config)
 
 
 def judge(ours: Program, theirs: Program) -> Comparison:

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.parity import curves, operands
 from lockstep.parity.envelope import compare_curves
+from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
 SMALL = {"device": "cpu", "n_layer": 1, "d_model": 16, "context": 32, "batch_size": 4}
@@ -23,10 +25,15 @@ def test_curves_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {**SMALL, "steps": 3}
-    verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, "softmax-scale=0.5")
+    flags, bug = {**SMALL, "steps": 3}, "softmax-scale=0.5"
+
+    def locate(reference: Side, other: Side, config: Config) -> list[str]:
+        return [f"{other.name} against {reference.name}"]
+
+    verdict = curves.run("torch:fp64", "jax:fp64", flags, tmp_path, bug, locate)
     assert verdict is Verdict.DIFFERENT
     printed = capsys.readouterr().out
+    assert printed.endswith("\ntorch with softmax-scale=0.5 against jax\n")
     assert "the rung that catches it is 2 activations" in printed
     assert "different from step 1 on\nlast loss: torch:fp64 " in printed
     content = json.loads((tmp_path / "curves.json").read_text())

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from lockstep.check.twins import describe_difference
 from lockstep.parity import ladder, matrix, trajectories
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
 from lockstep.parity.noise import PLAIN
 from lockstep.parity.pair import GPT
-from lockstep.parity.place import describe_difference
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 

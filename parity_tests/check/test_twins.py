@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from lockstep.parity import matrix, place
+from lockstep.check import twins
+from lockstep.parity import matrix
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
@@ -34,12 +35,12 @@ def test_the_first_root_is_the_mutant(name: str, request: pytest.FixtureRequest)
     sides = {framework: Side(framework, module) for framework, module in GPT.modules.items()}
     mutant = Side(bug.framework, GPT.modules[bug.framework], variant=name)
     (healthy,) = (side for framework, side in sides.items() if framework != bug.framework)
-    lines = place.describe_difference(healthy, mutant, matrix.config(bug.flags, "cpu"))
+    lines = twins.describe_difference(healthy, mutant, matrix.config(bug.flags, "cpu"))
     first = itertools.takewhile(lambda line: not line.startswith("2 "), lines)
     assert re.match(f"1 {(PLACES | MORE)[name]}", " ".join(first)), lines
 
 
 def test_equal_twins_have_no_place() -> None:
     jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
-    (line,) = place.describe_difference(jax, torch, matrix.config({}, "cpu"))
+    (line,) = twins.describe_difference(jax, torch, matrix.config({}, "cpu"))
     assert line.startswith("no module differs in float64")
