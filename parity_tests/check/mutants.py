@@ -19,6 +19,20 @@ class Mutant(NamedTuple):
     cause: str = ""  # a part of its cause; "" where the catalogue has none
 
 
+# The entry of the catalogue that a bug's cause is.
+ELSEWHERE = {
+    "qk-swapped": "attention operands", "heads-interleaved": "attention split",
+    "scale-width": "attention scale", "head-count": "attention heads", "gelu-erf": "activation",
+    "positions-reversed": "rearranged", "image-scaled": "factor", "ln-eps": "epsilon of a norm",
+    "bn-momentum": "running statistics", "embedding-detached": "no gradient",
+    "gradient-halved": "factor of a gradient", "sum-for-mean": "reduction of the loss",
+    "sgd": "optimizer's rule", "beta1": "optimizer's beta1", "beta2": "optimizer's beta2",
+    "adam-eps": "optimizer's eps", "decay-coupled-nesterov": "optimizer's Nesterov",
+    "dampened": "optimizer's dampening", "no-clip": "optimizer's clip",
+    "learning-rate": "learning rate", "warm-up": "schedule of the learning rate",
+    "no-decay": "weight decay", "decay-left-out": "L2 in the gradient",
+    "embedding-initial-values": "initial values",
+}  # fmt: skip
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BUGS = [Mutant(**row) for row in TABLE["bug"]]
 REWRITES = [Mutant(**row) for row in TABLE["rewrite"]]

@@ -12,6 +12,7 @@ from parity_tests.check.mutants import (
     BUGS,
     CONV,
     CONV_REWRITES,
+    ELSEWHERE,
     EXAMPLES,
     HELD_OUT,
     REWRITES,
@@ -31,6 +32,7 @@ def test_a_bug_is_named_first_with_its_cause(
     first = result.roots[0]
     assert mutant.where in first.where, [root.name for root in result.roots]
     assert mutant.cause in first.cause, (first.name, first.cause)
+    assert ELSEWHERE.get(mutant.name, first.entry) == first.entry
     assert bool(first.cause) >= bool(mutant.cause)
 
 
@@ -64,6 +66,7 @@ def test_a_bug_of_a_convolutional_net_is_named_first(
     first = result.roots[0]
     assert mutant.where in first.where, [root.name for root in result.roots]
     assert mutant.cause in first.cause, (first.name, first.cause)
+    assert ELSEWHERE.get(mutant.name, first.entry) == first.entry
 
 
 @pytest.mark.parametrize("rewrite", CONV_REWRITES, ids=lambda mutant: mutant.name)

@@ -136,7 +136,7 @@ def _attend(
     if kept.shape[-2:] != scores.shape[-2:]:
         return None
     weights = _softmax(
-        np.where(kept, scores, -np.inf), -1 if config["softmax over"] == "keys" else -2
+        np.where(kept, scores, -1e30), -1 if config["softmax over"] == "keys" else -2
     )
     return _merge(np.einsum("bhts,bshk->bthk", weights, c), config["merged"])
 
@@ -191,6 +191,5 @@ def _masks(t: int, s: int, scene: Scene, rows: list[int]) -> Iterator[tuple[str,
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    largest = x.max(axis, keepdims=True)
-    e = np.exp(x - np.where(np.isfinite(largest), largest, 0.0))
+    e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)

@@ -15,10 +15,8 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if not spot.ours.any() and spot.theirs.any():
         remedy = "look for stop_gradient, detach, or a parameter that is frozen or unused"
         module = spot.where.partition("#")[0]
-        later = [
-            c for c in evidence.calls.names if c.partition("#")[0] == module and c != spot.where
-        ]
-        if spot.what == "cotangent" and later:
+        calls = [c for c in evidence.calls.names if c.partition("#")[0] == module]
+        if spot.what == "cotangent" and calls[-1:] != [spot.where]:
             text = f"no gradient arrives from a later call of {module}: what is carried is stopped"
             return Cause("stopped carry", text, remedy)
         return Cause("no gradient", "no gradient arrives here", remedy)

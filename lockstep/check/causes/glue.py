@@ -210,7 +210,7 @@ def name_factor(factor: float, shape: tuple[int, ...]) -> str:
     for axis, n in reversed(list(enumerate(shape))):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n), (f"sqrt({n})", n**0.5),
                             (f"1/sqrt({n})", n**-0.5)):  # fmt: skip
-            whole = "sqrt" in name and n**0.5 == round(n**0.5)
+            whole = "sqrt" in name and n**0.5 == round(n**0.5) and axis < len(shape) - 1
             if n > 1 and not whole and abs(factor / value - 1) < 1e-9:
                 return f"{factor:.6g} ({name}, the size of axis {axis})"
     return f"{factor:.6g}"

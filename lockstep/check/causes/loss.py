@@ -1,5 +1,6 @@
 """The loss of the same scores: reduction, targets, smoothing."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,7 +34,8 @@ def explain(evidence: Evidence) -> Cause | None:
 def _entry(ours: str, theirs: str) -> str:
     """Of the catalogue: what the two differ in first."""
     parts = [each.partition(" of the cross-entropy of ") for each in (ours, theirs)]
-    if parts[0][2].partition(",")[0] != parts[1][2].partition(",")[0]:
+    targets = [re.split(", smoothed| under | but ", part[2])[0] for part in parts]
+    if targets[0] != targets[1]:
         return "targets of the loss"
     if parts[0][2] != parts[1][2]:
         return "smoothing of labels"
@@ -53,7 +55,8 @@ def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float
     shifted = scores - scores.max(-1, keepdims=True)
     log = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     rows = log.reshape(-1, log.shape[-1])
-    for leaf in evidence.reference.group("batch/0").values():
+    batch = evidence.reference.group("batch/0")
+    for name, leaf in batch.items():
         if not (leaf == np.round(leaf)).all() or leaf.min() < -100:
             continue
         for shift, targets in _targets(leaf, log.shape[:-1]):
@@ -67,7 +70,8 @@ def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float
                 nll[kept] = -rows[kept, flat[kept]]
                 for s_name, values in _smoothed(nll, rows):
                     for r_name, value in _reduced(values, kept, log.shape):
-                        yield f"{r_name} of the cross-entropy of {shift}{m_name}{s_name}", value
+                        what = f"{shift} ({name})" if len(batch) > 1 else shift
+                        yield f"{r_name} of the cross-entropy of {what}{m_name}{s_name}", value
 
 
 def _masks(targets: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:

@@ -66,14 +66,14 @@ def accumulation(theirs: History, ours: History) -> Cause | None:
     """How many gradients an optimizer gathers before it moves the weights, and how."""
     label = "cycles" if "cycles" in theirs else "1"
     counts = [_moves(each[label]) for each in (theirs, ours)]
-    if label == "1" and all(counts):
+    if label == "1" and counts[0] == counts[1]:
         return None
     if counts[0] != counts[1]:
         said = [f"{count} gradients" if count else "more gradients" for count in counts]
         return Cause("gradients accumulated", f"{said[1]} make an update, for {said[0]}",
                      f"make an update of {said[0]}")  # fmt: skip
     factors = {name: factor_between(ours[label][name].changes, s.changes)
-               for name, s in theirs[label].items()}  # fmt: skip
+               for name, s in theirs[label].items() if s.changes.any()}  # fmt: skip
     if None in factors.values() or not counts[0]:
         return None
     factor = next(iter(factors.values()))

@@ -1,0 +1,229 @@
+# ruff: noqa: E501  (programs in strings)
+"""Two small torch programs in which the catalogue's rarer causes are planted."""
+
+from typing import NamedTuple
+
+ATTENTION = """
+import math
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+V, T, D, H, G = 11, 6, 16, 4, 2  # vocabulary, positions, width, heads in groups
+
+
+def turn(x):
+    half = x.shape[-1] // 2
+    rates = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = torch.arange(x.shape[2])[:, None] * rates
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(D, D), nn.Linear(D, D // G), nn.Linear(D, D // G)
+        self.out = nn.Linear(D, D)
+
+    def forward(self, x, mask):
+        b, t, _ = x.shape
+        q, k, v = (f(x).view(b, t, -1, D // H).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k = turn(q), turn(k)
+        k, v = (each.repeat_interleave(G, 1) for each in (k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(D // H)
+        scores = scores.masked_fill(mask[:, None, None] == 0, -1e30)
+        y = torch.softmax(scores, -1) @ v
+        return self.out(y.transpose(1, 2).reshape(b, t, D))
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(V, D), nn.Dropout(0.1)
+        self.norm1, self.attention = nn.LayerNorm(D), Attention()
+        self.norm2, self.mlp = nn.LayerNorm(D), Gated()
+        self.a_gain, self.b_gain = (nn.Parameter(torch.rand(D) + 1) for _ in range(2))
+        self.head = nn.Linear(D, V)
+
+    def forward(self, tokens, mask):
+        x = self.drop(math.sqrt(D) * self.embed(tokens))
+        x = x + self.attention(self.norm1(x), mask) * self.a_gain
+        return self.head(x + self.mlp(self.norm2(x)) * self.b_gain)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    logits, kept = model(batch["tokens"], batch["mask"]), batch["mask"]
+    rows = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="none",
+                           label_smoothing=0.1)
+    return (rows * kept.flatten()).sum() / kept.sum()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    lengths = draw.integers(3, T, 4)
+    return {"tokens": draw.integers(0, V, (4, T)), "targets": draw.integers(0, V, (4, T)),
+            "mask": (np.arange(T) < lengths[:, None]).astype("int64")}
+"""
+
+CELL = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+D, T = 5, 6
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(D, D), nn.Linear(D, 1)
+        self.rms = nn.RMSNorm(D, eps=1e-5)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("table", torch.sin(torch.arange(T * D).double().view(T, D)), False)
+
+    def forward(self, x):
+        h = torch.zeros(len(x), D, dtype=x.dtype)
+        for t in range(T):
+            h = self.cell(x[:, t] + self.table[t], h)
+        return self.head(self.rms(h)) * self.scale.detach()
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"x": draw.normal(size=(4, T, D)), "y": draw.normal(size=(4, 1))}
+
+
+def optimizer(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def update(model, opt, step):
+    for group in opt.param_groups:
+        group["lr"] = 1e-3 * (step + 1)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+"""
+GATHERED = (
+    CELL[: CELL.index("def optimizer")]
+    + """
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+
+def update(model, opt, step):
+    if step % 2:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad /= 2
+        opt.step()
+"""
+)
+STEPPED = GATHERED[: GATHERED.index("def update")]
+PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED}
+
+
+class Plant(NamedTuple):
+    program: str
+    entry: str  # of the catalogue
+    old: str
+    new: str
+    where: str  # a part of the first root's place
+    cause: str  # a part of it
+
+
+PLANTS = [
+    Plant("attention", "attention mask", 'scores.masked_fill(mask[:, None, None] == 0, -1e30)',
+          "scores", "attention", "mask: none, for padding by mask"),
+    Plant("attention", "attention groups", "each.repeat_interleave(G, 1)", "each.repeat(1, G, 1, 1)",
+          "attention", "groups: tiled, for repeated"),
+    Plant("attention", "attention rotary", "a, b = x[..., :half], x[..., half:]",
+          "a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack([a * cos - b * sin, b * cos + a "
+          "* sin], -1).flatten(-2)", "attention", "rotary: pairs, for halves"),
+    Plant("attention", "attention softmax over", "torch.softmax(scores, -1)",
+          "torch.softmax(scores, -2)", "attention", "softmax over: queries, for keys"),
+    Plant("attention", "attention merged", "y.transpose(1, 2).reshape(b, t, D)",
+          "y.permute(0, 2, 3, 1).reshape(b, t, D)", "attention", "merged: head size, heads"),
+    Plant("attention", "gate", "F.silu(self.gate(x)) * self.up(x)",
+          "self.gate(x) * F.silu(self.up(x))", "mlp.down", "SiLU of up times gate"),
+    Plant("attention", "exchanged tensors", "mask) * self.a_gain",
+          "mask) * self.b_gain", "", "a_gain and b_gain are used in each other's place"),
+    Plant("attention", "sum of operands", "math.sqrt(D) * self.embed", "self.embed", "embed",
+          "embed scaled by 1, for 4 (sqrt(16), the size of axis 2)"),
+    Plant("attention", "mean over padding", "kept.sum()", "kept.numel()", "loss", "over padding"),
+    Plant("attention", "smoothing of labels", "label_smoothing=0.1", "label_smoothing=0.0", "loss",
+          "smoothed by 0.1"),
+    Plant("attention", "targets of the loss", 'batch["targets"].flatten()',
+          'batch["tokens"].flatten()', "loss", "the targets (tokens) under mask"),
+    Plant("attention", "left out", "F.silu(self.gate(x)) * self.up(x)",
+          "0 * self.gate(x) + self.up(x)", "mlp.down", "the value of up, unchanged"),
+    Plant("cell", "linear layer", "nn.GRUCell(D, D), nn.Linear(D, 1)", "nn.GRUCell(D, D), "
+          "nn.Linear(D, 1)\n        self.head.forward = lambda x: F.linear(x, self.head.weight)",
+          "head", "no bias"),
+    Plant("cell", "stopped carry", "self.table[t], h)", "self.table[t], h.detach())", "cell",
+          "what is carried is stopped"),
+    Plant("cell", "made in float32", "self.table[t]", "torch.sin(torch.arange(T * D).view(T, D))[t]", "cell", "a constant made in float32"),
+    Plant("cell", "another norm", "nn.RMSNorm(D, eps=1e-5)", "nn.LayerNorm(D, 1e-5, bias=False)",
+          "rms", "LayerNorm"),
+    Plant("cell", "factor of the loss", ".square().mean()", ".square().sum()", "loss", "4 times"),
+    Plant("cell", "schedule one step off", "(step + 1)", "(step + 2)", "optimizer", "one step ahead"),
+    Plant("cell", "optimizer's clip's epsilon", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+          "some = [p for p in model.parameters() if p.grad is not None]\n"
+          "    n = torch.stack([p.grad.norm() for p in some]).norm()\n    for p in "
+          "some:\n        p.grad *= torch.clamp(1 / n, max=1)", "optimizer",
+          "clip's epsilon 0.0, for 1e-06"),
+    Plant("cell", "gradients accumulated", "    opt.step()",
+          "    if step % 2:\n        opt.step()", "optimizer", "make an update"),
+    Plant("attention", "rounding", "self.norm2(x))", "torch.from_numpy(self.norm2(x).detach()"
+          ".numpy().astype('f4')).double())", "mlp", "rounded to float32 here"),
+    Plant("cell", "gradient not stopped", "self.scale.detach()", "self.scale", "scale",
+          "the reference has no gradient here"),
+    Plant("cell", "optimizer's eps is", "torch.optim.Adam(model.parameters(), lr=1e-3)",
+          "Inside(model.parameters(), lr=1e-3)\n\n\nclass Inside(torch.optim.Adam):\n"
+          "    def step(self):\n        for g in self.param_groups:\n            for p in [p for p in g['params'] if p.grad is not None]:\n"
+          "                s = self.state[p]\n                s['n'] = s.get('n', 0) + 1\n"
+          "                s['m'] = 0.9 * s.get('m', 0) + 0.1 * p.grad\n"
+          "                s['v'] = 0.999 * s.get('v', 0) + 0.001 * p.grad**2\n"
+          "                m, v = s['m'] / (1 - 0.9 ** s['n']), s['v'] / (1 - 0.999 ** s['n'])\n"
+          "                p.data -= g['lr'] * m / torch.sqrt(v + 1e-8)", "optimizer", "inside the root"),
+    Plant("cell", "optimizer's bias correction", "torch.optim.Adam(model.parameters(), lr=1e-3)",
+          "Inside(model.parameters(), lr=1e-3)\n\n\nclass Inside(torch.optim.Adam):\n"
+          "    def step(self):\n        for g in self.param_groups:\n            for p in [p for p in g['params'] if p.grad is not None]:\n"
+          "                s = self.state[p]\n"
+          "                s['m'] = 0.9 * s.get('m', 0) + 0.1 * p.grad\n"
+          "                s['v'] = 0.999 * s.get('v', 0) + 0.001 * p.grad**2\n"
+          "                p.data -= g['lr'] * s['m'] / (s['v'].sqrt() + 1e-8)", "optimizer",
+          "bias correction False, for True"),
+    Plant("gathered", "mean of accumulated gradients", "p.grad /= 2", "pass", "optimizer",
+          "2 times the reference's update of 2 gradients"),
+    Plant("gathered", "gradients accumulated", "step % 2", "step % 3 == 2", "optimizer",
+          "3 gradients make an update, for 2"),
+    Plant("stepped", "optimizer's momentum", "momentum=0.9", "momentum=0.8", "optimizer",
+          "momentum 0.8, for 0.9"),
+]  # fmt: skip

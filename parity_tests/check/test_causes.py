@@ -1,0 +1,58 @@
+"""Each entry of the catalogue of causes is planted somewhere, found, and named."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.check import trace
+from lockstep.check.causes.catalogue import CATALOGUE
+from lockstep.check.trace import Trace
+from lockstep.process import ROOT
+from lockstep_recorder import recording
+from lockstep_recorder.main import open_side, write
+from parity_tests.check.inside import check_inside
+from parity_tests.check.mutants import ELSEWHERE
+from parity_tests.check.small import PLANTS, PROGRAMS, Plant
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+    found = {}
+    for name, text in PROGRAMS.items():
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "ref.py").write_text(text)
+        side = open_side(str(folder / "ref.py"), 0, "cpu")
+        about, arrays = recording.record(side, curve=5)
+        write(str(folder / "trace"), {"program": "ref.py", "seed": 0, **about}, arrays)
+        found[name] = trace.read(folder / "trace")
+    return found
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.entry)
+def test_a_cause_is_computed(plant: Plant, references: dict[str, Trace], tmp_path: Path) -> None:
+    text = PROGRAMS[plant.program]
+    assert plant.old in text
+    (tmp_path / "port.py").write_text(text.replace(plant.old, plant.new))
+    result = check_inside(references[plant.program], tmp_path / "port.py")
+    assert result.verdict == "different"
+    first = result.roots[0]
+    assert plant.where in first.where, [root.name for root in result.roots]
+    assert first.entry == plant.entry, (first.name, first.cause)
+    assert plant.cause in first.cause, first.cause
+
+
+def test_every_entry_of_the_catalogue_is_planted_and_documented() -> None:
+    assert {plant.entry for plant in PLANTS} | set(ELSEWHERE.values()) == set(CATALOGUE)
+    assert len(CATALOGUE) >= 30
+    listed = (ROOT / "docs" / "check.md").read_text()
+    for entry, said in CATALOGUE.items():
+        assert f"| {entry} | {said} |" in listed
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_small_programs_are_equal_to_themselves(
+    program: str, references: dict[str, Trace], tmp_path: Path
+) -> None:
+    (tmp_path / "port.py").write_text(PROGRAMS[program])
+    result = check_inside(references[program], tmp_path / "port.py")
+    assert result.verdict == "equal", [root.name for root in result.roots]

@@ -1,0 +1,172 @@
+"""What is compared, and what must not pass as equal because it was not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.check import check, layout, mapping, trace
+from lockstep.check.modules import Calls, make_pairing, masked_positions
+from lockstep.check.recorded import RecordedPort, require_same_batches
+from lockstep.check.rungs import gap
+from lockstep.check.tensors import Tensors
+from lockstep.check.trace import Trace
+from lockstep.errors import UserError
+from lockstep_recorder import recording
+from lockstep_recorder.main import open_side, write
+from parity_tests.check.inside import check_inside
+from parity_tests.check.small import ATTENTION, CELL
+
+
+def record(text: str, folder: Path, name: str = "ref") -> Trace:
+    (folder / f"{name}.py").write_text(text)
+    side = open_side(str(folder / f"{name}.py"), 0, "cpu")
+    about, arrays = recording.record(side, curve=4)
+    write(str(folder / name), {"program": f"{name}.py", "seed": 0, **about}, arrays)
+    return trace.read(folder / name)
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record(CELL, tmp_path_factory.mktemp("cell"))
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record(ATTENTION, tmp_path_factory.mktemp("attention"))
+
+
+def port(folder: Path, text: str, *changes: tuple[str, str]) -> Path:
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "port.py").write_text(text)
+    return folder / "port.py"
+
+
+def test_a_buffer_of_another_value_is_no_constant_of_the_reference(
+    cell: Trace, tmp_path: Path
+) -> None:
+    """It was overwritten with the reference's, and the port was equal."""
+    result = check_inside(cell, port(tmp_path, CELL, ("torch.sin(torch.ar", "torch.cos(torch.ar")))
+    assert result.verdict == "different"
+    assert any("each side keeps its own" in note for note in result.mapping.notes)
+
+
+def test_an_accepted_difference_hides_no_other_of_a_free_run(
+    attention: Trace, tmp_path: Path
+) -> None:
+    """A rule of initial values says nothing of batches after the first."""
+    path = port(tmp_path, ATTENTION, ("torch.rand(D) + 1", "torch.rand(D) + 3"),
+                ("    return (rows * kept", "    if batch['tokens'][0, 0] != FIRST:\n"
+                 "        rows = rows * 1.01\n    return (rows * kept"))  # fmt: skip
+    first = int(attention.group("batch/0")["tokens"][0, 0])
+    assert any(attention.group(f"batch/{s}")["tokens"][0, 0] != first for s in (1, 2, 3))
+    path.write_text(f"FIRST = {first}\n" + path.read_text())
+    result = check_inside(attention, path, accept=["a_gain", "b_gain"])
+    assert result.verdict == "different" and [root.rung for root in result.roots] == ["5"]
+
+
+def test_another_value_at_padding_is_said_and_equal(attention: Trace, tmp_path: Path) -> None:
+    change = ("        return self.out(", "        y = y + 3 * (1 - mask[:, None, :, None])\n"
+              "        return self.out(")  # fmt: skip
+    result = check_inside(attention, port(tmp_path, ATTENTION, change))
+    assert result.verdict == "equal", [root.name for root in result.roots]
+    assert any("positions that reach no loss" in note for note in result.notes)
+    wrong = (change[0], change[1].replace("1 - mask", "1 + mask"))
+    assert check_inside(attention, port(tmp_path, ATTENTION, wrong)).verdict == "different"
+
+
+def test_time_steps_are_no_layers(cell: Trace, tmp_path: Path) -> None:
+    doubled = (
+        "type('GRU', (nn.GRUCell,), {'forward': lambda *given: 2 * nn.GRUCell.forward(*given)})"
+    )
+    path = port(tmp_path, CELL, ("nn.GRUCell", doubled))
+    first = check_inside(cell, path).roots[0]
+    assert (first.where, first.everywhere) == ("cell", "all calls")
+
+
+def test_a_dropout_that_is_off_is_no_hint(attention: Trace, tmp_path: Path) -> None:
+    path = port(tmp_path, ATTENTION, (", self.drop =", ", _ ="), ("self.drop(", "(2 * "))
+    (first, *_) = check_inside(attention, path).roots
+    assert not first.hints, first.hints
+
+
+@pytest.mark.parametrize(("a", "b", "alike"), [
+    ([1.0, -np.inf], [1.0, -np.inf], True), ([1.0, -np.inf], [2.0, -np.inf], False),
+    ([1.0, np.inf], [1.0, -np.inf], False), ([np.nan, 1.0], [1.0, 1.0], False),
+    ([1.0, 1.0], [np.nan, 1.0], False), ([], [], True), ([1.0], [1.0, 1.0], False),
+])  # fmt: skip
+def test_values_that_are_not_finite(a: list[float], b: list[float], alike: bool) -> None:
+    assert (gap(np.array(a), np.array(b)) == 0) is alike
+
+
+def test_axes_in_another_order_are_found_by_values() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 4))
+    sides = [Calls(["+a", "-a"], {"a": "tap"}, {"act/a": each, "in/a": each}, {})
+             for each in (x, x.transpose(0, 2, 1, 3))]  # fmt: skip
+    pairing = make_pairing({"a": "a"}, *sides)
+    assert pairing.reordered and np.array_equal(pairing.value("act/a", sides[1].arrays), x)  # type: ignore[arg-type]
+    assert np.array_equal(pairing.forced(sides[0])["act/a"], sides[1].arrays["act/a"])
+
+
+def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
+    a, b = np.ones((2, 3, 4)), np.ones((2, 3, 4))
+    a[0, 2] = b[0, 2] = a[1, 1] = 0
+    calls = Calls([], {}, {"dact/a": a, "dact/b": b}, {})
+    (mask,) = masked_positions(calls).values()
+    assert mask.tolist() == [[False, False, True], [False, False, False]]
+
+
+def tensors(shapes: dict[str, layout.Shape], framework: str) -> Tensors:
+    return Tensors(shapes, {}, list(shapes), framework, set(shapes))
+
+
+def paired(found: mapping.Mapping) -> dict[str, str]:
+    assert not found.only_port and not found.only_reference
+    return {str(entry.reference): str(entry.port) for entry in found.entries}
+
+
+def test_fused_tensors_of_stacked_layers_are_mapped() -> None:
+    split = {f"h.{i}.attn.{n}.weight": (6, 6) for i in range(3) for n in "qkv"}
+    stacked = {"layers.attn.qkv.kernel": (3, 6, 18)}
+    for ours, theirs in ((split, stacked), (stacked, split)):
+        found = mapping.propose(tensors(theirs, "torch"), tensors(ours, "jax"))
+        names = paired(found) if ours is stacked else {v: k for k, v in paired(found).items()}
+        assert names["h.1.attn.k.weight"] == "layers.attn.qkv.kernel[1][:, 6:12]"
+
+
+def test_numbers_in_names_pair_a_plain_tree() -> None:
+    reference = {f"blocks.{i}.{n}": (4,) for i in range(2) for n in
+                 ("norm1.weight", "norm1.bias", "ls1.gamma", "norm2.weight", "norm2.bias",
+                  "ls2.gamma")}  # fmt: skip
+    port = {f"blocks.{i}.{n}": (4,) for i in range(2) for n in
+            ("gamma1", "gamma2", "norm1_b", "norm1_g", "norm2_b", "norm2_g")}  # fmt: skip
+    names = paired(mapping.propose(tensors(reference, "torch"), tensors(port, "jax")))
+    assert names["blocks.1.ls1.gamma"] == "blocks.1.gamma1"
+    assert names["blocks.0.norm2.bias"] == "blocks.0.norm2_b"
+
+
+def test_a_map_must_cover_its_tensors() -> None:
+    sides = [tensors({"a": (4, 2)}, "torch")] * 2
+    half = {"name": "a", "cuts": [[0, 0, 2, False]]}
+    with pytest.raises(UserError, match="4 of its 8 elements are paired"):
+        mapping.propose(*sides, {"tensors": [{"port": half, "reference": half}]})
+
+
+def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(
+    cell: Trace, tmp_path: Path
+) -> None:
+    again = record(CELL, tmp_path, "again")
+    result = check.run(cell, RecordedPort(again, cell))
+    assert result.verdict == "equal"
+    assert [rung.number for rung in result.rungs if rung.lacks] == ["2i", "3i"]
+    wrong = record(CELL.replace("eps=1e-5", "eps=1e-6"), tmp_path, "wrong")
+    first = check.run(cell, RecordedPort(wrong, cell)).roots[0]
+    assert first.where == "rms"
+    seeded = record(CELL.replace("manual_seed(seed)", "manual_seed(7)"), tmp_path, "seeded")
+    with pytest.raises(UserError, match="is not the reference's; record it with .*--like"):
+        check.run(cell, RecordedPort(seeded, cell))
+    other = record(CELL.replace("default_rng(step)", "default_rng(9)"), tmp_path, "other")
+    with pytest.raises(UserError, match="has other batches"):
+        require_same_batches(other, cell, "other.trace")
