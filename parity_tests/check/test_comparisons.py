@@ -1,5 +1,6 @@
 """What is compared, and what must not pass as equal because it was not."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +119,8 @@ def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
     assert mask.tolist() == [[False, False, True], [False, False, False]]
 
 
-def tensors(shapes: dict[str, layout.Shape], framework: str) -> Tensors:
-    return Tensors(shapes, {}, list(shapes), framework, set(shapes))
+def tensors(shapes: Mapping[str, layout.Shape], framework: str) -> Tensors:
+    return Tensors(dict(shapes), {}, list(shapes), framework, set(shapes))
 
 
 def paired(found: mapping.Mapping) -> dict[str, str]:
@@ -148,10 +149,10 @@ def test_numbers_in_names_pair_a_plain_tree() -> None:
 
 
 def test_a_map_must_cover_its_tensors() -> None:
-    sides = [tensors({"a": (4, 2)}, "torch")] * 2
+    side = tensors({"a": (4, 2)}, "torch")
     half = {"name": "a", "cuts": [[0, 0, 2, False]]}
     with pytest.raises(UserError, match="4 of its 8 elements are paired"):
-        mapping.propose(*sides, {"tensors": [{"port": half, "reference": half}]})
+        mapping.propose(side, side, {"tensors": [{"port": half, "reference": half}]})
 
 
 def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(

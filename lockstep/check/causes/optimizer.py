@@ -251,7 +251,9 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
         if abs(a - b) > 1e-6 * max(abs(a), abs(b)):
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
-            entries.append("schedule of the learning rate")
+            ratios = np.array(ours.rates) / theirs.rates
+            plain = np.allclose(ratios, ratios[0], rtol=1e-6)
+            entries.append("learning rate" if plain else "schedule of the learning rate")
             break
     options = [("weight decay", theirs.decay, ours.decay),
                ("L2 in the gradient", theirs.l2, ours.l2)]  # fmt: skip
