@@ -42,7 +42,9 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
         if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
-            dump += " --xla_dump_emitter_re=.* --xla_gpu_dump_llvmir=true"
+            dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
+            if config.precision.strict:  # it would choose among its kernels by running them
+                dump += " --xla_gpu_enable_triton_gemm=false"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
         os.environ["XLA_FLAGS"] = flags  # read once, with the first array
         jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump

@@ -170,6 +170,13 @@ def tensor_cores(ptx: str) -> dict[str, int]:
     return dict(Counter(names[dtype] for dtype in TENSOR_CORE.findall(ptx)))
 
 
+def switches(module: Module) -> dict[str, str]:
+    """How many matmuls XLA leaves to cuBLAS."""
+    targets = [kernel.attribute("custom_call_target") for kernel, _ in module.kernels()]
+    count = sum("cublas" in target for target in targets)
+    return {"matmuls by a library": str(count)} if count else {}
+
+
 # --- bytes moved
 
 
@@ -238,5 +245,6 @@ def facts(module: Module, asked: Module, ptx: str, target: Target) -> dict[str, 
         "matmuls": found, "attention": list(attention(module)),
         "operations": operations(asked), "state": [*state(module).values()],
         "atomics": atomics(ptx), "tensor_cores": tensor_cores(ptx),
+        "switches": switches(module),
         "kernels": list(kernels(module, found, target)),
     }  # fmt: skip

@@ -1,8 +1,6 @@
 """The devices' facts, the matmuls of the model's definition, and a machine without the extra."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from lockstep.compile.program import Attention, Buffer, Kernel, Matmul, Operatio
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
 from lockstep.model.flops import of
-from lockstep.process import ROOT
 
 H100, T4 = targets.find("h100"), targets.find("t4")
 
@@ -145,21 +142,6 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(ask.NEEDS, "jax", ("jax", "jax_plugins.none"))
     with pytest.raises(UserError, match=r"jax_plugins.none is not installed; .*\[aot\]"):
         ask.Compiler("jax")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--device", "m2"], "--device m2: unknown"),
-        (["--device", "t4", "--hlo", "x"], "--hlo x: XLA's text"),
-        (["--device", "t4", "--policy", "int4"], "--policy int4: unknown"),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "lockstep", "compile", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_without_a_compiler_one_line_says_so(

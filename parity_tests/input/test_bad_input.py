@@ -28,6 +28,7 @@ TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 # What another of our processes starts and speaks to, and the tests' own trainer.
 NOT_FOR_USERS = {
     "lockstep.parity.nursery",
+    "lockstep_compiler.main",
     "jax_impl.probe",
     "torch_ref.probe",
     "parity_tests.fake",
@@ -92,10 +93,10 @@ def commands_of(root: Path) -> set[str]:
     """The modules that one can run, as one types them."""
     found = set()
     for file in root.rglob("*.py"):
-        if not file.is_relative_to(root / ".venv") and re.search(
-            r'^if __name__ == "__main__":', file.read_text(), re.M
-        ):
-            found.add(".".join(file.relative_to(root).with_suffix("").parts))
+        parts = file.relative_to(root).with_suffix("").parts
+        ours = not parts[0].startswith(".")  # an environment
+        if ours and re.search(r'^if __name__ == "__main__":', file.read_text(), re.M):
+            found.add(".".join(parts))
     return {name.removesuffix(".__main__") for name in found}
 
 
