@@ -54,8 +54,8 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
-    ours, theirs = port.indexes, reference.indexes
-    places = [_places(side) for side in (reference, port)]
+    ours, theirs = names.align_indexes(port.indexes, reference.indexes)
+    order = [_positions(side) for side in (reference, port)]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in range(3):
         scored = []
@@ -77,15 +77,11 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         _take_best(mapping, scored, reference, port, owners)
 
 
-def _places(side: Tensors) -> dict[str, int]:
-    """By name: its place in the order of calls, among the tensors of its layer and size."""
-    found: dict[str, int] = {}
-    seen: dict[tuple[tuple[int, ...], int], int] = {}
-    indexes = side.indexes
-    for name in side.order:
-        key = indexes[name], size_of(side.shapes[name])
-        found[name] = seen[key] = seen.get(key, -1) + 1
-    return found
+def _positions(side: Tensors) -> dict[str, float]:
+    """From 0 to 1: where each tensor's module stands in the order of calls."""
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in side.order))
+    at = {owner: rank / len(owners) for rank, owner in enumerate(owners)}
+    return {name: at[name.rpartition(".")[0]] for name in side.order}
 
 
 def _rank(name: str, side: Tensors) -> int:
