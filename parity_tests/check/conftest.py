@@ -33,6 +33,11 @@ def conv_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture(scope="session")
+def resnet_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record("resnet_nnx.py", tmp_path_factory.mktemp("traces"), room="resnet")
+
+
+@pytest.fixture(scope="session")
 def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In this process, which has torch already."""
     folder = tmp_path_factory.mktemp("traces") / "gpt_torch"
