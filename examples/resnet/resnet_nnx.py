@@ -19,9 +19,9 @@ uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 class BatchNorm(nnx.BatchNorm):
     """Flax's running variance is over n, torch's over n - 1."""
 
-    def __call__(self, x: jax.Array, **options: Any) -> jax.Array:
+    def __call__(self, x: Any, *options: Any, **named: Any) -> jax.Array:
         old = self.momentum * self.var[...]
-        y = super().__call__(x, **options)
+        y = super().__call__(x, *options, **named)
         self.var[...] += (self.var[...] - old) / (x.size // x.shape[-1] - 1)
         return y
 

@@ -14,9 +14,8 @@ K, B, S = (1000, 4, 64) if FULL else (5, 4, 16)  # classes, batch, side of an im
 
 def build(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    config = ResNetConfig(
-        embedding_size=STEM, hidden_sizes=list(WIDTHS), depths=list(DEPTHS), num_labels=K
-    )
+    config = ResNetConfig(embedding_size=STEM, hidden_sizes=WIDTHS, depths=DEPTHS)
+    config.num_labels = K
     model = ResNetForImageClassification(config)
     return model.train()
 

@@ -184,7 +184,7 @@ def align_indexes(ours: Indexes, theirs: Indexes) -> tuple[Indexes, Indexes]:
     cut = [-depth for depth in best[1:]]
     if not cut[0]:
         return ours, theirs
-    made = []
+    made: list[Indexes] = []
     for side, depth in zip(sides, cut):
         rank = {layer: (at,) for at, layer in enumerate(_layers(side, depth))}
         made.append({name: rank.get(index[:depth], ()) for name, index in side.items()})
