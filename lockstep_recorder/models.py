@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep_recorder.user import User
+from lockstep_recorder.user import Mistake, User
 
 METHODS = ("__call__", "attend")  # of modules; attend is the tied head of an embedding
 
@@ -34,13 +34,25 @@ class Model:
         self.user = user
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
-        self.params = whole["params"]
+        # Such as an activation function, which an Equinox module has for a leaf.
+        self.constants = jax.tree.map(lambda x: None if is_array(x) else x, whole["params"])
+        self.params = jax.tree.map(lambda x: x if is_array(x) else None, whole["params"])
         self.state = {name: x for name, x in whole.items() if name != "params"}
+
+    def path_name(self, path: Any) -> str:
+        """The keys of a path, joined by dots."""
+        parts = []
+        for key in path:
+            for attribute in ("key", "name", "idx"):
+                if hasattr(key, attribute):
+                    parts.append(str(getattr(key, attribute)).lstrip("."))
+                    break
+        return ".".join(parts)
 
     def flat(self, tree: Any) -> dict[str, Any]:
         """Float leaves by path."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-        return {path_name(path): x for path, x in leaves if is_float_leaf(x)}
+        return {self.path_name(path): x for path, x in leaves if is_float_leaf(x)}
 
     def rebuild(self, tree: Any, arrays: dict[str, np.ndarray]) -> Any:
         """The tree with other values, in float64 where they are floats."""
@@ -48,15 +60,17 @@ class Model:
         def leaf(path: Any, x: Any) -> Any:
             if not is_float_leaf(x):
                 return x
-            return jax.numpy.asarray(arrays[path_name(path)], "float64").reshape(x.shape)
+            return jax.numpy.asarray(arrays[self.path_name(path)], "float64").reshape(x.shape)
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
     def given(self, params: Any) -> Any:
         """What the user's functions get."""
-        return params
+        return jax.tree.map(lambda c, x: x if c is None else c, self.constants, params,
+                            is_leaf=lambda c: c is None)  # fmt: skip
 
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        params = self.given(params)
         model = {"params": params, **state} if self.variables else params
         loss = self.user.call("loss", model, batch)
         if isinstance(loss, tuple):
@@ -95,8 +109,11 @@ class NnxModel(Model):
     """The module is taken apart into its graph, parameters and the rest."""
 
     def __init__(self, user: User, built: Any) -> None:
+        import flax
         from flax import nnx
 
+        if not hasattr(nnx, "iter_modules"):
+            raise Mistake(f"{user.name}: Flax NNX of flax {flax.__version__} is too old; use 0.10")
         self.user, self.variables = user, False
         self.graph: Any
         self.named: dict[str, str] = {}
@@ -109,6 +126,10 @@ class NnxModel(Model):
         self.classes = {type(module) for _, module in nnx.iter_modules(built)}
         parts: Any = nnx.split(built, nnx.Param, ...)
         self.graph, self.params, self.state = parts
+
+    def path_name(self, path: Any) -> str:
+        """Without the `value` of a variable."""
+        return super().path_name(path).removesuffix(".value")
 
     def given(self, params: Any) -> Any:
         """An `nnx.Optimizer` is made of a module, an optax transformation of anything."""
@@ -158,15 +179,8 @@ def wrapped(function: Callable[..., Any], method: str, tape: Any) -> Callable[..
     return call
 
 
-def path_name(path: Any) -> str:
-    """The keys of a path, joined by dots."""
-    parts = []
-    for key in path:
-        for attribute in ("key", "name", "idx"):
-            if hasattr(key, attribute):
-                parts.append(str(getattr(key, attribute)))
-                break
-    return ".".join(part.lstrip(".") for part in parts if part != "value")
+def is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") and hasattr(x, "shape")
 
 
 def is_float_leaf(x: Any) -> bool:

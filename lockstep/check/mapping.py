@@ -1,5 +1,6 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
+from collections import Counter
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ def propose(
     _match_fused(mapping, reference, port)
     _match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
+    _orient(mapping)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
     _require_whole(mapping, reference, port)
@@ -157,21 +159,21 @@ def _likely(shape: Shape, reference: Tensors, r: str, port: Tensors, p: str) -> 
     return (n - 1, n - 2, *range(n - 2))
 
 
-def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
-    """Each two tensors of the port get each other's partner; False where these do not fit."""
-    entries = {entry.port.name: at for at, entry in enumerate(mapping.entries)}
-    if not all(name in entries for pair in pairs for name in pair):
-        return False
-    made = list(mapping.entries)
-    for a, b in pairs:
-        former = made[entries[a]], made[entries[b]]
-        for old, other in (former, former[::-1]):
-            new = _entry(mapping.sides[0], other.reference, mapping.sides[1], old.port)
-            if not new.choices or old.port.cuts:
-                return False
-            made[entries[old.port.name]] = new
-    mapping.entries[:] = made
-    return True
+def _orient(mapping: Mapping) -> None:
+    """A kernel whose shape fits both ways as most of its name whose shape fits one way alone."""
+    counts: dict[tuple[str, int], Counter[Shape]] = {}
+    for entry in mapping.entries:
+        if len(entry.choices) == 1 and len(entry.shape) > 1:
+            counts.setdefault(_leaf_of(entry), Counter())[entry.choices[0]] += 1
+    for entry in mapping.entries:
+        usual = counts.get(_leaf_of(entry))
+        if usual and len(entry.choices) > 1:
+            likely = usual.most_common(1)[0][0]
+            entry.choices.sort(key=lambda permutation: permutation != likely)
+
+
+def _leaf_of(entry: Entry) -> tuple[str, int]:
+    return entry.port.name.rpartition(".")[2], len(entry.shape)
 
 
 def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

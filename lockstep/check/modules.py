@@ -175,8 +175,9 @@ def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
         if r not in taken and _same_size(p, r, reference, port)
         and [c for c in wildcard_digits(r)] == digits
     ]  # fmt: skip
-    scored = [(_likeness(p, r, reference, port), r) for r in fits]
-    best = max(scored, default=(0, ""))
+    scored = [(_likeness(p, r, reference, port) / len(names.words(p) | names.words(r)), r)
+              for r in fits]  # fmt: skip
+    best = max(scored, default=(0.0, ""))
     return best[1] if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1 else ""
 
 
