@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep_recorder.user import Mistake, User
+from lockstep_recorder.user import User
 
 METHODS = ("__call__", "attend")  # of modules; attend is the tied head of an embedding
 
@@ -109,27 +109,26 @@ class NnxModel(Model):
     """The module is taken apart into its graph, parameters and the rest."""
 
     def __init__(self, user: User, built: Any) -> None:
-        import flax
         from flax import nnx
 
-        if not hasattr(nnx, "iter_modules"):
-            raise Mistake(f"{user.name}: Flax NNX of flax {flax.__version__} is too old; use 0.10")
+        # A method of the module before flax 0.11.
+        inside = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
         self.user, self.variables = user, False
         self.graph: Any
         self.named: dict[str, str] = {}
-        for path, module in nnx.iter_modules(built):
+        for path, module in inside(built):
             if isinstance(module, nnx.Dropout):
                 module.deterministic = True
             name = ".".join(map(str, path)) or "(root)"
             module.lockstep_name = name  # type: ignore[attr-defined]  # static, so it stays with it
             self.named[name] = type(module).__name__
-        self.classes = {type(module) for _, module in nnx.iter_modules(built)}
+        self.classes = {type(module) for _, module in inside(built)}
         parts: Any = nnx.split(built, nnx.Param, ...)
         self.graph, self.params, self.state = parts
 
     def path_name(self, path: Any) -> str:
-        """Without the `value` of a variable."""
-        return super().path_name(path).removesuffix(".value")
+        """Without what a variable's array is called inside it, which Flax 0.8 does otherwise."""
+        return super().path_name(path).removesuffix(".value").removesuffix(".raw_value")
 
     def given(self, params: Any) -> Any:
         """An `nnx.Optimizer` is made of a module, an optax transformation of anything."""

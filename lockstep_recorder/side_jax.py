@@ -100,13 +100,13 @@ class JaxSide:
             raise Mistake(f"{self.user.name}: loss gives {kind}; return a scalar")
         return loss.reshape(()), new
 
-    def _traced(self, program: Callable[[], Any]) -> Any:
+    def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
         try:
             return program()
         except Mistake:
             raise
         except Exception as error:
-            raise mistake(self.user.name, "loss", error) from error
+            raise mistake(self.user.name, function, error) from error
 
     def run(
         self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
@@ -172,7 +172,16 @@ class JaxSide:
                 return jax.tree.map(jnp.add, params, updates), state
 
             self.apply = jax.jit(step)
-        self.optimizer_state = jax.tree.map(widen_count, self.transform.init(params))
+        self.optimizer_state = self._traced(lambda: self._widest(params), "optimizer")
+
+    def _widest(self, params: Any) -> Any:
+        """The optimizer's first state, with counts of 64 bits where an older optax allows it."""
+        state = self.transform.init(params)
+        for each in (jax.tree.map(widen_count, state), state):
+            with contextlib.suppress(AssertionError):
+                jax.eval_shape(self.apply, params, params, each)
+                return each
+        return state
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""

@@ -8,6 +8,7 @@ import pytest
 from lockstep.check import assert_equivalent
 from lockstep.cli import commands
 from lockstep.process import ROOT
+from parity_tests.check.conftest import record_torch
 from parity_tests.check.mutants import EXAMPLES
 
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
@@ -81,6 +82,32 @@ def test_ports_of_transformers_gpt2(
     status, text = run(capsys, str(reference), str(EXAMPLES / port), "--save-map", str(found))
     assert status == 0, text
     assert len(json.loads(found.read_text())["modules"]) >= 16
+
+
+def test_a_resnet_of_transformers(full: None) -> None:
+    """In training; running statistics are state, and Flax's are brought to torch's n - 1."""
+    resnet = ROOT / "examples" / "resnet"
+    result = assert_equivalent(resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5)
+    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    stages = "resnet.encoder.stages"
+    assert result.pairs["blocks.2"] == f"{stages}.1.layers.1"  # not the Sequential inside it
+    assert result.pairs["blocks.2.middle.norm"] == f"{stages}.1.layers.1.layer.1.normalization"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_torch("llama/llama_transformers.py", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("package", ["equinox", "haiku"])
+def test_a_llama_through_taps(package: str, llama: Path, request: pytest.FixtureRequest) -> None:
+    """Equinox's is for one text, under `jax.vmap`: its taps see the batch."""
+    pytest.importorskip(package)
+    if package == "haiku":
+        request.getfixturevalue("full")
+    result = assert_equivalent(llama, ROOT / "examples" / "llama" / f"llama_{package}.py")
+    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert {"model.layers.1.self_attn", "model.layers.0", "lm_head"} <= set(result.pairs.values())
 
 
 def test_a_llama_of_transformers_in_plain_jax(full: None) -> None:
