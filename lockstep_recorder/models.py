@@ -112,7 +112,7 @@ class NnxModel(Model):
         from flax import nnx
 
         # A method of the module before flax 0.11.
-        inside = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
+        inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
         self.user, self.variables = user, False
         self.graph: Any
         self.named: dict[str, str] = {}
@@ -120,7 +120,7 @@ class NnxModel(Model):
             if isinstance(module, nnx.Dropout):
                 module.deterministic = True
             name = ".".join(map(str, path)) or "(root)"
-            module.lockstep_name = name  # type: ignore[attr-defined]  # static, so it stays with it
+            module.lockstep_name = name  # static, so it stays with it
             self.named[name] = type(module).__name__
         self.classes = {type(module) for _, module in inside(built)}
         parts: Any = nnx.split(built, nnx.Param, ...)

@@ -40,14 +40,15 @@ def block(name: str, x: jax.Array) -> jax.Array:
     return keep(name, x + keep(f"{name}.mlp", linear(D, "down")(y)))
 
 
-@hk.without_apply_rng
-@hk.transform
-def llama(tokens: jax.Array) -> jax.Array:
+def forward(tokens: jax.Array) -> jax.Array:
     x = keep("embed", hk.Embed(V, D, w_init=normal, name="embed")(tokens))
     for i in range(L):
         with hk.experimental.name_scope(f"layers_{i}"):
             x = block(f"layers.{i}", x)
     return keep("head", linear(V, "head")(keep("norm", norm("norm")(x))))
+
+
+llama: Any = hk.without_apply_rng(hk.transform(forward))
 
 
 def build(seed: int) -> Any:

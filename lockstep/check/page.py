@@ -26,8 +26,9 @@ h1 { font-size: 1.35rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
 .verdict { color: #fff; padding: .1rem .6rem; border-radius: .3rem; margin-right: .5rem; }
 .verdict.equal { background: #1a7f37; } .verdict.different { background: #c62828; }
 .verdict.incomplete { background: #8a5a00; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2rem .6rem;
-  border-bottom: 1px solid var(--line); vertical-align: top; } td { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line);
+  vertical-align: top; } td { overflow-wrap: anywhere; }
 td.figure { white-space: nowrap; font-variant-numeric: tabular-nums; }
 code, pre { font: 13px ui-monospace, monospace; } pre { background: var(--box); padding: .6rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -87,7 +88,7 @@ def _root(number: int, root: Root) -> str:
 
 
 def _rungs(rungs: Sequence[Rung]) -> str:
-    rows = []
+    rows: list[list[str | Cell]] = []
     for rung in sorted(rungs, key=lambda rung: rung.number):
         figures = [f"{rung.largest:.2g}", f"{rung.bound:.2g}", rung.at]
         if rung.lacks:
@@ -96,8 +97,9 @@ def _rungs(rungs: Sequence[Rung]) -> str:
             said, mark = f"{len(rung.spots)} of {rung.compared} different", "bad"
         else:
             said, mark = f"{rung.compared} equal", "good"
-        rows.append((rung.number, rung.name, Cell(said, mark), *(Cell(f, "figure") for f in
-                     figures[:2]), figures[2]))  # fmt: skip
+        largest, bound, at = figures
+        rows.append([rung.number, rung.name, Cell(said, mark), Cell(largest, "figure"),
+                     Cell(bound, "figure"), at])  # fmt: skip
     return _table(("rung", "compares", "result", "largest", "bound", "at"), rows)
 
 

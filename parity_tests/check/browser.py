@@ -57,7 +57,7 @@ class Browser:
         return message
 
     def open(self, path: Path, scheme: str = "light") -> None:
-        self.complaints.clear(), self.requests.clear()
+        self.complaints, self.requests = [], []
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
         self.ask("Page.navigate", url=path.as_uri())
@@ -84,7 +84,8 @@ def running(folder: Path) -> Iterator[Browser]:
     command = [find() or "", *FLAGS, f"--user-data-dir={folder}"]
     shell = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command]
     process = subprocess.Popen(shell, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
-    os.close(theirs_in), os.close(theirs_out)
+    os.close(theirs_in)
+    os.close(theirs_out)
     try:
         browser = Browser(to, back)
         yield browser
