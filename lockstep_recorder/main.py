@@ -54,10 +54,12 @@ def open_side(name: str, seed: int, device: str) -> Any:
 def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """A trace's folder; its JSON last, so that what is cut short has none."""
     os.makedirs(out, exist_ok=True)
-    body = wire.dump(arrays)
+    digest = hashlib.sha256()
     with open(os.path.join(out, ARRAYS), "wb") as file:
-        file.write(body)
-    whole = {"format": FORMAT, **about, "sha256": hashlib.sha256(body).hexdigest()}
+        for part in wire.chunks(arrays):
+            digest.update(part)
+            file.write(part)
+    whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
     with open(os.path.join(out, ABOUT), "w") as file:
         json.dump(whole, file)
 
