@@ -85,7 +85,7 @@ class Tape:
 
 def level_of(trace: Any) -> int:
     """JAX before 0.4.36 makes a new trace for each operation, of one `main`."""
-    return id(getattr(trace, "main", trace))
+    return id(getattr(trace, "main", None) or trace)
 
 
 @jax.custom_vjp

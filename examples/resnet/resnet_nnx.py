@@ -10,7 +10,7 @@ from flax import nnx
 
 FULL = os.environ.get("RESNET") == "50"
 STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
-K, B, S = (1000, 4, 64) if FULL else (5, 4, 16)  # classes, batch, side of an image
+K, B, S = (1000, 8, 96) if FULL else (5, 4, 16)  # classes, batch, side of an image
 
 he = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
