@@ -44,7 +44,7 @@ def outputs(
     if weights:
         model.load_state_dict(weights, strict=False)
     seen: list[Tensor] = []
-    model.register_forward_hook(lambda module, args, y: seen.append(y))
+    model.register_forward_hook(lambda module, args, y: seen.append(getattr(y, "logits", y)))
     batch = user.call("batch", 0)
     given = (
         {k: torch.from_numpy(x) for k, x in batch.items()}
