@@ -54,13 +54,15 @@ class Model:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
         return {self.path_name(path): x for path, x in leaves if is_float_leaf(x)}
 
-    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray]) -> Any:
-        """The tree with other values, in float64 where they are floats."""
+    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray], dtype: str | None) -> Any:
+        """The tree with other values: floats in a format, or in their own."""
 
         def leaf(path: Any, x: Any) -> Any:
             if not is_float_leaf(x):
                 return x
-            return jax.numpy.asarray(arrays[self.path_name(path)], "float64").reshape(x.shape)
+            return jax.numpy.asarray(arrays[self.path_name(path)], dtype or x.dtype).reshape(
+                x.shape
+            )
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
 

@@ -1,17 +1,22 @@
-"""The same ResNet in Flax NNX, channels last: a port."""
+"""The same ResNet in Flax NNX, channels last: a port.
+
+RESNET=50 makes it ResNet-50, and RESNET_AMP=1 computes in bfloat16 with weights in float32.
+"""
 
 import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
-FULL = os.environ.get("RESNET") == "50"
+FULL, AMP = os.environ.get("RESNET") == "50", os.environ.get("RESNET_AMP") == "1"
 STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
 K, B, S = (1000, 8, 96) if FULL else (5, 4, 16)  # classes, batch, side of an image
 
+DTYPE = jnp.bfloat16 if AMP else None
 he = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
@@ -33,10 +38,12 @@ class ConvNorm(nnx.Module):
         self, i: int, o: int, size: int, stride: int, rngs: nnx.Rngs, relu: bool = True
     ) -> None:
         self.conv = nnx.Conv(
-            i, o, (size, size), stride, padding=size // 2, use_bias=False, kernel_init=he, rngs=rngs
-        )
+            i, o, (size, size), stride, padding=size // 2, use_bias=False, kernel_init=he,
+            dtype=DTYPE, rngs=rngs,
+        )  # fmt: skip
         # torch's momentum of 0.1 is what is taken of the batch, Flax's what is kept.
-        self.norm = BatchNorm(o, momentum=0.9, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+        self.norm = BatchNorm(o, momentum=0.9, epsilon=1e-5, use_fast_variance=False,
+                              dtype=DTYPE, rngs=rngs)  # fmt: skip
         self.relu = relu
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -68,7 +75,8 @@ class ResNet(nnx.Module):
                 blocks.append(Bottleneck(i, o, 2 if stage and not at else 1, rngs))
                 i = o
         self.blocks = nnx.List(blocks)
-        self.head = nnx.Linear(i, K, kernel_init=uniform, bias_init=bias(i), rngs=rngs)
+        self.head = nnx.Linear(i, K, kernel_init=uniform, bias_init=bias(i), dtype=DTYPE,
+                               rngs=rngs)  # fmt: skip
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.max_pool(self.stem(x), (3, 3), (2, 2), padding=((1, 1), (1, 1)))
@@ -87,6 +95,7 @@ def build(seed: int) -> nnx.Module:
 
 def loss(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
     logits = model(batch["image"].transpose(0, 2, 3, 1))
+    logits = logits.astype(batch["image"].dtype)
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 

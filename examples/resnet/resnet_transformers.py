@@ -1,4 +1,7 @@
-"""transformers' ResNet with random weights, small; RESNET=50 makes it ResNet-50: a reference."""
+"""transformers' ResNet with random weights, small: a reference.
+
+RESNET=50 makes it ResNet-50, and RESNET_AMP=1 runs it under autocast in bfloat16.
+"""
 
 import os
 
@@ -7,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-FULL = os.environ.get("RESNET") == "50"
+FULL, AMP = os.environ.get("RESNET") == "50", os.environ.get("RESNET_AMP") == "1"
 STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
 K, B, S = (1000, 8, 96) if FULL else (5, 4, 16)  # classes, batch, side of an image
 
@@ -21,7 +24,9 @@ def build(seed: int) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch["image"]).logits, batch["label"])
+    with torch.autocast("cpu", torch.bfloat16, enabled=AMP):
+        logits = model(batch["image"]).logits
+    return nn.functional.cross_entropy(logits.to(batch["image"].dtype), batch["label"])
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
