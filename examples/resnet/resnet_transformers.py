@@ -12,7 +12,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 FULL, AMP = os.environ.get("RESNET") == "50", os.environ.get("RESNET_AMP") == "1"
 STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
-K, B, S = (1000, 8, 96) if FULL else (5, 4, 16)  # classes, batch, side of an image
+K, B, S = (1000, 8, 64) if FULL else (5, 4, 16)  # classes, batch, side of an image
 
 
 def build(seed: int) -> nn.Module:

@@ -94,6 +94,20 @@ def test_a_resnet_of_transformers(full: None) -> None:
     assert result.pairs["blocks.2.middle.norm"] == f"{stages}.1.layers.1.layer.1.normalization"
 
 
+@pytest.mark.parametrize("amp", ["0", "1"])
+def test_a_resnet_in_its_own_precision(
+    amp: str, full: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast beside bfloat16 with weights in float32."""
+    monkeypatch.setenv("RESNET_AMP", amp)
+    resnet = ROOT / "examples" / "resnet"
+    result = assert_equivalent(
+        resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5, own_precision=True
+    )
+    wanted = "bfloat16" if amp == "1" else "float32"
+    assert (result.reference["rounding"], result.port["rounding"]) == (wanted, wanted)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_torch("llama/llama_transformers.py", tmp_path_factory.mktemp("llama"))
