@@ -11,7 +11,7 @@ from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
-from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, NOISE, NORM, epsilon
+from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, LAG, NOISE, NORM, epsilon
 
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
@@ -295,6 +295,13 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
     return rung
 
 
+def _look_ahead(reference: Trace) -> np.ndarray:
+    """The envelope of the noise; below float64 that of some steps later, as for our own curves."""
+    envelope = np.maximum.accumulate(reference.about["envelope"])
+    ahead = LAG if reference.about["precision"] != "float64" else 0
+    return envelope[np.minimum(np.arange(len(envelope)) + ahead, len(envelope) - 1)]
+
+
 def curves(port: Port, reference: Trace) -> Rung:
     """Rung 8: the losses of whole runs, against rounding and the reference's own noise."""
     rung = Rung("8", "loss curves")
@@ -310,9 +317,8 @@ def curves(port: Port, reference: Trace) -> Rung:
         rung.lacks = f"the port's trace has {len(ours)} steps, and not {len(losses)}"
         return rung
     rung.kept = ours, losses
-    envelope = np.maximum.accumulate(reference.about["envelope"])
-    exact = precision_of(port, reference) == "float64"
-    ulp = CURVE.bound if exact else 4 * epsilon("float32")
+    envelope = _look_ahead(reference)
+    ulp = CURVE.bound if port.precision == "float64" else 4 * epsilon("float32")
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope
     gaps = np.abs(ours - losses)
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)
