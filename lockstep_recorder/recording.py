@@ -106,7 +106,7 @@ def _steps(
                for step in range(MOST)]  # fmt: skip
         arrays.update(_feed(side, "cycles", weights, fed, given, cycles=CYCLES))
     about["losses"] = side.train(weights, batches[:curve])
-    nudged = [side.train(nudge(weights, k, side.rounding), batches[:curve]) for k in range(NUDGES)]
+    nudged = [side.train(nudge(weights, k, side.narrowest), batches[:curve]) for k in range(NUDGES)]
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
@@ -164,7 +164,7 @@ def noise(
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
-        ran, seen = side.run(nudge(weights, seed, side.rounding), spec, batch)
+        ran, seen = side.run(nudge(weights, seed, side.narrowest), spec, batch)
         found["loss"] = max(found["loss"], abs(ran["loss"] - loss) / (abs(loss) or 1))
         for name, x in seen.items():
             size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0
@@ -173,7 +173,7 @@ def noise(
     return found
 
 
-def narrowest(formats: Iterable[str]) -> str:
+def narrowest_of(formats: Iterable[str]) -> str:
     """Of the formats of a program's values; float32 where none is known."""
     return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")
 

@@ -14,7 +14,7 @@ import numpy as np
 from lockstep_recorder import tree
 from lockstep_recorder.jax_floats import formats, narrow_operations, nothing_narrower
 from lockstep_recorder.models import Model, model_of
-from lockstep_recorder.recording import narrowest
+from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
 
@@ -38,7 +38,7 @@ class JaxSide:
 
     def __init__(self, user: User, built: Any, device: str = "cpu", own: bool = False) -> None:
         self.user, self.own, self.wide = user, own, False
-        self.precision = self.rounding = "float32" if own else "float64"
+        self.precision = self.narrowest = "float32" if own else "float64"
         self.narrow: list[str] = []
         self.rounded: list[str] = []
         self.model: Model = model_of(user, built)
@@ -51,7 +51,7 @@ class JaxSide:
         return {
             "framework": self.framework, "versions": versions,
             "device": jax.devices()[0].platform, "precision": self.precision,
-            "narrow": self.narrow, "widened": self.wide, "rounding": self.rounding,
+            "narrow": self.narrow, "widened": self.wide, "narrowest": self.narrowest,
             "modules": self.model.modules(), "settings": {},
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip
@@ -75,13 +75,13 @@ class JaxSide:
             jaxpr = self._traced(partial(trace, params, state, given))
             if self.own:
                 self.narrow = sorted(set(formats(jaxpr.jaxpr)))
-                self.rounding = narrowest(self.narrow)
+                self.narrowest = narrowest_of(self.narrow)
                 return
             self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
             self.rounded = sorted(set(rounded_values(jaxpr.jaxpr)))
             if not self.narrow:
                 return
-        self.wide, self.precision, self.rounding = False, "float32", "float32"
+        self.wide, self.precision, self.narrowest = False, "float32", "float32"
 
     def _trees(self, weights: Arrays) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"

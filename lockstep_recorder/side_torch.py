@@ -11,7 +11,7 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import Calls
-from lockstep_recorder.recording import narrowest
+from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.torch_modes import (
     Formats,
     Narrowing,
@@ -31,7 +31,7 @@ class TorchSide:
 
     def __init__(self, user: User, model: Any, device: str = "cpu", own: bool = False) -> None:
         self.user, self.device, self.own = user, device, own
-        self.rounding = "float32"  # the narrowest format of its values, below float64
+        self.narrowest = "float32"  # the narrowest format of its values, below float64
         self.precision, self.wide = "float32", False
         self.narrow: list[str] = []
         self.rounded: list[str] = []
@@ -50,7 +50,7 @@ class TorchSide:
             "framework": self.framework,
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
             "device": self.device, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide, "rounding": self.rounding,
+            "widened": self.wide, "narrowest": self.narrowest,
             "modules": modules, "settings": self._settings(),
             "parameters": [name for name, _ in self.model.named_parameters()],
             "tied": [each for each in aliases.values() if len(each) > 1],
@@ -89,7 +89,7 @@ class TorchSide:
             self.load(weights)
             with Formats() as mode:
                 self._loss(spec, batch)
-            self.narrow, self.rounding = sorted(mode.found), narrowest(mode.found)
+            self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
             return
         for self.wide in (False, True):
             self.model.double()
@@ -101,7 +101,7 @@ class TorchSide:
             except Mistake as error:
                 self.narrow = [f"in float64 it raises: {error}"]
             if not self.narrow:
-                self.precision = self.rounding = "float64"
+                self.precision = self.narrowest = "float64"
                 return
         self.wide, self.precision = False, "float32"
         if self.narrow[0].startswith("in float64 it raises"):

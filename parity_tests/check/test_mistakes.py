@@ -200,9 +200,9 @@ def test_autocast_is_judged_by_its_own_noise(tmp_path: Path) -> None:
         for name, change in {"half": (True, 1), "single": (False, 1), "wrong": (True, 1.1)}.items()
     )
     assert check_inside(record_small(single, tmp_path / "exact"), half).verdict == "equal"
-    for name, path, rounding in (("single", single, "float32"), ("half", half, "bfloat16")):
+    for name, path, narrowest in (("single", single, "float32"), ("half", half, "bfloat16")):
         made = record_small(path, tmp_path / name, own=True)
-        assert (made.about["precision"], made.about["rounding"]) == ("float32", rounding)
+        assert (made.about["precision"], made.about["narrowest"]) == ("float32", narrowest)
         assert check_inside(made, path, own=True).verdict == "equal"
     assert check_inside(made, wrong, own=True).verdict == "different"
 

@@ -105,7 +105,7 @@ def test_a_resnet_in_its_own_precision(
         resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5, own_precision=True
     )
     wanted = "bfloat16" if amp == "1" else "float32"
-    assert (result.reference["rounding"], result.port["rounding"]) == (wanted, wanted)
+    assert (result.reference["narrowest"], result.port["narrowest"]) == (wanted, wanted)
 
 
 @pytest.fixture(scope="module")
