@@ -212,5 +212,5 @@ class JaxSide:
 
 def widen_count(x: Any) -> Any:
     """Of 32 bits as of 64, if there are: what a schedule divides it by would become float32."""
-    wide = jax.config.jax_enable_x64 and getattr(x, "dtype", None) == jnp.int32
+    wide = jax.config.read("jax_enable_x64") and getattr(x, "dtype", None) == jnp.int32
     return jnp.asarray(x, jnp.int64) if wide else x

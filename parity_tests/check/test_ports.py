@@ -88,7 +88,7 @@ def test_a_resnet_of_transformers(full: None) -> None:
     """In training; running statistics are state, and Flax's are brought to torch's n - 1."""
     resnet = ROOT / "examples" / "resnet"
     result = assert_equivalent(resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5)
-    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
     stages = "resnet.encoder.stages"
     assert result.pairs["blocks.2"] == f"{stages}.1.layers.1"  # not the Sequential inside it
     assert result.pairs["blocks.2.middle.norm"] == f"{stages}.1.layers.1.layer.1.normalization"
@@ -120,7 +120,7 @@ def test_a_llama_through_taps(package: str, llama: Path, request: pytest.Fixture
     if package == "haiku":
         request.getfixturevalue("full")
     result = assert_equivalent(llama, ROOT / "examples" / "llama" / f"llama_{package}.py")
-    assert [rung.number for rung in result.rungs if rung.lacks] == ["5"]
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
     assert {"model.layers.1.self_attn.o_proj", "model.layers.0", "lm_head"} <= set(
         result.pairs.values()
     )

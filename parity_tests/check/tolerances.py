@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ def outputs(
     model = user.call("build", 0)
     if weights:
         model.load_state_dict(weights, strict=False)
-    seen: list[Tensor] = []
+    seen: list[Any] = []  # tensors
     model.register_forward_hook(lambda module, args, y: seen.append(getattr(y, "logits", y)))
     batch = user.call("batch", 0)
     given = (
