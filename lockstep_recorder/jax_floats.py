@@ -50,11 +50,8 @@ def formats(jaxpr: Any) -> Iterator[str]:
             dtype = getattr(out.aval, "dtype", None)
             if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
                 yield str(dtype)
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (list, tuple)) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from formats(inner)
+        for inner in inner_programs(eqn):
+            yield from formats(inner)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
     if ask == "widen":
         side.widen(weights, spec, batch)
-        facts = ("precision", "narrow", "widened", "narrowest")
+        facts = ("precision", "narrow", "widened", "rounded", "narrowest")
         return {name: side.facts()[name] for name in facts}, {}
     if ask == "run":
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))

@@ -158,13 +158,11 @@ def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     }
 
 
-def noise(
-    side: Any, weights: Arrays, spec: Any, batch: Arrays, plain: Arrays, loss: float
-) -> dict[str, float]:
+def noise(side: Any, weights: Arrays, batch: Batch, plain: Arrays, loss: float) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
-        ran, seen = side.run(nudge(weights, seed, side.narrowest), spec, batch)
+        ran, seen = side.run(nudge(weights, seed, side.narrowest), *batch)
         found["loss"] = max(found["loss"], abs(ran["loss"] - loss) / (abs(loss) or 1))
         for name, x in seen.items():
             size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0

@@ -12,7 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.jax_floats import formats, narrow_operations, nothing_narrower
+from lockstep_recorder.jax_floats import (
+    formats,
+    narrow_operations,
+    nothing_narrower,
+    rounded_values,
+)
 from lockstep_recorder.models import Model, model_of
 from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.tape import Tape, level_of
@@ -51,7 +56,8 @@ class JaxSide:
         return {
             "framework": self.framework, "versions": versions,
             "device": jax.devices()[0].platform, "precision": self.precision,
-            "narrow": self.narrow, "widened": self.wide, "narrowest": self.narrowest,
+            "narrow": self.narrow, "widened": self.wide, "rounded": self.rounded,
+            "narrowest": self.narrowest,
             "modules": self.model.modules(), "settings": {},
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip

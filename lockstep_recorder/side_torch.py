@@ -50,7 +50,7 @@ class TorchSide:
             "framework": self.framework,
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
             "device": self.device, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide, "narrowest": self.narrowest,
+            "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
             "modules": modules, "settings": self._settings(),
             "parameters": [name for name, _ in self.model.named_parameters()],
             "tied": [each for each in aliases.values() if len(each) > 1],

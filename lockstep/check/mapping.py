@@ -57,7 +57,7 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
     ours, theirs = names.align_indexes(port.indexes, reference.indexes)
-    order = [_positions(side) for side in (reference, port)]
+    places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in range(3):
         scored = []
@@ -79,11 +79,16 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         _take_best(mapping, scored, reference, port, owners)
 
 
-def _positions(side: Tensors) -> dict[str, float]:
-    """From 0 to 1: where each tensor's module stands in the order of calls."""
-    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in side.order))
-    at = {owner: rank / len(owners) for rank, owner in enumerate(owners)}
-    return {name: at[name.rpartition(".")[0]] for name in side.order}
+def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
+    """By name: its module's place in the order of calls, among those of its layer and size."""
+    found: dict[str, int] = {}
+    seen: dict[tuple[tuple[int, ...], int], list[str]] = {}
+    for name in side.order:
+        owners = seen.setdefault((indexes[name], size_of(side.shapes[name])), [])
+        owner = name.rpartition(".")[0]
+        owners += [owner] * (owner not in owners)
+        found[name] = owners.index(owner)
+    return found
 
 
 def _rank(name: str, side: Tensors) -> int:
@@ -174,6 +179,23 @@ def _orient(mapping: Mapping) -> None:
 
 def _leaf_of(entry: Entry) -> tuple[str, int]:
     return entry.port.name.rpartition(".")[2], len(entry.shape)
+
+
+def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
+    """Each two tensors of the port get each other's partner; False where these do not fit."""
+    entries = {entry.port.name: at for at, entry in enumerate(mapping.entries)}
+    if not all(name in entries for pair in pairs for name in pair):
+        return False
+    made = list(mapping.entries)
+    for a, b in pairs:
+        former = made[entries[a]], made[entries[b]]
+        for old, other in (former, former[::-1]):
+            new = _entry(mapping.sides[0], other.reference, mapping.sides[1], old.port)
+            if not new.choices or old.port.cuts:
+                return False
+            made[entries[old.port.name]] = new
+    mapping.entries[:] = made
+    return True
 
 
 def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

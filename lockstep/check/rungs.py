@@ -318,7 +318,8 @@ def curves(port: Port, reference: Trace) -> Rung:
         return rung
     rung.kept = ours, losses
     envelope = _look_ahead(reference)
-    ulp = CURVE.bound if port.precision == "float64" else 4 * epsilon("float32")
+    exact = precision_of(port, reference) == "float64"
+    ulp = CURVE.bound if exact else 4 * epsilon("float32")
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope
     gaps = np.abs(ours - losses)
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)

@@ -121,8 +121,15 @@ def _reduced(
     yield "sum over positions, mean over rows", total / shape[0]
     yield "mean over positions, sum over rows", total / max(shape[-2], 1)
     yield "mean in bits", total / n / float(np.log(2))
-    if n == np.prod(shape[:-1]) > shape[0]:
-        yield "mean without the last position", float(values.reshape(shape[0], -1)[:, :-1].mean())
+    if len(shape) > 2:
+        by_row = kept.reshape(shape[0], -1)
+        rows = (values * kept).reshape(shape[0], -1)
+        yield "mean without the last position", float(rows[:, :-1].sum() / by_row[:, :-1].sum())
+        if n < kept.size:
+            yield "mean over rows of each row's mean", float(
+                (rows.sum(1) / np.maximum(by_row.sum(1), 1)).mean())  # fmt: skip
+    if n < kept.size:
+        yield "mean over padding, too,", total / kept.size
 
 
 def _first(losses: Iterator[tuple[str, float]], target: float) -> str:
