@@ -59,13 +59,13 @@ def record(
     arrays.update(seen)
     again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
-    if side.precision != "float64":
-        about["noise"] = noise(side, weights, first, seen, ran["loss"])
     about.update(side.facts())
     if not np.isfinite(ran["loss"]):
         raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
     arrays.update(sums)
+    if side.precision != "float64":
+        about["noise"] = noise(side, weights, batches[:BATCHES], seen | sums, about["accumulated"])
     _steps(side, weights, batches, about, arrays, curve, given)
     return about, arrays
 
@@ -158,13 +158,18 @@ def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     }
 
 
-def noise(side: Any, weights: Arrays, batch: Batch, plain: Arrays, loss: float) -> dict[str, float]:
+def noise(
+    side: Any, weights: Arrays, batches: list[Batch], plain: Arrays, losses: list[float]
+) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
-        ran, seen = side.run(nudge(weights, seed, side.narrowest), *batch)
-        found["loss"] = max(found["loss"], abs(ran["loss"] - loss) / (abs(loss) or 1))
-        for name, x in seen.items():
+        nudged = nudge(weights, seed, side.narrowest)
+        _, seen = side.run(nudged, *batches[0])
+        others, sums = accumulate(side, nudged, batches)
+        gaps = [abs(a - b) / (abs(b) or 1) for a, b in zip(others, losses)]
+        found["loss"] = max(found["loss"], *gaps)
+        for name, x in (seen | sums).items():
             size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0
             gap = float(np.linalg.norm(x - plain[name]) / size)
             found[name] = max(found.get(name, 0.0), gap)

@@ -187,24 +187,18 @@ class TorchSide:
         calls.arrays[f"act/{call}"] = tree.to_numpy(y)
         if not y.requires_grad:  # what arrives at it is wanted all the same, as in JAX
             y = y.detach().requires_grad_().clone()
+
+        def keep(g: torch.Tensor) -> None:
+            calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
+
         if f"act/{call}" in forced:
             given = [forced.get(f"{kind}/{call}") for kind in ("act", "dact")]
             value, cotangent = (
                 None if x is None else torch.from_numpy(x).to(y).reshape(y.shape) for x in given
             )
-
-            def keep(g: torch.Tensor) -> None:
-                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
-
             return Force.apply(y, value, cotangent, keep)
-        if y.requires_grad:
-            y = y.view_as(y)  # another tensor than a child's output, with a hook of its own
-
-            def seen(g: torch.Tensor) -> None:
-                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
-
-            y.register_hook(seen)
-        return y
+        # Another tensor than a child's output; its hook would go with what is done in place.
+        return Force.apply(y, y.detach(), None, keep)
 
     def begin(self, weights: Arrays) -> None:
         """A fresh optimizer, on given weights."""

@@ -168,7 +168,7 @@ def gradients(
 ) -> Rung:  # fmt: skip
     """Rung 3, and 3i: of each parameter, and in the forced run what arrives at each output."""
     rung = Rung(number, name)
-    _add_gradients(rung, ran.grads, reference.group("grad"), entries, bounds)
+    _add_gradients(rung, ran.grads, "grad", reference, entries, bounds)
     if number == "3":
         return rung
     arrays = _with_zeros(ran.calls)
@@ -182,15 +182,16 @@ def gradients(
 
 
 def _add_gradients(
-    rung: Rung, ours_of: Arrays, theirs_of: Arrays, entries: list[Entry], bounds: Bounds
+    rung: Rung, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
 ) -> None:
+    theirs_of = reference.group(kind)
     whole = max((float(np.linalg.norm(g)) for g in theirs_of.values()), default=0.0)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure = gap(ours, theirs)
         # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
         if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
             figure = 0.0
-        bound = bounds.of(f"grad/{entry.reference.name}", f"grad/{entry.port.name}")
+        bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
         rung.add(Spot(rung.number, "gradient", name, figure, bound, str(entry.port), ours, theirs))
 
 
@@ -288,9 +289,9 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("loss", "loss")
         rung.add(Spot("5", "loss", f"loss of batch {step}", gap(x, y), bound, "loss", x, y))
-    _add_gradients(rung, sums, reference.group("sum"), entries, bounds)
+    _add_gradients(rung, sums, "sum", reference, entries, bounds)
     for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
-        bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
+        bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add(Spot("5", "state", name, gap(x, y), bound, str(entry.port), x, y))
     return rung
 
