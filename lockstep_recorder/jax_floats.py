@@ -43,6 +43,17 @@ def inner_programs(eqn: Any) -> Iterator[Any]:
                 yield inner
 
 
+def formats(jaxpr: Any) -> Iterator[str]:
+    """The float formats of what the operations give."""
+    for eqn in jaxpr.eqns:
+        for out in eqn.outvars:
+            dtype = getattr(out.aval, "dtype", None)
+            if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
+                yield str(dtype)
+        for inner in inner_programs(eqn):
+            yield from formats(inner)
+
+
 @contextlib.contextmanager
 def nothing_narrower() -> Iterator[None]:
     """What would make a narrower float of a float64 makes a float64, however it is written."""

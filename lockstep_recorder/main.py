@@ -19,27 +19,33 @@ FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 
 
-def open_side(name: str, seed: int, device: str) -> Any:
-    """The program's side; which framework it is of is seen by what `build` gives."""
+def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
+    """The program's side; which framework it is of is seen by what `build` gives.
+
+    Args:
+        own: it runs in the precision in which it is written, not in float64.
+    """
     text = "jax"  # of a module, which is not looked at: perhaps
     if os.path.isfile(name):
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read()
     if "jax" in text or "flax" in text:
-        os.environ.setdefault("JAX_ENABLE_X64", "1")  # before the user's file makes arrays
+        if not own:
+            os.environ.setdefault("JAX_ENABLE_X64", "1")  # before the file makes arrays
         with contextlib.suppress(ImportError):
             from lockstep_recorder import side_jax
 
-            side_jax.configure()
+            side_jax.configure(own)
     user = User(name)
     if "torch" in sys.modules:
         from lockstep_recorder.side_torch import TorchSide
         from lockstep_recorder.torch_modes import NothingNarrower
 
-        with NothingNarrower():  # such as a table of positions, made in float32 by name
+        # Such as a table of positions, made in float32 by name.
+        with contextlib.nullcontext() if own else NothingNarrower():
             built = user.call("build", seed)
         if isinstance(built, sys.modules["torch"].nn.Module):
-            return TorchSide(user, built, device)
+            return TorchSide(user, built, device, own)
     else:
         built = user.call("build", seed)
     if "jax" not in sys.modules:
@@ -47,17 +53,19 @@ def open_side(name: str, seed: int, device: str) -> Any:
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
     from lockstep_recorder.side_jax import JaxSide, configure
 
-    configure()
-    return JaxSide(user, built, device)
+    configure(own)
+    return JaxSide(user, built, device, own)
 
 
 def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """A trace's folder; its JSON last, so that what is cut short has none."""
     os.makedirs(out, exist_ok=True)
-    body = wire.dump(arrays)
+    digest = hashlib.sha256()
     with open(os.path.join(out, ARRAYS), "wb") as file:
-        file.write(body)
-    whole = {"format": FORMAT, **about, "sha256": hashlib.sha256(body).hexdigest()}
+        for part in wire.chunks(arrays):
+            digest.update(part)
+            file.write(part)
+    whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
     with open(os.path.join(out, ABOUT), "w") as file:
         json.dump(whole, file)
 
@@ -77,7 +85,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
     if ask == "widen":
         side.widen(weights, spec, batch)
-        facts = ("precision", "narrow", "widened", "rounded")
+        facts = ("precision", "narrow", "widened", "rounded", "narrowest")
         return {name: side.facts()[name] for name in facts}, {}
     if ask == "run":
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))
@@ -99,7 +107,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return {"losses": side.train(weights, steps)}, {}
 
 
-def serve(name: str, seed: int, device: str) -> int:
+def serve(name: str, seed: int, device: str, own: bool) -> int:
     """Each answer is a line of JSON and arrays; a mistake is an answer, too."""
     answers = os.fdopen(os.dup(1), "wb")  # what the user prints must not get between them
     os.dup2(2, 1)
@@ -109,7 +117,7 @@ def serve(name: str, seed: int, device: str) -> int:
         if asked is None:
             return 0
         try:
-            side = side or open_side(name, seed, device)
+            side = side or open_side(name, seed, device, own)
             header, arrays = answer(side, *asked)
         except Mistake as error:
             header, arrays = {"error": str(error), "frames": error.frames}, {}
@@ -124,11 +132,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="given to build")
     parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--own-precision", action="store_true", help="not in float64")
     given = parser.parse_args(argv)
     if given.what == "serve":
-        return serve(given.program, given.seed, given.device)
+        return serve(given.program, given.seed, given.device, given.own_precision)
     try:
-        side = open_side(given.program, given.seed, given.device)
+        side = open_side(given.program, given.seed, given.device, given.own_precision)
         write(given.out, *record(side, given.seed, given.steps))
     except Mistake as error:
         for line in error.frames:

@@ -34,29 +34,45 @@ class Model:
         self.user = user
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
-        self.params = whole["params"]
+        # Such as an activation function, which an Equinox module has for a leaf.
+        self.constants = jax.tree.map(lambda x: None if is_array(x) else x, whole["params"])
+        self.params = jax.tree.map(lambda x: x if is_array(x) else None, whole["params"])
         self.state = {name: x for name, x in whole.items() if name != "params"}
+
+    def path_name(self, path: Any) -> str:
+        """The keys of a path, joined by dots."""
+        parts = []
+        for key in path:
+            for attribute in ("key", "name", "idx"):
+                if hasattr(key, attribute):
+                    parts.append(str(getattr(key, attribute)).lstrip("."))
+                    break
+        return ".".join(parts)
 
     def flat(self, tree: Any) -> dict[str, Any]:
         """Float leaves by path."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-        return {path_name(path): x for path, x in leaves if is_float_leaf(x)}
+        return {self.path_name(path): x for path, x in leaves if is_float_leaf(x)}
 
-    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray]) -> Any:
-        """The tree with other values, in float64 where they are floats."""
+    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray], dtype: str | None) -> Any:
+        """The tree with other values: floats in a format, or in their own."""
 
         def leaf(path: Any, x: Any) -> Any:
             if not is_float_leaf(x):
                 return x
-            return jax.numpy.asarray(arrays[path_name(path)], "float64").reshape(x.shape)
+            return jax.numpy.asarray(arrays[self.path_name(path)], dtype or x.dtype).reshape(
+                x.shape
+            )
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
     def given(self, params: Any) -> Any:
         """What the user's functions get."""
-        return params
+        return jax.tree.map(lambda c, x: x if c is None else c, self.constants, params,
+                            is_leaf=lambda c: c is None)  # fmt: skip
 
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        params = self.given(params)
         model = {"params": params, **state} if self.variables else params
         loss = self.user.call("loss", model, batch)
         if isinstance(loss, tuple):
@@ -97,18 +113,24 @@ class NnxModel(Model):
     def __init__(self, user: User, built: Any) -> None:
         from flax import nnx
 
+        # A method of the module before flax 0.11.
+        inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
         self.user, self.variables = user, False
         self.graph: Any
         self.named: dict[str, str] = {}
-        for path, module in nnx.iter_modules(built):
+        for path, module in inside(built):
             if isinstance(module, nnx.Dropout):
                 module.deterministic = True
             name = ".".join(map(str, path)) or "(root)"
-            module.lockstep_name = name  # type: ignore[attr-defined]  # static, so it stays with it
+            module.lockstep_name = name  # static, so it stays with it
             self.named[name] = type(module).__name__
-        self.classes = {type(module) for _, module in nnx.iter_modules(built)}
+        self.classes = {type(module) for _, module in inside(built)}
         parts: Any = nnx.split(built, nnx.Param, ...)
         self.graph, self.params, self.state = parts
+
+    def path_name(self, path: Any) -> str:
+        """Without what a variable's array is called inside it, which Flax 0.8 does otherwise."""
+        return super().path_name(path).removesuffix(".value").removesuffix(".raw_value")
 
     def given(self, params: Any) -> Any:
         """An `nnx.Optimizer` is made of a module, an optax transformation of anything."""
@@ -158,15 +180,8 @@ def wrapped(function: Callable[..., Any], method: str, tape: Any) -> Callable[..
     return call
 
 
-def path_name(path: Any) -> str:
-    """The keys of a path, joined by dots."""
-    parts = []
-    for key in path:
-        for attribute in ("key", "name", "idx"):
-            if hasattr(key, attribute):
-                parts.append(str(getattr(key, attribute)))
-                break
-    return ".".join(part.lstrip(".") for part in parts if part != "value")
+def is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") and hasattr(x, "shape")
 
 
 def is_float_leaf(x: Any) -> bool:

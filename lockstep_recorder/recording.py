@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ CYCLES, MOST = 2, 64  # of an optimizer that accumulates; steps in which they mu
 BATCHES = 4  # whose gradients are summed
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
+# The distance from 1 to the next larger number of a format.
+ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
@@ -56,13 +59,13 @@ def record(
     arrays.update(seen)
     again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
-    if side.precision != "float64":
-        about["noise"] = noise(side, weights, first, seen, ran["loss"])
     about.update(side.facts())
     if not np.isfinite(ran["loss"]):
         raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
     arrays.update(sums)
+    if side.precision != "float64":
+        about["noise"] = noise(side, weights, batches[:BATCHES], seen | sums, about["accumulated"])
     _steps(side, weights, batches, about, arrays, curve, given)
     return about, arrays
 
@@ -103,7 +106,7 @@ def _steps(
                for step in range(MOST)]  # fmt: skip
         arrays.update(_feed(side, "cycles", weights, fed, given, cycles=CYCLES))
     about["losses"] = side.train(weights, batches[:curve])
-    nudged = [side.train(nudge(weights, k, side.precision), batches[:curve]) for k in range(NUDGES)]
+    nudged = [side.train(nudge(weights, k, side.narrowest), batches[:curve]) for k in range(NUDGES)]
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
@@ -149,24 +152,33 @@ def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
 def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     """Every weight moved by one ulp of a dtype, up or down by a coin."""
     generator = np.random.default_rng([seed, 1])
-    eps = np.finfo(dtype).eps
     return {
-        name: x + np.abs(x) * eps * np.sign(generator.random(x.shape) - 0.5)
+        name: x + np.abs(x) * ULPS[dtype] * np.sign(generator.random(x.shape) - 0.5)
         for name, x in weights.items()
     }
 
 
-def noise(side: Any, weights: Arrays, batch: Batch, plain: Arrays, loss: float) -> dict[str, float]:
-    """By array, relative: how far the program parts from itself, nudged by an ulp of float32."""
+def noise(
+    side: Any, weights: Arrays, batches: list[Batch], plain: Arrays, losses: list[float]
+) -> dict[str, float]:
+    """By array, relative: how far the program parts from itself, nudged by an ulp."""
     found = {"loss": 0.0}
     for seed in range(NUDGES):
-        ran, seen = side.run(nudge(weights, seed, "float32"), *batch)
-        found["loss"] = max(found["loss"], abs(ran["loss"] - loss) / (abs(loss) or 1))
-        for name, x in seen.items():
+        nudged = nudge(weights, seed, side.narrowest)
+        _, seen = side.run(nudged, *batches[0])
+        others, sums = accumulate(side, nudged, batches)
+        gaps = [abs(a - b) / (abs(b) or 1) for a, b in zip(others, losses)]
+        found["loss"] = max(found["loss"], *gaps)
+        for name, x in (seen | sums).items():
             size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0
             gap = float(np.linalg.norm(x - plain[name]) / size)
             found[name] = max(found.get(name, 0.0), gap)
     return found
+
+
+def narrowest_of(formats: Iterable[str]) -> str:
+    """Of the formats of a program's values; float32 where none is known."""
+    return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")
 
 
 def moments(x: np.ndarray) -> dict[str, Any]:

@@ -12,18 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.jax_floats import narrow_operations, nothing_narrower, rounded_values
+from lockstep_recorder.jax_floats import (
+    formats,
+    narrow_operations,
+    nothing_narrower,
+    rounded_values,
+)
 from lockstep_recorder.models import Model, model_of
+from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
 
 Arrays = dict[str, np.ndarray]
 
 
-def configure() -> None:
+def configure(own: bool = False) -> None:
     """Before the user's file is imported: float64, exact matmuls, and nothing hidden by remat."""
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_default_matmul_precision", "highest")
+    if not own:
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_default_matmul_precision", "highest")
 
     def checkpoint(fun: Any = None, **options: Any) -> Any:
         return fun if fun is not None else lambda f: f
@@ -34,8 +41,9 @@ def configure() -> None:
 class JaxSide:
     framework = "jax"
 
-    def __init__(self, user: User, built: Any, device: str = "cpu") -> None:
-        self.user, self.precision, self.wide = user, "float64", False
+    def __init__(self, user: User, built: Any, device: str = "cpu", own: bool = False) -> None:
+        self.user, self.own, self.wide = user, own, False
+        self.precision = self.narrowest = "float32" if own else "float64"
         self.narrow: list[str] = []
         self.rounded: list[str] = []
         self.model: Model = model_of(user, built)
@@ -49,6 +57,7 @@ class JaxSide:
             "framework": self.framework, "versions": versions,
             "device": jax.devices()[0].platform, "precision": self.precision,
             "narrow": self.narrow, "widened": self.wide, "rounded": self.rounded,
+            "narrowest": self.narrowest,
             "modules": self.model.modules(), "settings": {},
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip
@@ -64,22 +73,26 @@ class JaxSide:
         return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
-        """float64 where nothing in the program is narrower."""
+        """float64 where nothing in the program is narrower; else as it is written."""
         params, state = self._trees(weights)
         given = self._batch(spec, batch)
         for self.wide in (False, True):
             trace = jax.make_jaxpr(lambda p, s, b: self._loss(Tape(), p, s, b)[0])
             jaxpr = self._traced(partial(trace, params, state, given))
+            if self.own:
+                self.narrow = sorted(set(formats(jaxpr.jaxpr)))
+                self.narrowest = narrowest_of(self.narrow)
+                return
             self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
             self.rounded = sorted(set(rounded_values(jaxpr.jaxpr)))
             if not self.narrow:
                 return
-        self.wide, self.precision = False, "float32"
+        self.wide, self.precision, self.narrowest = False, "float32", "float32"
 
     def _trees(self, weights: Arrays) -> tuple[Any, Any]:
-        return self.model.rebuild(self.model.params, weights), self.model.rebuild(
-            self.model.state, weights
-        )
+        dtype = None if self.own else "float64"
+        params = self.model.rebuild(self.model.params, weights, dtype)
+        return params, self.model.rebuild(self.model.state, weights, dtype)
 
     def _batch(self, spec: Any, batch: Arrays) -> Any:
         def leaf(x: np.ndarray) -> Any:
@@ -100,13 +113,13 @@ class JaxSide:
             raise Mistake(f"{self.user.name}: loss gives {kind}; return a scalar")
         return loss.reshape(()), new
 
-    def _traced(self, program: Callable[[], Any]) -> Any:
+    def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
         try:
             return program()
         except Mistake:
             raise
         except Exception as error:
-            raise mistake(self.user.name, "loss", error) from error
+            raise mistake(self.user.name, function, error) from error
 
     def run(
         self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
@@ -172,12 +185,21 @@ class JaxSide:
                 return jax.tree.map(jnp.add, params, updates), state
 
             self.apply = jax.jit(step)
-        self.optimizer_state = jax.tree.map(widen_count, self.transform.init(params))
+        self.optimizer_state = self._traced(lambda: self._widest(params), "optimizer")
+
+    def _widest(self, params: Any) -> Any:
+        """The optimizer's first state, with counts of 64 bits where an older optax allows it."""
+        state = self.transform.init(params)
+        for each in (jax.tree.map(widen_count, state), state):
+            with contextlib.suppress(AssertionError):
+                jax.eval_shape(self.apply, params, params, each)
+                return each
+        return state
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""
         params, _ = self._trees(weights)
-        given = self.model.rebuild(self.model.params, grads)
+        given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")
         params, self.optimizer_state = self.apply(params, given, self.optimizer_state)
         after = {n: np.asarray(x, np.float64) for n, x in self.model.flat(params).items()}
         return {**weights, **after}
@@ -195,5 +217,6 @@ class JaxSide:
 
 
 def widen_count(x: Any) -> Any:
-    """Of 32 bits as of 64: what a schedule divides it by would become float32."""
-    return jnp.asarray(x, jnp.int64) if getattr(x, "dtype", None) == jnp.int32 else x
+    """Of 32 bits as of 64, if there are: what a schedule divides it by would become float32."""
+    wide = jax.config.read("jax_enable_x64") and getattr(x, "dtype", None) == jnp.int32
+    return jnp.asarray(x, jnp.int64) if wide else x

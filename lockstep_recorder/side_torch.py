@@ -11,7 +11,9 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import Calls
+from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.torch_modes import (
+    Formats,
     Narrowing,
     NothingNarrower,
     first_float,
@@ -27,8 +29,9 @@ Arrays = dict[str, np.ndarray]
 class TorchSide:
     framework = "torch"
 
-    def __init__(self, user: User, model: Any, device: str = "cpu") -> None:
-        self.user, self.device = user, device
+    def __init__(self, user: User, model: Any, device: str = "cpu", own: bool = False) -> None:
+        self.user, self.device, self.own = user, device, own
+        self.narrowest = "float32"  # the narrowest format of its values, below float64
         self.precision, self.wide = "float32", False
         self.narrow: list[str] = []
         self.rounded: list[str] = []
@@ -47,7 +50,7 @@ class TorchSide:
             "framework": self.framework,
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
             "device": self.device, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide, "rounded": self.rounded,
+            "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
             "modules": modules, "settings": self._settings(),
             "parameters": [name for name, _ in self.model.named_parameters()],
             "tied": [each for each in aliases.values() if len(each) > 1],
@@ -81,7 +84,13 @@ class TorchSide:
         self.model.zero_grad(set_to_none=True)
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
-        """float64 where the program runs in it; else float32."""
+        """float64 where the program runs in it; else as it is written."""
+        if self.own:
+            self.load(weights)
+            with Formats() as mode:
+                self._loss(spec, batch)
+            self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
+            return
         for self.wide in (False, True):
             self.model.double()
             try:
@@ -92,7 +101,7 @@ class TorchSide:
             except Mistake as error:
                 self.narrow = [f"in float64 it raises: {error}"]
             if not self.narrow:
-                self.precision = "float64"
+                self.precision = self.narrowest = "float64"
                 return
         self.wide, self.precision = False, "float32"
         if self.narrow[0].startswith("in float64 it raises"):
@@ -178,24 +187,18 @@ class TorchSide:
         calls.arrays[f"act/{call}"] = tree.to_numpy(y)
         if not y.requires_grad:  # what arrives at it is wanted all the same, as in JAX
             y = y.detach().requires_grad_().clone()
+
+        def keep(g: torch.Tensor) -> None:
+            calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
+
         if f"act/{call}" in forced:
             given = [forced.get(f"{kind}/{call}") for kind in ("act", "dact")]
             value, cotangent = (
                 None if x is None else torch.from_numpy(x).to(y).reshape(y.shape) for x in given
             )
-
-            def keep(g: torch.Tensor) -> None:
-                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
-
             return Force.apply(y, value, cotangent, keep)
-        if y.requires_grad:
-            y = y.view_as(y)  # another tensor than a child's output, with a hook of its own
-
-            def seen(g: torch.Tensor) -> None:
-                calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
-
-            y.register_hook(seen)
-        return y
+        # Another tensor than a child's output; its hook would go with what is done in place.
+        return Force.apply(y, y.detach(), None, keep)
 
     def begin(self, weights: Arrays) -> None:
         """A fresh optimizer, on given weights."""

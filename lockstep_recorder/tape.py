@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 
 from lockstep_recorder.calls import Calls
@@ -53,11 +54,22 @@ class Tape:
         return jax.tree.unflatten(nest, leaves)
 
     def tap(self, name: str, x: Any) -> Any:
-        """The user's own point."""
+        """The user's own point; under `jax.vmap` it sees all of the batch, its axis first."""
         if not is_float(x):
             return x
+        if type(getattr(x, "_trace", None)).__name__ == "BatchTrace":
+            return self._tap_batch(name)(x)
         self.begin(name, "tap", ())
         return self.end(x)
+
+    def _tap_batch(self, name: str) -> Any:
+        point = jax.custom_batching.custom_vmap(lambda x: x)
+
+        @point.def_vmap
+        def outside(size: int, batched: Any, x: Any) -> Any:
+            return self.tap(name, x), True
+
+        return point
 
     def point(self, call: str, y: Any) -> Any:
         self.calls.arrays[f"act/{call}"] = y
@@ -73,7 +85,7 @@ class Tape:
 
 def level_of(trace: Any) -> int:
     """JAX before 0.4.36 makes a new trace for each operation, of one `main`."""
-    return id(getattr(trace, "main", trace))
+    return id(getattr(trace, "main", None) or trace)
 
 
 @jax.custom_vjp

@@ -34,6 +34,19 @@ class Narrowing(TorchDispatchMode):
         return y
 
 
+class Formats(TorchDispatchMode):
+    """Notes the float formats of what the operations give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        self.found |= {str(x.dtype).split(".")[1] for x in floats(y)}
+        return y
+
+
 class NothingNarrower(TorchFunctionMode):
     """What would make a narrower float makes a float64, however it is written."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -13,20 +14,26 @@ NAMES = {"float64": "F64", "float32": "F32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
-def dump(arrays: Arrays) -> bytes:
-    """{name: array} -> bytes; what is no float becomes float64, exactly below 2**53."""
-    header, bodies, at = {}, [], 0
+def chunks(arrays: Arrays) -> Iterator[bytes]:
+    """{name: array} -> bytes, an array at a time; no float becomes float64, exact below 2**53."""
+    header, at = {}, 0
     for name, x in arrays.items():
-        x = np.asarray(x)
-        x = np.ascontiguousarray(x if x.dtype.name in NAMES else x.astype(np.float64))
-        end = at + x.nbytes
-        dtype = NAMES[x.dtype.name]
-        header[name] = {"dtype": dtype, "shape": list(np.shape(x)), "data_offsets": [at, end]}
-        bodies.append(x.tobytes())
+        dtype = _dtype(x)
+        end = at + np.size(x) * dtype.itemsize
+        header[name] = {
+            "dtype": NAMES[dtype.name], "shape": list(np.shape(x)), "data_offsets": [at, end]
+        }  # fmt: skip
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *bodies])
+    yield len(text).to_bytes(8, "little") + text
+    for x in arrays.values():
+        yield np.asarray(x, _dtype(x)).tobytes()
+
+
+def _dtype(x: np.ndarray) -> np.dtype[Any]:
+    dtype = np.asarray(x).dtype
+    return dtype if dtype.name in NAMES else np.dtype(np.float64)
 
 
 def parse(content: bytes) -> Arrays:
@@ -43,9 +50,13 @@ def parse(content: bytes) -> Arrays:
 
 
 def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
-    body = dump(arrays)
-    line = json.dumps(dict(header, names=list(arrays), body=len(body)))
-    stream.write(line.encode() + b"\n" + body)
+    parts = chunks(arrays)
+    head = next(parts)
+    size = len(head) + sum(np.size(x) * _dtype(x).itemsize for x in arrays.values())
+    line = json.dumps(dict(header, names=list(arrays), body=size))
+    stream.write(line.encode() + b"\n" + head)
+    for part in parts:
+        stream.write(part)
     stream.flush()
 
 

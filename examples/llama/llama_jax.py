@@ -41,27 +41,31 @@ def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    """(B, T, heads, K), each half of the head size turned with the other."""
-    angle = jnp.arange(x.shape[1])[:, None] * 10000.0 ** (-2 * jnp.arange(K // 2) / K)
-    cos, sin = (f(angle)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    """(..., T, heads, K), each half of the head size turned with the other."""
+    angle = jnp.arange(x.shape[-3])[:, None] * 10000.0 ** (-2 * jnp.arange(K // 2) / K)
+    cos, sin = (f(angle)[:, None, :] for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """(..., T, heads, K), H heads of queries and G of keys and values."""
+    k, v = (jnp.repeat(each, H // G, axis=-2) for each in (rotate(k), v))
+    scores = jnp.einsum("...thk,...shk->...hts", rotate(q), k) * K**-0.5
+    scores = jnp.where(jnp.tri(q.shape[-3], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("...hts,...shk->...thk", jax.nn.softmax(scores), v)
+
+
 def attention(p: Params, x: jax.Array) -> jax.Array:
     q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in ("wq", "wk", "wv"))
-    q, k = rotate(q), rotate(k)
-    k, v = (jnp.repeat(each, H // G, axis=2) for each in (k, v))
-    scores = jnp.einsum("bthk,bshk->bhts", q, k) * K**-0.5
-    scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
-    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+    return jnp.einsum("bthk,hkd->btd", attend(q, k, v), p["wo"])
 
 
 def llama(params: Params, tokens: jax.Array) -> jax.Array:
     x = _tap("embed", params["embed"][tokens])
     for i, p in enumerate(params["layers"]):
         y = _tap(f"layers.{i}.input_norm", rms_norm(p["attention_norm"], x))
-        x = x + _tap(f"layers.{i}.attn", jnp.einsum("bthk,hkd->btd", attention(p, y), p["wo"]))
+        x = x + _tap(f"layers.{i}.attn", attention(p, y))
         y = _tap(f"layers.{i}.post_attention_norm", rms_norm(p["mlp_norm"], x))
         gated = jax.nn.silu(_tap(f"layers.{i}.mlp.gate", y @ p["gate"])) * (y @ p["up"])
         x = x + _tap(f"layers.{i}.mlp", gated @ p["down"])

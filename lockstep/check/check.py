@@ -131,10 +131,10 @@ def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
 
 
 def noise_of(port: Port, weights: Arrays, plain: Run) -> dict[str, float]:
-    """How far the port parts from itself when its weights move by one ulp of float32."""
+    """How far the port parts from itself, its weights moved by one ulp of its narrowest format."""
     noise = {"loss": 0.0}
     for seed in range(NOISY):
-        ran = port.run(nudge(weights, seed, "float32"))
+        ran = port.run(nudge(weights, seed, port.facts["narrowest"]))
         noise["loss"] = max(noise["loss"], abs(ran.loss - plain.loss) / (abs(plain.loss) or 1))
         arrays = ran.calls.arrays | {f"grad/{n}": g for n, g in ran.grads.items()}
         plains = plain.calls.arrays | {f"grad/{n}": g for n, g in plain.grads.items()}

@@ -89,6 +89,9 @@ def _add_common(sub: Any) -> None:
                                 ("--steps", 20, "of the loss curve")):  # fmt: skip
         sub.add_argument(name, type=reader(int), default=default, metavar="N",
                          help=f"{what} (default: {default})")  # fmt: skip
+    sub.add_argument("--own-precision", action="store_true", help="run the programs in the "
+                     "precision in which they are written, such as autocast, and judge them by "
+                     "their own noise (default: in float64)")  # fmt: skip
     sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
                      help="where the programs run (default: cpu)")  # fmt: skip
 
@@ -150,7 +153,7 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
-        device=given.device,
+        device=given.device, own_precision=given.own_precision,
     )  # fmt: skip
 
 

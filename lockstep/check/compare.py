@@ -29,9 +29,11 @@ class Options:
     seed: int = 0  # given to build
     steps: int = 20  # of the loss curve
     device: str = "cpu"
+    own_precision: bool = False  # as the programs are written, and not in float64
 
     def program(self, name: str, python: str, say: Say) -> Program:
-        return Program(name, python=python, seed=self.seed, device=self.device, say=say)
+        return Program(name, python=python, seed=self.seed, device=self.device,
+                       own_precision=self.own_precision, say=say)  # fmt: skip
 
 
 def compare_programs(

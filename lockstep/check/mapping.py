@@ -1,5 +1,6 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
+from collections import Counter
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ def propose(
     _match_fused(mapping, reference, port)
     _match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
+    _orient(mapping)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
     _require_whole(mapping, reference, port)
@@ -54,8 +56,8 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
-    ours, theirs = port.indexes, reference.indexes
-    places = [_places(side) for side in (reference, port)]
+    ours, theirs = names.align_indexes(port.indexes, reference.indexes)
+    places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in range(3):
         scored = []
@@ -77,14 +79,15 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         _take_best(mapping, scored, reference, port, owners)
 
 
-def _places(side: Tensors) -> dict[str, int]:
-    """By name: its place in the order of calls, among the tensors of its layer and size."""
+def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
+    """By name: its module's place in the order of calls, among those of its layer and size."""
     found: dict[str, int] = {}
-    seen: dict[tuple[tuple[int, ...], int], int] = {}
-    indexes = side.indexes
+    seen: dict[tuple[tuple[int, ...], int], list[str]] = {}
     for name in side.order:
-        key = indexes[name], size_of(side.shapes[name])
-        found[name] = seen[key] = seen.get(key, -1) + 1
+        owners = seen.setdefault((indexes[name], size_of(side.shapes[name])), [])
+        owner = name.rpartition(".")[0]
+        owners += [owner] * (owner not in owners)
+        found[name] = owners.index(owner)
     return found
 
 
@@ -159,6 +162,23 @@ def _likely(shape: Shape, reference: Tensors, r: str, port: Tensors, p: str) -> 
     if reference.framework == "torch":  # OIHW -> HWIO
         return (*range(2, n), 1, 0)
     return (n - 1, n - 2, *range(n - 2))
+
+
+def _orient(mapping: Mapping) -> None:
+    """A kernel whose shape fits both ways as most of its name whose shape fits one way alone."""
+    counts: dict[tuple[str, int], Counter[Shape]] = {}
+    for entry in mapping.entries:
+        if len(entry.choices) == 1 and len(entry.shape) > 1:
+            counts.setdefault(_leaf_of(entry), Counter())[entry.choices[0]] += 1
+    for entry in mapping.entries:
+        usual = counts.get(_leaf_of(entry))
+        if usual and len(entry.choices) > 1:
+            likely = usual.most_common(1)[0][0]
+            entry.choices.sort(key=lambda permutation: permutation != likely)
+
+
+def _leaf_of(entry: Entry) -> tuple[str, int]:
+    return entry.port.name.rpartition(".")[2], len(entry.shape)
 
 
 def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:

@@ -10,6 +10,7 @@ from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
 
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
+CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
 ORDERS = 24  # of axes that are tried
 
 
@@ -109,16 +110,23 @@ def _tensors_held(
 
 
 def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls) -> dict[str, str]:
-    """In order, where the outputs have one size; the likeliest names where there are rivals."""
+    """In order, where the outputs have one size; where one side has more, by values and names."""
     pairs: dict[str, str] = {}
     free = list(r_calls)
+    in_order = len(r_calls) == len(p_calls)
+    if not in_order:
+        for p in p_calls:
+            alike = [r for r in free if _is_one_value(p, r, reference, port)]
+            if alike:
+                pairs[p] = max(alike, key=lambda r: _likeness(p, r, reference, port))
+                free.remove(pairs[p])
+        p_calls = sorted(p_calls, key=lambda p: port.kinds[p] in CONTAINERS)
+        free.sort(key=lambda r: reference.kinds[r] in CONTAINERS)
     for p in p_calls:
-        fits = [r for r in free if _same_size(p, r, reference, port)]
+        fits = [r for r in free if p not in pairs and _same_size(p, r, reference, port)]
         if fits:
-            r = max(fits, key=lambda r: (_likeness(p, r, reference, port), -free.index(r)))
-            pairs[p] = r
-            free = free[free.index(r) + 1 :] if len(r_calls) == len(p_calls) else [
-                each for each in free if each != r]  # fmt: skip
+            r = pairs[p] = max(fits, key=lambda r: _likeness(p, r, reference, port))
+            free = free[free.index(r) + 1 :] if in_order else [x for x in free if x != r]
     return pairs
 
 
@@ -136,15 +144,18 @@ def _same_size(p: str, r: str, reference: Calls, port: Calls) -> bool:
 
 
 def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
-    x = port.arrays[f"act/{p}"]
-    size = np.linalg.norm(x)
     for r in reference.names:
-        y = reference.arrays.get(f"act/{r}")
-        if r in taken or y is None or y.size != x.size:
-            continue
-        if abs(size - np.linalg.norm(y)) <= ALIKE * size and nearest(x, y)[1] < ALIKE:
+        if r not in taken and _is_one_value(p, r, reference, port):
             return r
     return ""
+
+
+def _is_one_value(p: str, r: str, reference: Calls, port: Calls) -> bool:
+    if not _same_size(p, r, reference, port):
+        return False
+    x, y = port.arrays[f"act/{p}"], reference.arrays[f"act/{r}"]
+    size = np.linalg.norm(x)
+    return bool(abs(size - np.linalg.norm(y)) <= ALIKE * size and nearest(x, y)[1] < ALIKE)
 
 
 def _holds_tensors(call: str, side: str, entries: list[Entry], calls: Calls) -> bool:
@@ -165,8 +176,9 @@ def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
         if r not in taken and _same_size(p, r, reference, port)
         and [c for c in wildcard_digits(r)] == digits
     ]  # fmt: skip
-    scored = [(_likeness(p, r, reference, port), r) for r in fits]
-    best = max(scored, default=(0, ""))
+    scored = [(_likeness(p, r, reference, port) / len(names.words(p) | names.words(r)), r)
+              for r in fits]  # fmt: skip
+    best = max(scored, default=(0.0, ""))
     return best[1] if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1 else ""
 
 

@@ -48,13 +48,14 @@ class Program:
 
     def __init__(
         self, name: str, *, python: str = sys.executable, seed: int = 0, device: str = "cpu",
-        say: Say = lambda line: None,
+        own_precision: bool = False, say: Say = lambda line: None,
     ) -> None:  # fmt: skip
         self.name, self.python, self.say = name, python, say
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-check-")
         self.recorder = Path(self.folder.name) / "recorder.pyz"
         export(self.recorder)
         self.options = ["--seed", str(seed), "--device", device]
+        self.options += ["--own-precision"] * own_precision
         self.process: subprocess.Popen[bytes] | None = None
 
     def record(self, out: Path, steps: int) -> None:

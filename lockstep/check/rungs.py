@@ -11,7 +11,7 @@ from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
-from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, NOISE, NORM, epsilon
+from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, LAG, NOISE, NORM, epsilon
 
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
@@ -168,7 +168,7 @@ def gradients(
 ) -> Rung:  # fmt: skip
     """Rung 3, and 3i: of each parameter, and in the forced run what arrives at each output."""
     rung = Rung(number, name)
-    _add_gradients(rung, ran.grads, reference.group("grad"), entries, bounds)
+    _add_gradients(rung, ran.grads, "grad", reference, entries, bounds)
     if number == "3":
         return rung
     arrays = _with_zeros(ran.calls)
@@ -182,15 +182,16 @@ def gradients(
 
 
 def _add_gradients(
-    rung: Rung, ours_of: Arrays, theirs_of: Arrays, entries: list[Entry], bounds: Bounds
+    rung: Rung, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
 ) -> None:
+    theirs_of = reference.group(kind)
     whole = max((float(np.linalg.norm(g)) for g in theirs_of.values()), default=0.0)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure = gap(ours, theirs)
         # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
         if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
             figure = 0.0
-        bound = bounds.of(f"grad/{entry.reference.name}", f"grad/{entry.port.name}")
+        bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
         rung.add(Spot(rung.number, "gradient", name, figure, bound, str(entry.port), ours, theirs))
 
 
@@ -288,11 +289,18 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("loss", "loss")
         rung.add(Spot("5", "loss", f"loss of batch {step}", gap(x, y), bound, "loss", x, y))
-    _add_gradients(rung, sums, reference.group("sum"), entries, bounds)
+    _add_gradients(rung, sums, "sum", reference, entries, bounds)
     for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
-        bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
+        bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add(Spot("5", "state", name, gap(x, y), bound, str(entry.port), x, y))
     return rung
+
+
+def _look_ahead(reference: Trace) -> np.ndarray:
+    """The envelope of the noise; below float64 that of some steps later, as for our own curves."""
+    envelope = np.maximum.accumulate(reference.about["envelope"])
+    ahead = LAG if reference.about["precision"] != "float64" else 0
+    return envelope[np.minimum(np.arange(len(envelope)) + ahead, len(envelope) - 1)]
 
 
 def curves(port: Port, reference: Trace) -> Rung:
@@ -310,7 +318,7 @@ def curves(port: Port, reference: Trace) -> Rung:
         rung.lacks = f"the port's trace has {len(ours)} steps, and not {len(losses)}"
         return rung
     rung.kept = ours, losses
-    envelope = np.maximum.accumulate(reference.about["envelope"])
+    envelope = _look_ahead(reference)
     exact = precision_of(port, reference) == "float64"
     ulp = CURVE.bound if exact else 4 * epsilon("float32")
     allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope

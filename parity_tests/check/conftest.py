@@ -8,8 +8,7 @@ from lockstep.check import trace
 from lockstep.check.program import Program
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
-from lockstep_recorder import recording
-from lockstep_recorder.main import open_side, write
+from lockstep_recorder import main
 
 
 def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
@@ -33,10 +32,18 @@ def conv_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture(scope="session")
+def resnet_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record("resnet_nnx.py", tmp_path_factory.mktemp("traces"), room="resnet")
+
+
+@pytest.fixture(scope="session")
 def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In this process, which has torch already."""
-    folder = tmp_path_factory.mktemp("traces") / "gpt_torch"
-    side = open_side(str(ROOT / "examples" / "gpt" / "gpt_torch.py"), 0, "cpu")
-    about, arrays = recording.record(side, curve=8)
-    write(str(folder), {"program": "gpt_torch.py", "seed": 0, **about}, arrays)
-    return folder
+    return record_torch("gpt/gpt_torch.py", tmp_path_factory.mktemp("traces"))
+
+
+def record_torch(example: str, folder: Path) -> Path:
+    """The trace's folder; recorded in this process, which has torch already."""
+    out = folder / Path(example).stem
+    about, arrays = main.record(main.open_side(str(ROOT / "examples" / example), 0, "cpu"), 0, 8)
+    main.write(str(out), about, arrays)
+    return out

@@ -18,9 +18,9 @@ from lockstep_recorder.user import Mistake, User
 class Inside:
     """In place of `lockstep.check.program.Program`."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, own: bool = False) -> None:
         user = User(str(file))
-        self.side = TorchSide(user, user.call("build", 0))
+        self.side = TorchSide(user, user.call("build", 0), own=own)
 
     def ask(
         self, question: str, arrays: Arrays | None = None, **header: Any
@@ -31,8 +31,8 @@ class Inside:
             raise UserError(str(error)) from None
 
 
-def check_inside(reference: Trace, file: Path, **options: Any) -> check.Result:
-    return check.run(reference, Port(Inside(file), reference), **options)  # type: ignore[arg-type]
+def check_inside(reference: Trace, file: Path, own: bool = False, **options: Any) -> check.Result:
+    return check.run(reference, Port(Inside(file, own), reference), **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

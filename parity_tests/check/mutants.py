@@ -39,6 +39,8 @@ REWRITES = [Mutant(**row) for row in TABLE["rewrite"]]
 HELD_OUT = [Mutant(**row) for row in TABLE["held_out"]]
 CONV = [Mutant(**row) for row in TABLE["conv"]]
 CONV_REWRITES = [Mutant(**row) for row in TABLE["conv_rewrite"]]
+RESNET = [Mutant(**row) for row in TABLE["resnet"]]
+RESNET_REWRITES = [Mutant(**row) for row in TABLE["resnet_rewrite"]]
 
 
 def changed(mutant: Mutant, folder: Path, source: str = "gpt/gpt_torch.py") -> Path:

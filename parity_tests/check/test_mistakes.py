@@ -47,8 +47,8 @@ def small(folder: Path, name: str = "small.py", **changes: str) -> Path:
     return path
 
 
-def record_small(path: Path, out: Path) -> Trace:
-    side = open_side(str(path), 0, "cpu")
+def record_small(path: Path, out: Path, own: bool = False) -> Trace:
+    side = open_side(str(path), 0, "cpu", own)
     about, arrays = recording.record(side, curve=4)
     write(str(out), {"program": path.name, "seed": 0, **about}, arrays)
     return trace.read(out)
@@ -189,6 +189,22 @@ def test_a_program_without_float64_is_judged_by_its_own_noise(tmp_path: Path) ->
     assert any("blind below its noise" in note for note in result.notes)
     wrong = narrow + ".pow(2).mean() * (1 + 1e-4) + 0 * y.sum()"
     assert check_inside(made, small(tmp_path, "w.py", new=wrong)).verdict == "different"
+
+
+def test_autocast_is_judged_by_its_own_noise(tmp_path: Path) -> None:
+    """In float64 it does nothing, so that what it does is seen in its own precision alone."""
+    text = "def loss(model, batch):\n    with torch.autocast('cpu', torch.bfloat16, enabled={}):\n"
+    text += "        y = model(batch['x'])\n    return (y * y).to(batch['x']).mean() * {}"
+    half, single, wrong = (
+        small(tmp_path, f"{name}.py", loss=text.format(*change))
+        for name, change in {"half": (True, 1), "single": (False, 1), "wrong": (True, 1.1)}.items()
+    )
+    assert check_inside(record_small(single, tmp_path / "exact"), half).verdict == "equal"
+    for name, path, narrowest in (("single", single, "float32"), ("half", half, "bfloat16")):
+        made = record_small(path, tmp_path / name, own=True)
+        assert (made.about["precision"], made.about["narrowest"]) == ("float32", narrowest)
+        assert check_inside(made, path, own=True).verdict == "equal"
+    assert check_inside(made, wrong, own=True).verdict == "different"
 
 
 # --- traces are untrusted input

@@ -15,6 +15,8 @@ from parity_tests.check.mutants import (
     ELSEWHERE,
     EXAMPLES,
     HELD_OUT,
+    RESNET,
+    RESNET_REWRITES,
     REWRITES,
     Mutant,
     changed,
@@ -84,6 +86,31 @@ def test_running_variances_differ_by_the_frameworks(conv_reference: Trace) -> No
         "0.9 * old + 0.1 * the batch's variance over n - 1, "
         "for 0.9 * old + 0.1 * the batch's variance over n"
     )
+
+
+def check_resnet(mutant: Mutant, reference: Trace, folder: Path) -> Result:
+    return check_inside(reference, changed(mutant, folder, "resnet/resnet_transformers.py"))
+
+
+@pytest.mark.parametrize("mutant", RESNET, ids=lambda mutant: mutant.name)
+def test_a_bug_of_a_resnet_is_named_first(
+    mutant: Mutant, resnet_reference: Trace, tmp_path: Path
+) -> None:
+    result = check_resnet(mutant, resnet_reference, tmp_path)
+    assert result.verdict == "different"
+    first = result.roots[0]
+    assert mutant.where in first.where, [root.name for root in result.roots]
+    assert mutant.cause in first.cause, (first.name, first.cause)
+
+
+@pytest.mark.parametrize("rewrite", RESNET_REWRITES, ids=lambda mutant: mutant.name)
+def test_a_rewrite_of_a_resnet_is_equal(
+    rewrite: Mutant, resnet_reference: Trace, tmp_path: Path
+) -> None:
+    """Running statistics too: `resnet_nnx.py` has torch's n - 1."""
+    result = check_resnet(rewrite, resnet_reference, tmp_path)
+    assert result.verdict == "equal", [root.name for root in result.roots]
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
 
 
 def test_two_bugs_are_two_roots(jax_reference: Trace, tmp_path: Path) -> None:

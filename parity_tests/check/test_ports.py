@@ -8,6 +8,7 @@ import pytest
 from lockstep.check import assert_equivalent
 from lockstep.cli import commands
 from lockstep.process import ROOT
+from parity_tests.check.conftest import record_torch
 from parity_tests.check.mutants import EXAMPLES
 
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
@@ -81,6 +82,48 @@ def test_ports_of_transformers_gpt2(
     status, text = run(capsys, str(reference), str(EXAMPLES / port), "--save-map", str(found))
     assert status == 0, text
     assert len(json.loads(found.read_text())["modules"]) >= 16
+
+
+def test_a_resnet_of_transformers(full: None) -> None:
+    """In training; running statistics are state, and Flax's are brought to torch's n - 1."""
+    resnet = ROOT / "examples" / "resnet"
+    result = assert_equivalent(resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5)
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
+    stages = "resnet.encoder.stages"
+    assert result.pairs["blocks.2"] == f"{stages}.1.layers.1"  # not the Sequential inside it
+    assert result.pairs["blocks.2.middle.norm"] == f"{stages}.1.layers.1.layer.1.normalization"
+
+
+@pytest.mark.parametrize("amp", ["0", "1"])
+def test_a_resnet_in_its_own_precision(
+    amp: str, full: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast beside bfloat16 with weights in float32."""
+    monkeypatch.setenv("RESNET_AMP", amp)
+    resnet = ROOT / "examples" / "resnet"
+    result = assert_equivalent(
+        resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5, own_precision=True
+    )
+    wanted = "bfloat16" if amp == "1" else "float32"
+    assert (result.reference["narrowest"], result.port["narrowest"]) == (wanted, wanted)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_torch("llama/llama_transformers.py", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("package", ["equinox", "haiku"])
+def test_a_llama_through_taps(package: str, llama: Path, request: pytest.FixtureRequest) -> None:
+    """Equinox's is for one text, under `jax.vmap`: its taps see the batch."""
+    pytest.importorskip(package)
+    if package == "haiku":
+        request.getfixturevalue("full")
+    result = assert_equivalent(llama, ROOT / "examples" / "llama" / f"llama_{package}.py")
+    assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
+    assert {"model.layers.1.self_attn.o_proj", "model.layers.0", "lm_head"} <= set(
+        result.pairs.values()
+    )
 
 
 def test_a_llama_of_transformers_in_plain_jax(full: None) -> None:

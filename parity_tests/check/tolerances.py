@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,8 @@ def outputs(
     model = user.call("build", 0)
     if weights:
         model.load_state_dict(weights, strict=False)
-    seen: list[Tensor] = []
-    model.register_forward_hook(lambda module, args, y: seen.append(y))
+    seen: list[Any] = []  # tensors
+    model.register_forward_hook(lambda module, args, y: seen.append(getattr(y, "logits", y)))
     batch = user.call("batch", 0)
     given = (
         {k: torch.from_numpy(x) for k, x in batch.items()}
