@@ -19,10 +19,10 @@ from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
 from benchmarks.process import ROOT, relative_path
 from lockstep import results
-from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.errors import require
 from lockstep.exits import exit_status
+from lockstep.flags import Parser
 from lockstep.model import params
 
 LITERATURE, TUTORIALS, ADVICE = "literature", "tutorials", "advice in circulation"

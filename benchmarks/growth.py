@@ -14,9 +14,9 @@ from benchmarks import laws, plot
 from benchmarks.cells import Flags
 from benchmarks.laws import Curve, Law
 from lockstep import results, twin
-from lockstep.cli.flags import Parser
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
+from lockstep.flags import Parser
 from lockstep.model import params
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT

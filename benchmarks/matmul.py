@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep import results
-from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
+from lockstep.flags import Parser, reader
 from lockstep.run.directory import require_writable_file
 
 DTYPES = ("float32", "bfloat16", "float16")

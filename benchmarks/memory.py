@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.cells import Flags
 from benchmarks.suites import REMAT
 from lockstep import results, twin
-from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
 from lockstep.config.policy import BYTES, resolve
 from lockstep.errors import UserError, require
 from lockstep.files import durable
+from lockstep.flags import Parser
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape

@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.experiments.arm import TOY
 from lockstep import results, twin
-from lockstep.cli.flags import Parser
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
+from lockstep.flags import Parser
 from lockstep.model import params
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 from lockstep import twin
-from lockstep.cli.flags import Parser, reader
 from lockstep.config import from_flags
 from lockstep.errors import require_range
 from lockstep.exits import exit_status
+from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 

@@ -16,11 +16,11 @@ from benchmarks import memory as cells_of_memory
 from benchmarks.measure import tokens_per_step
 from benchmarks.report import load, merge_rounds
 from lockstep import devices, results, twin
-from lockstep.cli.flags import Parser
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
 from lockstep.exits import exit_status
 from lockstep.files import durable
+from lockstep.flags import Parser
 from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep import provenance, results
-from lockstep.cli.flags import Parser
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parse_json
+from lockstep.flags import Parser
 from lockstep.process import ROOT
 from lockstep.results import Row
 

@@ -19,9 +19,9 @@ from benchmarks.measure import about
 from benchmarks.process import CODE, ROOT, measure_apart, relative_path, say
 from benchmarks.suites import SUITES, Command, Suite, Task, argv
 from lockstep import provenance, results
-from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require
 from lockstep.exits import STOPPED
+from lockstep.flags import Parser, reader
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
 

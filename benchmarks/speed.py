@@ -20,8 +20,8 @@ from benchmarks.cells import CONTENDERS, Cell, Flags
 from benchmarks.measure import take
 from benchmarks.suites import SMALL
 from lockstep import results
-from lockstep.cli.flags import Parser, reader
 from lockstep.errors import UserError, require, require_range
+from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.process import start_module

@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks.process import relative_path, say
 from evidence import lesson, run, status, tables
 from evidence.parts import PARTS
-from lockstep.cli.flags import Parser
 from lockstep.exits import exit_status
+from lockstep.flags import Parser
 
 
 def main(argv: list[str] | None = None) -> int:

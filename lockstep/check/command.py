@@ -11,11 +11,11 @@ from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
 from lockstep.check.program import require_python
 from lockstep.check.recorded import record_like
-from lockstep.cli.flags import reader
 from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
+from lockstep.flags import reader
 from lockstep.run import directory
 
 STATUS = {"equal": DONE, "different": FAILED, "incomplete": INCOMPLETE}

@@ -49,11 +49,12 @@ def compare_programs(
         overrides = overrides or other.about.get("mapping")
         asked = RecordedPort(other, recorded)
         return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
+    traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
     running = options.program(port, options.python, say)
     try:
         if options.device == "cpu":  # a GPU's memory is the reference's while it is recorded
             running.ask("facts")  # what is wrong with the port is told before the reference runs
-        recorded = read_reference(reference, options, say)
+        recorded = traced or read_reference(reference, options, say)
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']}")
         live = Port(running, recorded)
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say)

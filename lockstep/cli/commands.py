@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from lockstep.check import command as check
 from lockstep.cli import instruments, sample
-from lockstep.cli.flags import Parser
 from lockstep.compile import command as compile_command
 from lockstep.doctor import command as doctor
 from lockstep.exits import exit_status
+from lockstep.flags import Parser
 from lockstep.plan import command as plan
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from lockstep import results, twin
 from lockstep.check.twins import describe_difference
-from lockstep.cli.flags import add_flag, reader
 from lockstep.config import (
     DataConfig,
     ExecutionConfig,
@@ -20,6 +19,7 @@ from lockstep.config import (
 )
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
+from lockstep.flags import add_flag, reader
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.verdict import Verdict
 from lockstep.run import directory

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.cli.flags import reader
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
+from lockstep.flags import reader
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
 

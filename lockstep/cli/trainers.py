@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.cli.flags import Parser, add_flag
 from lockstep.config import Config, from_flags
 from lockstep.config.fields import flag_name
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
+from lockstep.flags import Parser, add_flag
 from lockstep.run import directory
 from lockstep.train import trainer
 

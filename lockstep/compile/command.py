@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.cli.flags import add_flag
 from lockstep.compile import report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.targets import NAMES
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
 from lockstep.errors import require
 from lockstep.exits import DONE
+from lockstep.flags import add_flag
 from lockstep.run import directory
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import devices, twin
-from lockstep.cli.flags import reader
 from lockstep.config import PRESETS
 from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
+from lockstep.flags import reader
 from lockstep.plan import checklist, memory, recommend, report, shape, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape

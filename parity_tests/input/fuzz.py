@@ -17,10 +17,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 
 from lockstep import results
-from lockstep.cli.flags import Parser
-from lockstep.cli.flags import reader as number
 from lockstep.errors import LONGEST, UserError, require_range
 from lockstep.exits import exit_status
+from lockstep.flags import Parser
+from lockstep.flags import reader as number
 from lockstep.run.directory import require_writable_file
 from parity_tests.input.bounds import limit
 from parity_tests.input.mutations import Files

@@ -253,7 +253,7 @@ ARRAYS = {name: np.ones(shape) for name, shape in TRACED.items()}
 
 
 def traces() -> st.SearchStrategy[Files]:
-    body = wire.dump(ARRAYS)
+    body = b"".join(wire.chunks(ARRAYS))
     about = {"format": 1, "sha256": hashlib.sha256(body).hexdigest(), **TRACE}
     bodies = st.just(body) | damage(body)
     return st.builds(
