@@ -79,7 +79,10 @@ def of_ladder(name: str) -> str:
         elif name == "policies":
             blocks.append(ladder.with_remark(make(rows), rows))
         else:
-            blocks += [ladder.with_remark(make(rows), rows), origin(call, rows.values())]
+            commands = {row["measured"]["command"] or "" for row in rows.values()}
+            one = len(commands) == 1 and BY_NAME[part].file in min(commands)
+            ran = min(commands) if one else call
+            blocks += [ladder.with_remark(make(rows), rows), origin(ran, rows.values())]
     return "\n\n".join(blocks)
 
 

@@ -37,7 +37,8 @@ def measured(device: str, seconds: float | None = None) -> dict[str, Any]:
 def _program() -> str:
     """The command as one types it; `python -m NAME` shows itself as a file."""
     path = Path(sys.argv[0])
-    if not (path.suffix == ".py" and path.is_relative_to(ROOT)):
+    ours = path.is_relative_to(ROOT) and "site-packages" not in path.parts
+    if not (path.suffix == ".py" and ours):
         return path.parent.name if path.stem == "__main__" else path.name
     parts = path.relative_to(ROOT).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)

@@ -258,5 +258,5 @@ def masked_positions(reference: Calls) -> dict[Shape, np.ndarray]:
     for key, x in reference.arrays.items():
         if key.startswith("dact/") and x.ndim > 1:
             found.setdefault(x.shape[:-1], []).append((x == 0).all(-1))
-    masks = {shape: np.logical_and.reduce(each) for shape, each in found.items() if len(each) > 1}
+    masks = {shape: np.all(each, axis=0) for shape, each in found.items() if len(each) > 1}
     return {shape: mask for shape, mask in masks.items() if mask.any() and not mask.all()}

@@ -107,7 +107,7 @@ def test_axes_in_another_order_are_found_by_values() -> None:
     sides = [Calls(["+a", "-a"], {"a": "tap"}, {"act/a": each, "in/a": each}, {})
              for each in (x, x.transpose(0, 2, 1, 3))]  # fmt: skip
     pairing = make_pairing({"a": "a"}, *sides)
-    assert pairing.reordered and np.array_equal(pairing.value("act/a", sides[1].arrays), x)  # type: ignore[arg-type]
+    assert pairing.reordered and np.array_equal(pairing.value("act/a", sides[1].arrays), x)  # type: ignore[arg-type,unused-ignore]
     assert np.array_equal(pairing.forced(sides[0])["act/a"], sides[1].arrays["act/a"])
 
 

@@ -114,7 +114,7 @@ def _rows(scene: Scene, n: int) -> list[int]:
     """Of the batch: the first, and the one with most padding."""
     padded = [(x.reshape(n, -1) == 0).sum(1) for x in scene.batch.values()
               if x.shape[:1] == (n,) and set(np.unique(x)) <= {0, 1}]  # fmt: skip
-    most = int(np.sum(padded, axis=0).argmax()) if padded else n - 1
+    most = int(np.argmax(np.sum(padded, axis=0))) if padded else n - 1
     return sorted({0, most})[:ROWS]
 
 

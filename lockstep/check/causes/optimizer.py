@@ -85,7 +85,7 @@ def accumulation(theirs: History, ours: History) -> Cause | None:
 def _moves(sequences: dict[str, Sequence]) -> int:
     """The step, counted from one, in which the weights first change; 0 where none does."""
     moved = np.any([s.changes.any(1) for s in sequences.values()], axis=0)
-    return int(moved.argmax()) + 1 if moved.any() else 0
+    return int(np.argmax(moved)) + 1 if moved.any() else 0
 
 
 def _histories(evidence: Evidence, own: bool) -> History:
