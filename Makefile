@@ -28,7 +28,7 @@ test-cuda: .venv-aot/.ready
 
 .venv-aot/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot]' \
+	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot,peers]' \
 		pytest pytest-xdist
 	touch $@
 

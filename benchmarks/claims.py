@@ -203,7 +203,7 @@ CLAIMS: list[tuple[str, str, Judge | str]] = [
      faster_training),
     ("mixed precision halves the memory", TUTORIALS, half_the_memory),
     ("ResNet-50, batch 64: AMP needs 42 % less memory", TUTORIALS,
-     "an RTX 3090, and a ResNet, which Lockstep has not"),
+     "an RTX 3090; traced for one, 46 % less: [cuda.md](cuda.md#resnet-50-twice-the-batch)"),
     ("AMP is slower on very small models", LITERATURE, slow_when_small),
     ("validation metrics stay within 0.1 %", LITERATURE, same_validation),
     ("fp32 training costs 16 bytes a parameter, activations aside", TUTORIALS,
