@@ -48,7 +48,7 @@ def versions(installed: Iterable[Distribution]) -> tuple[dict[str, str], tuple[s
     """The version of each package of `PACKAGES`, and those installed in several."""
     found: dict[str, list[str]] = {}
     for one in installed:  # in the order of sys.path: the first is the one that is imported
-        name = str(one.metadata["Name"]).lower().replace("_", "-")
+        name = _name(one).lower().replace("_", "-")
         if PACKAGES.match(name) and one.version not in found.setdefault(name, []):
             found[name].append(one.version)
     duplicates = tuple(f"{name} {' and '.join(v)}" for name, v in found.items() if len(v) > 1)
@@ -75,7 +75,12 @@ def cuda_majors(packages: dict[str, str], required: list[str]) -> dict[str, tupl
 
 
 def _requirements(name: str, installed: list[Distribution]) -> list[str]:
-    return next((d.requires or [] for d in installed if d.metadata["Name"] == name), [])
+    return next((d.requires or [] for d in installed if _name(d) == name), [])
+
+
+def _name(distribution: Distribution) -> str:
+    """Empty for one that is torn."""
+    return distribution.metadata.get("Name", "")
 
 
 def cuda_folders(path: str) -> tuple[str, ...]:

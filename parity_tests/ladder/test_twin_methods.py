@@ -31,7 +31,7 @@ def test_evaluation_policy(framework: str) -> None:
         start(framework, config, perturbed(config)).evaluate(batches)
         for config in (mixed, oracle, same)
     ]
-    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-14)  # compiled with other options
     assert abs(losses[2] - losses[1]) > 1e-6  # bfloat16's own evaluation is visibly another
 
 
