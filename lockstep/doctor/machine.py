@@ -80,7 +80,8 @@ def _requirements(name: str, installed: list[Distribution]) -> list[str]:
 
 def _name(distribution: Distribution) -> str:
     """Empty for one that is torn."""
-    return distribution.metadata.get("Name", "")
+    has_name = "Name" in distribution.metadata
+    return distribution.metadata["Name"] if has_name else ""
 
 
 def cuda_folders(path: str) -> tuple[str, ...]:
