@@ -52,6 +52,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--steps 3", ["--steps", "3", "at least 4"]),
         ("--steps x", ["--steps", "'x'", "whole number"]),
     ],
+    "benchmarks.resnet_memory": [("stray", ["stray", "--help"])],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),
