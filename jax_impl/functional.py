@@ -4,7 +4,7 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -74,18 +74,3 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
 def scaled_dot_product_attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:
     """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")
-
-
-@cache
-def cudnn_works(compute: str, d_head: int) -> bool:
-    """Whether it has the kernel: one tiny forward and backward pass through it, once a process."""
-    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
-
-    def attend(q: Array) -> Array:
-        return scaled_dot_product_attention(q, q, q, is_causal=True).sum()
-
-    try:
-        jax.block_until_ready(jax.grad(attend)(q_BTHK))
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    return True

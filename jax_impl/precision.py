@@ -18,7 +18,7 @@ from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, query_blocks, wants_fused
 
-from .functional import cudnn_works
+from .kernels import cudnn_works, require_float16
 
 
 def dtype(name: str) -> jnp.dtype:
@@ -46,6 +46,7 @@ def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
     set_switches(config, device)
+    require_float16(config.precision, device)
     return device
 
 

@@ -14,6 +14,8 @@ import optax
 from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
 
+from .kernels import compiles_float16
+
 
 def facts() -> dict[str, Any]:
     """The fields of `lockstep.doctor.facts.Framework`."""
@@ -62,7 +64,8 @@ def matmul_seconds() -> dict[str, float]:
     """Of two 256 x 256 matrices on a CPU; {} elsewhere, where the capability decides."""
     if jax.local_devices()[0].platform != "cpu":
         return {}
-    return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", "float16")}
+    half = ["float16"] if compiles_float16(jax.local_devices()[0]) else []
+    return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", *half)}
 
 
 def _matmul(dtype: str) -> Callable[[], object]:

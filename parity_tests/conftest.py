@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,8 @@ QUICKLY_COMPILED = [
 ]
 if metadata.version("jaxlib").startswith("0.10."):
     QUICKLY_COMPILED.append("--xla_cpu_use_fusion_emitters=false")
+
+NO_FLOAT16 = "XLA cannot compile float16 for a CPU without F16C"  # jax_impl/precision.py
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(
@@ -148,6 +150,17 @@ def _end_twins() -> None:
     for side in TWINS:
         side.forget()
         side.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a twin cannot do on this machine, and says so, is not run there."""
+    report = yield
+    if report.failed and NO_FLOAT16 in report.longreprtext + report.capstderr:
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, NO_FLOAT16)
+    return report
 
 
 # --- the table: outcomes come back from the workers as user properties

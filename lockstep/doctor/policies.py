@@ -56,8 +56,10 @@ def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
         return Ability(EMULATED, "a CPU has no TF32: float32")
     if not roles.compute.endswith("16"):
         return Ability(NATIVE)
-    if roles.compute not in seconds or "float32" not in seconds:
+    if "float32" not in seconds:
         return Ability(UNKNOWN, "no matmul could be timed")
+    if roles.compute not in seconds:
+        return Ability(UNSUPPORTED, f"it cannot compile {roles.compute} for this CPU")
     ratio = seconds[roles.compute] / seconds["float32"]
     if ratio < FASTER:
         return Ability(NATIVE)

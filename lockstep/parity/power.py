@@ -4,6 +4,7 @@ A ladder that has never failed has proven nothing. Each bug is planted in a fres
 twin, and every rung that can stand in its configuration is climbed against the healthy other one.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -52,7 +53,8 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
         if not rung.not_run(case):
             try:
                 verdicts[str(rung.number)] = str(verdict(rung, case))
-            except UserError:
+            except UserError as error:
+                print(error, file=sys.stderr)
                 verdicts[str(rung.number)] = CRASH
     return verdicts
 

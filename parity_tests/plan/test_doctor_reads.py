@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from lockstep.cli import commands
 from lockstep.doctor import inside, machine, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
+from lockstep.process import ROOT
 from lockstep.twin import MODULES
 
 TELLS = 'print("noise"); print("{}"); print("more", end=""); __version__ = "9.9"'
@@ -95,6 +98,20 @@ def test_a_cpu_without_half_precision(
     out = capsys.readouterr().out
     assert "warning: torch multiplies float16" in out
     assert "warning: --policy fp16 is emulated in torch" in out
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 alone")
+def test_a_cpu_whose_float16_xla_cannot_compile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """XLA, told to use no instruction that is newer than SSE4.2; the trainer refuses, too."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2")
+    assert commands.main(["doctor", "--framework", "jax", "--policy", "fp16"]) == 1
+    assert "error: --policy fp16 is unsupported in jax" in capsys.readouterr().out
+    train = [sys.executable, "-m", "jax_impl.train", "--policy", "fp16", "--device", "cpu"]
+    done = subprocess.run(train, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error: precision.policy fp16: XLA cannot compile" in done.stderr.splitlines()[-1]
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

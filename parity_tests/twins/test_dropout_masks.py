@@ -184,6 +184,8 @@ def values(dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients_are_the_same_bits(dtype: str) -> None:
     """At a rate where dividing by 1 - rate and multiplying by its reciprocal are not the same."""
+    if dtype == "float16":
+        jax_impl.precision.configure(toy(policy="fp16"))  # refuses where XLA has none
     rate = 0.1
     x = values(dtype)
     upstream = x[::-1].copy()

@@ -1,0 +1,46 @@
+"""What XLA and cuDNN can do on this device: tried, once a process."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lockstep.config import PrecisionConfig
+from lockstep.errors import require
+
+from .functional import scaled_dot_product_attention
+
+
+@cache
+def cudnn_works(compute: str, d_head: int) -> bool:
+    """Whether it has the kernel: one tiny forward and backward pass through it."""
+    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
+
+    def attend(q: Array) -> Array:
+        return scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+
+    try:
+        jax.block_until_ready(jax.grad(attend)(q_BTHK))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+@cache
+def compiles_float16(device: jax.Device) -> bool:
+    """Whether XLA does: for a CPU without F16C it calls functions that its linker does not have."""
+    try:
+        jax.jit(lambda x: x + x).lower(jnp.zeros(1, "float16", device=device)).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def require_float16(precision: PrecisionConfig, device: jax.Device) -> None:
+    """Raises UserError where the policy has it and XLA does not."""
+    needed = "float16" in (precision.roles.compute, precision.eval_roles.compute)
+    require(
+        not needed or compiles_float16(device), "precision.policy", precision.policy,
+        "XLA cannot compile float16 for a CPU without F16C; use bf16",
+    )  # fmt: skip
