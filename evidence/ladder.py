@@ -7,6 +7,7 @@ from benchmarks.experiments.outcome import markdown
 from evidence import bounds
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
+from lockstep.parity.machines import ANOTHER_JAX, MACHINES
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST, mark
 from lockstep.parity.sensitivity import rank, removed_share, sentence
@@ -17,10 +18,12 @@ Rows = dict[str, Row]  # by name
 ORDER = ("not run", "equal", "inconclusive", "different")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
 CURVES = 8
+# What is not a policy's seeds, and its parts.
 ALSO = {
-    "rewrites": "variants",
-    "machines": "simulated machines",
-}  # parts that are no policy's seeds
+    "variants": ("rewrites",),
+    "simulated machines": tuple(MACHINES),
+    "another JAX": (ANOTHER_JAX,),
+}
 
 
 def summarise(outcomes: Iterable[Row]) -> Rows:
@@ -134,25 +137,32 @@ def _size(row: Row | None) -> str:
 
 def specificity(rows: Rows) -> str:
     """False positives and climbs, and the figure of each rule that came nearest to its bound."""
-    lines, also = [], [part for part in ALSO if any(row["part"] == part for row in rows.values())]
+    recorded = {row["part"] for row in rows.values()}
+    also = {what: parts for what, parts in ALSO.items() if recorded & {*parts}}
+    lines = []
     for rung in RUNGS:
         for policy in FACTORS["policy"]:
-            cells = [rows.get(f"{part} {rung.number} {policy}") for part in (policy, *also)]
-            if any(cells):
-                lines.append([str(rung), policy, *map(_alarms, cells), _nearest(cells)])
-    tried = (f"false positives, {what}" for what in ("fresh seeds", *map(ALSO.get, also)))
+            columns = [
+                [rows[name] for part in parts if (name := f"{part} {rung.number} {policy}") in rows]
+                for parts in ((policy,), *also.values())
+            ]
+            if any(columns):
+                nearest = _nearest([cell for column in columns for cell in column])
+                lines.append([str(rung), policy, *map(_alarms, columns), nearest])
+    tried = (f"false positives, {what}" for what in ("fresh seeds", *also))
     head = ["rung", "policy", *tried, "maximum, and its tolerance"]
     return markdown(head, lines)
 
 
-def _alarms(row: Row | None) -> str:
-    return f"{row['false_alarms']} of {row['climbs']}" if row else ""
+def _alarms(cells: list[Row]) -> str:
+    alarms, climbs = (sum(cell[each] for cell in cells) for each in ("false_alarms", "climbs"))
+    return f"{alarms} of {climbs}" if cells else ""
 
 
-def _nearest(cells: list[Row | None]) -> str:
+def _nearest(cells: list[Row]) -> str:
     """Of each rule the figure nearest its bound, whichever part it is from."""
     worst: Rows = {}
-    for cell in filter(None, cells):
+    for cell in cells:
         for rule, each in cell["worst"].items():
             if rule not in worst or each["share"] > worst[rule]["share"]:
                 worst[rule] = each

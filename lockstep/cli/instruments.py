@@ -21,6 +21,7 @@ from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
 from lockstep.flags import add_flag, reader
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
+from lockstep.parity.machines import MACHINES
 from lockstep.parity.verdict import Verdict
 from lockstep.run import directory
 
@@ -91,7 +92,8 @@ def _add_specificity(commands: Any) -> None:
         "either twin and on simulated machines, and counts false positives.",
     )
     sub.add_argument("parts", metavar="PART", nargs="*",
-                     help=f"{', '.join(specificity.PARTS)} (default: all)")  # fmt: skip
+                     help=f"{', '.join(specificity.SEEDED)}, rewrites, machines, or one of these: "
+                     f"{', '.join(MACHINES)} (default: all)")  # fmt: skip
     for name, default, what in (
         ("--seeds", 20, "seeds of weights and batches for every rung"),
         ("--curve-seeds", 50, "seeds for rung 8, the curves"),

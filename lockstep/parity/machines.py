@@ -24,7 +24,7 @@ class Machine:
 
 
 def limit(isa: str, threads: int) -> Machine:
-    """A machine whose best instructions are of one family."""
+    """A machine whose best instructions are of one family: "avx2-4" has four threads."""
     limits = {
         "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
         "ATEN_CPU_CAPABILITY": ATEN[isa],
@@ -32,7 +32,7 @@ def limit(isa: str, threads: int) -> Machine:
         "DNNL_MAX_CPU_ISA": ONEDNN[isa],
         "MKL_ENABLE_INSTRUCTIONS": MKL[isa],
     }
-    return Machine(name=f"{isa}, threads {threads}", environment={**limits, **cores(threads)})
+    return Machine(name=f"{isa}-{threads}", environment={**limits, **cores(threads)})
 
 
 def cores(threads: int) -> dict[str, str]:
@@ -41,4 +41,8 @@ def cores(threads: int) -> dict[str, str]:
     return counts | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
-MACHINES = [limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4)]
+MACHINES = {
+    machine.name: machine
+    for machine in (limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4))
+}
+ANOTHER_JAX = "another-jax"

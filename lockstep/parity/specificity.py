@@ -17,13 +17,13 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import MACHINES, Machine
+from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
 
-# Fresh seeds under a policy, and the rest.
-PARTS = ("fp64", "fp32", "bf16", "fp16", "rewrites", "machines")
+SEEDED = ("fp64", "fp32", "bf16", "fp16")  # fresh seeds under a policy
+PARTS = (*SEEDED, "rewrites", *MACHINES)
 CURVES = 8  # the rung that is tried with most seeds
 POLICIES, NUMERIC_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}  # of rewrites and machines
 # One of each family; scanned and unrolled layers, two modes of remat. Short: many are run.
@@ -64,17 +64,25 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     """Prints what was tried and each false alarm; returns whether there was none.
 
     Args:
-        names: of `PARTS`; none stands for all. The other parts of `out` stay.
+        names: of `PARTS`, or "machines" for all that are simulated; none stands for all. The
+            other parts of `out` stay.
         seeds: for every rung.
         curve_seeds: for rung 8.
-        python: an interpreter with another JAX, which is one machine more.
+        python: an interpreter with another JAX: one machine more, tried beside all or "machines".
     """
     for name in names:
-        require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
+        known = (*SEEDED, "rewrites", "machines", *MACHINES)
+        require(name in known, "PART", name, f"unknown; use {', '.join(known)}")
+    simulated = [*MACHINES, *[ANOTHER_JAX] * bool(python)]
+    wanted = [
+        part
+        for name in names or [*SEEDED, "rewrites", "machines"]
+        for part in (simulated if name == "machines" else [name])
+    ]
     others = power.healthy()
     quiet = True
     try:
-        for name in names or PARTS:
+        for name in wanted:
             record, began = Record(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device, python):
                 _climb(*tried, record, say)
@@ -133,9 +141,9 @@ def cases(
     if part == "rewrites":
         yield from _rewritten(others, device)
         return
-    if part == "machines":
-        another = [Machine(name="another JAX", python=python)] if python else []
-        yield from _on_machines([*MACHINES, *another], seeds, device)
+    if part == ANOTHER_JAX or part in MACHINES:
+        machine = MACHINES.get(part) or Machine(name=part, python=python)
+        yield from _on_machine(machine, seeds, device)
         return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
     last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
@@ -159,21 +167,20 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
             sick.close()
 
 
-def _on_machines(machines: list[Machine], seeds: int, device: str) -> Cases:
-    """Both twins on each; the families take turns over the seeds."""
-    for machine in machines:
-        a, b = (
-            Side(framework, module, environment=machine.environment, python=python)
-            for (framework, module), python in zip(
-                GPT.modules.items(), (machine.python, sys.executable), strict=True
-            )
+def _on_machine(machine: Machine, seeds: int, device: str) -> Cases:
+    """Both twins; the families take turns over the seeds."""
+    a, b = (
+        Side(framework, module, environment=machine.environment, python=python)
+        for (framework, module), python in zip(
+            GPT.modules.items(), (machine.python, sys.executable), strict=True
         )
-        try:
-            for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
-                config = matrix.config({**row, "policy": policy}, device)
-                for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
-                    case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
-                    yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
-        finally:
-            a.close()
-            b.close()
+    )
+    try:
+        for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
+            config = matrix.config({**row, "policy": policy}, device)
+            for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
+                case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
+                yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
+    finally:
+        a.close()
+        b.close()
