@@ -121,6 +121,8 @@ BUGS: dict[str, Plant] = {
         inner, n, **rest)),
     "loss-scale-floor": wrap(step, "loss_scale", with_floor),
     "overflow-ignored": assign(jmp, "all_finite", lambda tree: jnp.array(True)),
+    "overflow-in-head": wrap(step, "by_tensor", lambda right, measure, grads: right(measure, {
+        name: g if name.startswith("head") else jnp.ones_like(g) for name, g in grads.items()})),
     "optax-clip": wrap(optim, "clip_by_global_norm", clip_as_optax),
     # as optax's eps_root does
     "eps-inside-root": wrap(optax, "adamw", lambda right, *args, eps, **rest: right(

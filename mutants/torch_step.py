@@ -92,6 +92,13 @@ def find_nothing(right: Callable, *args: Any) -> Any:
     return {device: torch.zeros_like(flag) for device, flag in right(*args).items()}
 
 
+def find_in_one(right: Callable, self: GradScaler, optimizer: Any, *args: Any) -> dict:
+    """All gradients are unscaled; an overflow counts in the first tensor's alone."""
+    right(self, optimizer, *args)
+    grad = optimizer.param_groups[0]["params"][0].grad
+    return {grad.device: (~grad.isfinite().all()).float()}
+
+
 def on_skip(act: Callable[[Any], None]) -> Plant:
     """What happens after a step that was skipped."""
 
@@ -195,6 +202,7 @@ BUGS: dict[str, Plant] = {
     "scale-per-micro-batch": after(Trainer, "backward", adjust_scale),
     "growth-one-late": wrap(step, "grad_scaler", grow_late),
     "overflow-not-looked-for": wrap(GradScaler, "_unscale_grads_", find_nothing),
+    "overflow-in-one-tensor": wrap(GradScaler, "_unscale_grads_", find_in_one),
     "skipped-step-counts": on_skip(lambda self: add_to_count(1, self.optimizer)),
     "skipped-step-schedule": on_skip(advance_schedule),
     "skipped-step-decays": on_skip(decay_weights),

@@ -1,12 +1,15 @@
 """Rung 7: one decision a step, GradScaler's."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.config import Config
+from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed_tensors
+from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, empty
 from lockstep.train.schedule import learning_rates
 
@@ -67,6 +70,25 @@ def loss_scale(case: Case) -> Iterator[Finding]:
         yield empty("step, updates, scale and good steps at the end", side.name, counts)
         lone = side.steps(config, state, windows[overflows][:1])
         yield empty("moved by a skipped step", side.name, changed_tensors(state, lone.end))
+    yield from _lone_overflows(case.replace(tied=False))
+
+
+def _lone_overflows(case: Case) -> Iterator[Finding]:
+    """An overflow in one tensor's gradient alone: the step is skipped as any other."""
+    window = case.windows(1)
+    start = case.pair.initial(case.config)
+    scale = largest_scale(case.a, case.config, start, window) / 4  # a margin for the other side
+    for weight, state in case.pair.magnified(replace(start, loss_scale=scale)).items():
+        for side in case.sides:
+            seen = side.steps(case.config, state, window)
+            moved = changed_tensors(state, seen.end) if seen.skipped.all() else ["not skipped"]
+            yield empty(f"moved by an overflow in {weight} alone", side.name, moved)
+
+
+def largest_scale(side: Side, config: Config, state: TrainState, window: np.ndarray) -> float:
+    """The largest power of two under which a step is not skipped."""
+    seen = side.steps(config, replace(state, loss_scale=2.0**30), np.repeat(window, STEPS, 0))
+    return float(seen.loss_scale[np.argmin(seen.skipped)])
 
 
 def choose(steps: int, accum: int, seed: int) -> np.ndarray:

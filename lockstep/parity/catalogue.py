@@ -58,11 +58,13 @@ BUGS: list[Bug] = [
     _bug("torch", 7, "scale-per-micro-batch", "the scale moves within a window", **FP16),
     _bug("torch", 7, "growth-one-late", "the scale grows one step late, as in flax", **FP16),
     _bug("torch", 7, "overflow-not-looked-for", "no gradient is looked at for overflow", **FP16),
+    _bug("torch", 7, "overflow-in-one-tensor", "one tensor alone is looked at", **FP16),
     _bug("torch", 7, "skipped-step-counts", "a skipped step advances Adam's count", **FP16),
     _bug("torch", 7, "skipped-step-schedule", "a skipped step advances the schedule", **FP16),
     _bug("torch", 7, "skipped-step-decays", "a skipped step decays the weights", **FP16),
     _bug("jax", 7, "plain-multisteps", "MultiSteps with nothing said of overflows", **FP16),
     _bug("jax", 7, "overflow-ignored", "gradients that are not finite go in", **FP16),
+    _bug("jax", 7, "overflow-in-head", "the head's gradient alone is looked at", **FP16),
     _bug("jax", 7, "loss-scale-floor", "jmp's floor of 1 under the scale", **FP16),
     # the optimizer
     _bug("torch", 4, "no-bias-correction", "Adam without bias correction"),

@@ -31,6 +31,8 @@ class Pair:
             of which no two programs have the same.
         overflowing: (config, windows (S, N, B, ...), bool (S, N)) -> config, state and windows,
             so that the gradients of the chosen micro-batches, and of no others, are not finite.
+        magnified: an untied state -> weight -> the same function, but for that weight's gradient,
+            which is 4096 times as large: under the right loss scale it overflows alone.
         offset: the state with large means in what is normalised.
         causal: whether `logits` says what follows a prefix of a row.
         same_roundings: whether both round to the compute dtype at the same places. Where a kernel
@@ -42,6 +44,7 @@ class Pair:
     window: Callable[[Config, int], np.ndarray]
     with_truth: Callable[[Config, Arrays], Arrays] = _all
     overflowing: Callable[[Config, np.ndarray, np.ndarray], Overflowing] | None = None
+    magnified: Callable[[TrainState], dict[str, TrainState]] = lambda state: {}
     offset: Callable[[TrainState], TrainState] | None = None
     causal: bool = False
     same_roundings: bool = True
@@ -82,6 +85,16 @@ def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Ove
     return config, state, windows
 
 
+def _magnified(state: TrainState) -> dict[str, TrainState]:
+    """By a larger input: what a norm gives is multiplied, and the weights behind it divided."""
+    found, large = {}, np.float32(4096)  # the most that leaves a norm's output in float16
+    for norm, weight in (("blocks.0.norm1", "blocks.0.attn.qkv.weight"), ("norm", "head.weight")):
+        gains = {name: large * x for name, x in state.params.items() if name.startswith(f"{norm}.")}
+        scaled = gains | {weight: state.params[weight] / large}
+        found[weight] = replace(state, params=state.params | scaled)
+    return found
+
+
 def _offset(state: TrainState) -> TrainState:
     """16 on every position, or embedding: E[x^2] - E[x]^2 then loses what two passes keep.
 
@@ -98,6 +111,7 @@ GPT = Pair(
     window=_window,
     with_truth=_with_truth,
     overflowing=_overflowing,
+    magnified=_magnified,
     offset=_offset,
     causal=True,
 )

@@ -2,13 +2,14 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.check.twins import describe_difference
-from lockstep.parity import ladder, matrix, trajectories
+from lockstep.parity import automaton, ladder, matrix, trajectories
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
@@ -69,3 +70,16 @@ def test_every_two_values_meet() -> None:
     assert {one[1] for one, other in left} == {"fp32", "bf16", "fp16", "tf32"}
     factors = [values for name, values in matrix.FULL.items() if name != "layers"]
     assert len(full) == math.prod(map(len, factors)) == len({matrix.label(row) for row in full})
+
+
+def test_a_magnified_gradient_overflows_alone(sides: tuple[Side, Side]) -> None:
+    """What the ladder's rung 7 stands on; under the same scale nothing else overflows."""
+    config = matrix.config({"model": "gpt2", "policy": "fp16", "accum": 1}, "cpu")
+    case = Case(pair=GPT, a=sides[1], b=sides[1], config=config.replace(tied=False))
+    start, window = GPT.initial(case.config), case.windows(1)
+    scale = automaton.largest_scale(case.a, case.config, start, window) / 4
+    states = {"": start, **GPT.magnified(start)}
+    for weight, state in states.items():
+        grads = case.a.gradients(case.config, replace(state, loss_scale=scale), window[0])
+        overflowing = [name for name, grad in grads.items() if not np.isfinite(grad).all()]
+        assert overflowing == [weight] * bool(weight)
