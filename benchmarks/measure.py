@@ -5,12 +5,13 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import build, parse_word, words
+from benchmarks.process import KEPT, build, parse_word, words
 from lockstep import devices, results
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -144,7 +145,8 @@ def guard(work: Callable[[], Result]) -> Result:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         status = "OOM" if any(words in text for words in NO_MEMORY) else "failed"
-        return {"status": status, "why": text.splitlines()[0][:300]}
+        printed = traceback.format_exc()[-KEPT:]
+        return {"status": status, "why": text.splitlines()[0][:300], "printed": printed}
 
 
 def main(text: str, name: str, out: str) -> int:

@@ -2,22 +2,27 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lockstep import provenance, results
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parse_json
 from lockstep.flags import Parser
-from lockstep.process import ROOT
+from lockstep.process import NO_CHANGE, ROOT
 from lockstep.results import Row
 
 # What the figures of a benchmark depend on.
 CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
+LIMIT = 4 * 3600.0  # seconds of a process that nothing else limits
+KEPT = 4_000  # bytes, the last that a failed process has printed
 Made = TypeVar("Made")
 
 
@@ -54,33 +59,85 @@ def relative_path(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def describe_exit(code: int, stderr: str) -> dict[str, str]:
-    """Linux kills the process that takes the last memory."""
-    status = "OOM" if code == -9 else "failed"
-    lines = stderr.strip().splitlines()
-    return {"status": status, "why": f"exit status {code}; {lines[-1] if lines else 'silent'}"}
+class End(NamedTuple):
+    """How a process ended; `code` is None if it did not by itself, or could not be started."""
+
+    code: int | None
+    printed: str = ""  # the last of it
+    error: str = ""  # why it has no code
+
+    @property
+    def failure(self) -> Row:
+        """Of a row: its status, the reason, and what was printed last."""
+        return {"status": "failed", "why": self._why(), "printed": self.printed}
+
+    def _why(self) -> str:
+        if self.code is None:
+            return self.error
+        if self.code < 0:
+            memory = ", as Linux does where no memory is left" * (self.code == -signal.SIGKILL)
+            return f"killed by signal {-self.code} ({signal.strsignal(-self.code)}){memory}"
+        lines = [line.strip() for line in self.printed.splitlines() if line.strip()]
+        return f"exit status {self.code}; {lines[-1][:300] if lines else 'silent'}"
+
+
+def run_apart(
+    words: list[str], limit: float = LIMIT, changes: Mapping[str, str] = NO_CHANGE
+) -> End:
+    """Runs a command in the repository's root to its end, with all that it starts.
+
+    Args:
+        limit: seconds, after which all of it is killed.
+        changes: to the environment.
+    """
+    try:
+        # No pipe: what outlives its parent would hold it open.
+        with tempfile.TemporaryFile() as printed:
+            options: dict[str, Any] = {"stdout": printed, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(
+                words, cwd=ROOT, env={**os.environ, **changes}, stdin=subprocess.DEVNULL,
+                start_new_session=True, **options,
+            )  # fmt: skip
+            try:
+                code = process.wait(limit)
+                error = ""
+            except subprocess.TimeoutExpired:
+                code, error = None, f"not ended after {limit:g} s, and killed"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - KEPT))
+            return End(code, printed.read().decode(errors="replace"), error)
+    except OSError as cause:
+        return End(None, error=f"not started: {cause.strerror}")
 
 
 def measure_apart(module: str, content: Row, name: str, device: str, out: Path,
-                  **variables: str) -> tuple[Row, float]:  # fmt: skip
-    """The row that `python -m MODULE CONTENT NAME FILE` puts, and how many seconds that took.
+                  limit: float = LIMIT, changes: Mapping[str, str] = NO_CHANGE,
+                  ) -> tuple[Row, float]:  # fmt: skip
+    """The row that `python -m MODULE CONTENT NAME FILE` puts, or one that says why there is none;
+    and how many seconds that took.
 
     Args:
         content: what it is asked; in the row, too, if it dies before it has put one.
-        variables: of its environment, beside ours.
     """
     began, former = time.perf_counter(), results.read(out, device).get(name)
     words = [sys.executable, "-m", module, json.dumps(content), name, relative_path(out)]
-    done = subprocess.run(
-        words, cwd=ROOT, env=os.environ | variables, stderr=subprocess.PIPE, text=True
-    )
+    end = run_apart(words, limit, changes)
     row, seconds = results.read(out, device).get(name), time.perf_counter() - began
     if row is None or row == former:  # no report of a failure: the process was killed, or crashed
-        row = results.row(
-            name, device, seconds, **content, **describe_exit(done.returncode, done.stderr)
-        )
-        results.put(out, [row])
+        row = results.row(name, device, seconds, **content, **end.failure)
+        put(out, row)
     return row, seconds
+
+
+def put(out: Path, row: Row) -> None:
+    """A row, or what cannot be written of it: a full disk ends no suite."""
+    try:
+        results.put(out, [row])
+    except OSError as error:
+        say(f"not written, {error.strerror}: {json.dumps(row)}")
 
 
 def say(line: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import laws, matmul, plot, speed
 from benchmarks.cells import CONTENDERS, workload
+from benchmarks.experiments.outcome import markdown
 from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.process import words
 from benchmarks.tolerances import final_loss
@@ -30,6 +31,7 @@ TITLES = {
     "accumulation": "Accumulation: the same rows in N micro-batches",
     "remat": "Recomputing in the backward pass",
     "plan": "What the plan knows of a CPU",
+    "parity": "Verdicts of the rungs", "failures": "What has no result",
 }  # fmt: skip
 HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
         "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
@@ -57,9 +59,24 @@ def extras(file: Path) -> dict[str, str]:
         for framework in ("jax", "torch"):
             if row := rows.get(f"{kind} {framework}"):
                 found[f"{kind}_{framework}"] = make(row)
+    if rungs := [row for row in rows.values() if "rung" in row]:
+        found["parity"] = markdown(["policy", "rung", "verdict", "cases", "of its bound, or why"], [
+            [row["policy"], str(row["rung"]), row["verdict"], str(row["cases"]), _figure(row)]
+            for row in rungs
+        ])  # fmt: skip
+    if failed := [row for row in rows.values() if row.get("status", "ok") != "ok"]:
+        found["failures"] = markdown(["job", "ended", "why"], [
+            [row["name"], row["status"], row["why"].replace("|", " ")] for row in failed
+        ])  # fmt: skip
     if races := [row for name, row in rows.items() if name.startswith("race ")]:
         found["speed"] = speed.markdown(races)
     return found
+
+
+def _figure(row: Result) -> str:
+    if "worst" not in row or row["verdict"] == "failed":
+        return row["why"]
+    return f"{row['worst']['figure']:.3g} of {row['worst']['bound']:.3g}: {row['worst']['rule']}"
 
 
 def merge_rounds(results: Iterable[Result]) -> list[Result]:

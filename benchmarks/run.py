@@ -5,10 +5,12 @@ Rows that today's code has measured are not measured again, so that an interrupt
 where it stopped.
 """
 
-import subprocess
+import signal
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +18,17 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import about
-from benchmarks.process import CODE, ROOT, measure_apart, relative_path, say
-from benchmarks.suites import SUITES, Command, Suite, Task, argv
+from benchmarks.process import CODE, ROOT, measure_apart, put, relative_path, run_apart, say
+from benchmarks.suites import SUITES, Suite, Task, argv
 from lockstep import provenance, results
+from lockstep.doctor import machine
 from lockstep.errors import UserError, require
-from lockstep.exits import STOPPED
+from lockstep.exits import DONE, STOPPED
 from lockstep.flags import Parser, reader
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
+
+FAILURES = ("failed", "OOM")
 
 
 class Job(NamedTuple):
@@ -52,12 +57,17 @@ def is_finished(row: Row | None, job: Job) -> bool:
     return provenance.is_current(row["measured"], CODE)
 
 
-def run(suite: Suite, out: Path, minutes: float, again: bool = False) -> int:
-    """Returns the exit status."""
+def run(suite: Suite, out: Path, minutes: float, again: Container[str] = ()) -> int:
+    """Returns the exit status; 1 if a job failed for another reason than memory or support.
+
+    Args:
+        again: finished rows of these states are measured again.
+    """
     every, rows = jobs(suite), results.read(out, suite.device)
-    missing = [job for job in every if again or not is_finished(rows.get(job.name), job)]
+    done = {job.name: rows[job.name] for job in every if is_finished(rows.get(job.name), job)}
+    missing = [job for job in every if job.name not in done or state(done[job.name]) in again]
     say(f"{suite.what}: {len(every)} jobs on {suite.device}, {len(every) - len(missing)} done")
-    status, began = 0, time.perf_counter()
+    status, began = DONE, time.perf_counter()
     try:
         for number, job in enumerate(missing):
             spent = time.perf_counter() - began
@@ -66,31 +76,53 @@ def run(suite: Suite, out: Path, minutes: float, again: bool = False) -> int:
                 break
             left = f"ETA {spent / number * (len(missing) - number) / 60:.0f} min" if number else ""
             say(f"[{number + 1}/{len(missing)}] {job.name} {left}".rstrip())
-            say(f"    {perform(job, suite.device, out)}")
+            done[job.name], seconds = perform(job, suite, out)
+            say(f"    {summary(done[job.name])}, {seconds:.0f} s")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         status = STOPPED
-    say(f"report: {report.write(out)}")
+    say(f"\n{outcome(every, done)}")
+    status = status or int(any(state(row) == "failed" for row in done.values()))
+    try:
+        say(f"report: {report.write(out)}")
+    except OSError as error:
+        say(f"no report: {error}")
     return status
 
 
-def perform(job: Job, device: str, out: Path) -> str:
-    """Runs one job to its end, which puts its rows; what it measured, in a line."""
-    if isinstance(job.task, Command):
-        began = time.perf_counter()
-        code = subprocess.run(argv(job.task, relative_path(out)), cwd=ROOT, check=False).returncode
-        seconds = time.perf_counter() - began
-        if code in (0, 1):  # 1: measured, and a bound does not hold
-            results.put(out, [results.row(job.name, device, seconds, exit_status=code)])
-        return f"status {code}, {seconds:.0f} s"
-    row, seconds = measure_apart("benchmarks.measure", about(job.task), job.name, device, out)
-    return f"{summary(row)}, {seconds:.0f} s"
+def perform(job: Job, suite: Suite, out: Path) -> tuple[Row, float]:
+    """Runs one job to its end, which puts its rows; its own row, and its seconds."""
+    if isinstance(job.task, Cell):
+        content = about(job.task)
+        measure = "benchmarks.measure"
+        return measure_apart(measure, content, job.name, suite.device, out, suite.limit)
+    began = time.perf_counter()
+    end = run_apart([sys.executable, "-m", *argv(job.task, relative_path(out))], job.task.limit)
+    seconds = time.perf_counter() - began
+    how = {"status": "ok"} if end.code == 0 else end.failure
+    row = results.row(job.name, suite.device, seconds, **how, exit_status=end.code)
+    put(out, row)
+    return row, seconds
+
+
+def state(row: Row) -> str:
+    return row.get("status", "ok")
 
 
 def summary(row: Row) -> str:
-    if row["status"] != "ok":
+    if state(row) != "ok":
         return f"{row['status']}: {row['why']}"
+    if "cell" not in row:
+        return "ok"
     return f"{row['tokens_per_second']:,.0f} tokens/s, final loss {row['final_loss']:.4f}"
+
+
+def outcome(every: list[Job], done: dict[str, Row]) -> str:
+    """How many jobs ended how; and of each that has no result the reason."""
+    counts = Counter(state(done[job.name]) if job.name in done else "not run" for job in every)
+    lines = [", ".join(f"{n} {what}" for what, n in counts.items())]
+    lines += [f"  {name}: {summary(row)}" for name, row in done.items() if state(row) != "ok"]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,6 +142,8 @@ def main(argv: list[str] | None = None) -> int:
                         "without its suffix (default: runs/benchmarks/NAME.jsonl)")  # fmt: skip
     parser.add_argument("--again", action="store_true",
                         help="measure finished rows again (default: off)")  # fmt: skip
+    parser.add_argument("--failed", action="store_true",
+                        help="a suite: measure again what failed (default: off)")  # fmt: skip
     parser.add_argument("--minutes", metavar="M", type=reader(float),
                         help="a suite: no cell starts later (default: no limit)")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
@@ -140,11 +174,26 @@ def _suite(given: Namespace, out: Path) -> int:
     minutes = float("inf") if given.minutes is None else given.minutes
     require(minutes > 0, "--minutes", minutes, "must be above 0")
     device = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
-    return run(SUITES[given.name](device), out, minutes, given.again)
+    if device == "cuda":
+        require_gpu()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a lost connection leaves no process behind
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    again = (*FAILURES, "ok", "not supported") if given.again else FAILURES * given.failed
+    return run(SUITES[given.name](device), out, minutes, again)
+
+
+def require_gpu() -> None:
+    """Raises UserError if NVIDIA's driver sees none; that a framework sees none is a result."""
+    driver, gpus, error = machine.nvidia()
+    if not (driver or gpus):
+        why = error or "no NVIDIA driver answers"
+        raise UserError(f"gpu: no CUDA GPU here ({why}); --rehearse runs the suite on a CPU")
 
 
 def _experiment(given: Namespace, out: Path) -> int:
     remedy = f"{given.name} is an experiment, which has none; drop it"
+    require(not given.failed, "--failed", True, remedy)
     require(given.minutes is None, "--minutes", given.minutes, remedy)
     require(not given.rehearse, "--rehearse", True, remedy)
     device = given.device or "cpu"

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.cells import Cell, Flags
+from benchmarks.process import LIMIT
 
 OURS = ("jax", "torch", "torch-compiled")
 PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
+POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
 # GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
 TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
               "vocab": 256}  # fmt: skip
@@ -20,6 +22,7 @@ class Command(NamedTuple):
 
     name: str
     words: tuple[str, ...]  # of the command line after `python -m`; {out} is the result's file
+    limit: float = LIMIT  # seconds
 
 
 Task = Cell | Command
@@ -30,6 +33,7 @@ class Suite(NamedTuple):
     device: str
     rounds: int  # the grid is walked so often: a machine that drifts shows in their spread
     tasks: list[Task]
+    limit: float = LIMIT  # seconds of a cell
 
 
 def cells(table: str, contenders: tuple[str, ...], rows: list[Flags], **length: Any) -> list[Task]:
@@ -114,18 +118,19 @@ def gpu(device: str) -> Suite:
     gpt2, small, medium = model("gpt2", 32), model("10m", 256), model("30m", 128)
     headline = cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"),
                      policies(gpt2, "bf16"), **whole)  # fmt: skip
+    hour = 3600.0
     parity = [
-        "pytest",
-        "parity_tests/ladder/test_ladder.py",
-        "--device",
-        device,
-        "--status",
-        "{out}",
-    ]
+        Command(f"parity-{policy}", (
+            "pytest", "parity_tests/ladder/test_ladder.py", "--device", device, "--status", "{out}",
+            "-k", f"test_rung[{policy}-{'none' * rehearsal}" + " or long" * (policy == "fp64"),
+        ), hour)
+        for policy in (POLICIES[:1] if rehearsal else POLICIES)
+    ]  # fmt: skip
     power = ["lockstep", "power", "--device", device, "--out", "{out}"]
     return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
+        Command("doctor", ("lockstep", "doctor"), hour),
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
-        Command("parity", tuple(parity + ["-k", "fp64-none"] * rehearsal)),
+        *parity,
         *headline,
         *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
         *cells("10m", OURS, policies(small, *every), **whole),
@@ -136,7 +141,7 @@ def gpu(device: str) -> Suite:
         *matmuls(device, 512 if rehearsal else 8192),
         *laws(device),
         Command("power", tuple(power + ["optax-clip"] * rehearsal)),
-    ])  # fmt: skip
+    ], limit=hour / 3)  # fmt: skip
 
 
 def accumulation(base: Flags, rows: int, splits: tuple[int, ...]) -> list[Flags]:

@@ -15,7 +15,7 @@ from lockstep.parity.sensitivity import rank, removed_share, sentence
 Row = dict[str, Any]
 Rows = dict[str, Row]  # by name
 
-ORDER = ("not run", "equal", "inconclusive", "different")
+ORDER = ("not run", "equal", "inconclusive", "different", "failed")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
 CURVES = 8
 # What is not a policy's seeds, and its parts.
@@ -38,6 +38,9 @@ def summarise(outcomes: Iterable[Row]) -> Rows:
             row["why"] = outcome["why"]
             continue
         row["cases"] += 1
+        if outcome["verdict"] == "failed":
+            row |= {"verdict": "failed", "why": f"{outcome['row']}: {outcome['why']}"}
+            continue
         found = {"row": outcome["row"], **outcome["worst"]}
         if _rank(outcome["verdict"], found) > _rank(row["verdict"], row.get("worst")):
             row |= {"verdict": outcome["verdict"], "worst": found}
@@ -70,8 +73,8 @@ def status(rows: Rows) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    if row["verdict"] == "not run":
-        return f"not run: {row['why']}"
+    if row["verdict"] in ("not run", "failed"):
+        return f"{row['verdict']}: {row['why']}"
     nearest = f"{figure(row['worst'])}; " if row["worst"]["bound"] else ""
     return f"{SHOWN[row['verdict']]} ({nearest}{row['cases']})"
 
@@ -87,13 +90,14 @@ def policies(rows: Rows) -> str:
             lines.append([f"`{policy}`", why, "", ""])
             continue
         equal = sum(row["verdict"] == "equal" for row in done)
-        gaps = [row for row in done if not row["worst"]["rule"].startswith("bytes of ")]
-        nearest = max(gaps, key=lambda row: share(row["worst"]))
-        curves = next((row["worst"] for row in done if row["rung"] == CURVES), None)
+        figures = [row for row in done if "worst" in row]
+        gaps = [row for row in figures if not row["worst"]["rule"].startswith("bytes of ")]
+        nearest = max(gaps, key=lambda row: share(row["worst"]), default=None)
+        curves = next((row["worst"] for row in figures if row["rung"] == CURVES), None)
         lines.append([
             f"`{policy}`", f"{equal} of {len(done)}",
             f"{figure(nearest['worst'])}: {nearest['worst']['rule']}, "
-            f"rung {RUNGS[nearest['rung'] - 1]}",
+            f"rung {RUNGS[nearest['rung'] - 1]}" if nearest else "",
             f"{figure(curves)}: {curves['rule']}" if curves else "",
         ])  # fmt: skip
     head = ["policy", "rungs equal, of those climbed", "largest figure, of its tolerance",

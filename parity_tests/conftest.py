@@ -99,6 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/0023
             os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICKLY_COMPILED])
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -166,25 +168,28 @@ def pytest_runtest_makereport(
 # --- the table: outcomes come back from the workers as user properties
 
 
-OUTCOMES: list[dict[str, Any]] = []
+class Outcomes:
+    """Of the rungs, put as they come: of a suite that is killed they are what is known."""
 
+    def __init__(self, config: pytest.Config) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.device, self.file = config.getoption("--device"), config.getoption("--status")
+        self.workers = getattr(config.option, "numprocesses", None) or 1
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    for name, value in report.user_properties:
-        if name == "outcome" and report.when == "call":
-            OUTCOMES.append({**json.loads(str(value)), "seconds": report.duration})
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        new = [
+            {**json.loads(str(value)), "seconds": report.duration}
+            for name, value in report.user_properties
+            if name == "outcome" and report.when == "call"
+        ]
+        self.found += new
+        if new and self.file:
+            results.put(Path(self.file), [
+                results.row(name, self.device, row.pop("seconds") / self.workers, **row)
+                for name, row in ladder.summarise(self.found).items()
+            ])  # fmt: skip
 
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if not OUTCOMES or hasattr(config, "workerinput"):
-        return
-    terminalreporter.section("rungs")
-    rows = ladder.summarise(OUTCOMES)
-    terminalreporter.write_line(ladder.status(rows))
-    if file := config.getoption("--status"):
-        workers = getattr(config.option, "numprocesses", None) or 1
-        device = config.getoption("--device")
-        results.put(Path(file), [
-            results.row(name, device, row.pop("seconds") / workers, **row)
-            for name, row in rows.items()
-        ])  # fmt: skip
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.found:
+            terminalreporter.section("rungs")
+            terminalreporter.write_line(ladder.status(ladder.summarise(self.found)))

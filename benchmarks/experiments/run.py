@@ -98,7 +98,7 @@ def expected_time(seconds: float | None) -> str:
 def perform(name: str, arm: Arm, out: Path, scale: str) -> str:
     """Runs one arm to its end, which puts its row; how it ended, in a line."""
     module, content = "benchmarks.experiments.work", asdict(arm)
-    row, seconds = measure_apart(module, content, name, arm.device, out, **SCALES[scale])
+    row, seconds = measure_apart(module, content, name, arm.device, out, changes=SCALES[scale])
     ended = "done" if row["status"] == "ok" else f"{row['status']}: {row['why']}"
     return f"{ended}, {seconds:.0f} s"
 

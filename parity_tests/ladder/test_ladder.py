@@ -30,15 +30,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:
     jax, torch = sides
     case = Case(pair=GPT, a=jax, b=torch, config=matrix.config(row, device))
+    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
     outcome: dict[str, Any]
     if why := ladder.device_lacks(case, device):
         outcome = {"verdict": "not run", "why": why}
     elif why := rung.not_run(case):
         pytest.skip(f"not run: {why}")
     else:
-        climbed = ladder.climb(rung, case)
+        try:
+            climbed = ladder.climb(rung, case)
+        except Exception as error:  # a row too; what a device has left behind ends with its process
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            record_property("outcome", json.dumps({**where, "verdict": "failed", "why": why}))
+            for side in sides:
+                side.forget()
+                side.close()
+            raise
         outcome = {"verdict": str(climbed.verdict), "worst": asdict(climbed.worst)}
-    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
     record_property("outcome", json.dumps({**where, **outcome}))
     if "why" in outcome:
         pytest.skip(f"not run: {outcome['why']}")
