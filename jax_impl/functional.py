@@ -12,29 +12,30 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from .remat import AFFINE, recompute_cheap
+from .rounding import Narrow, keep
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
     """Rows (R, in) @ weight (in, out); torch's weight is out x in."""
-    return x @ weight if bias is None else affine(x, weight, bias)
+    return narrow(jnp.matmul)(x, weight) if bias is None else affine(x, weight, bias, narrow)
 
 
-@jax.custom_vjp
-def affine(x: Array, weight: Array, bias: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def affine(x: Array, weight: Array, bias: Array, narrow: Narrow = keep) -> Array:
     """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = jnp.matmul(x, weight, preferred_element_type=wide)
+    y = narrow(partial(jnp.matmul, preferred_element_type=wide))(x, weight)
     return (y + bias.astype(wide)).astype(x.dtype)
 
 
-def _affine_forward(x, weight, bias):  # type: ignore[no-untyped-def]
-    return checkpoint_name(affine(x, weight, bias), AFFINE), (x, weight)
+def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
+    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight)
 
 
-def _affine_backward(residuals, dy):  # type: ignore[no-untyped-def]
-    x, weight = residuals
+def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
+    (x, weight), matmul = residuals, narrow(jnp.matmul)
     wide = jnp.promote_types(dy.dtype, jnp.float32)
-    return dy @ weight.T, x.T @ dy, dy.astype(wide).sum(0).astype(dy.dtype)
+    return matmul(dy, weight.T), matmul(x.T, dy), dy.astype(wide).sum(0).astype(dy.dtype)
 
 
 affine.defvjp(_affine_forward, _affine_backward)

@@ -26,6 +26,7 @@ from . import functional as F
 from .dropout import Dropout
 from .precision import dtype, matmul
 from .remat import recompute_cheap, remat_sublayer, through_blocks
+from .rounding import Narrow, keep
 
 Tap = Callable[[str, Array], Array]
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
@@ -86,24 +87,33 @@ def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
     return turned.astype(x_BTHK.dtype)
 
 
-def attend(q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype) -> Array:
+def attend(
+    q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype, narrow: Narrow = keep
+) -> Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     # The queries, (B, t, H, K) with t <= T, are those of the last t places.
     t, s, d_head = q_BTHK.shape[1], k_BTHK.shape[1], q_BTHK.shape[-1]
-    scores_BHTT = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
+    score, mix = (narrow(partial(jnp.einsum, e)) for e in ("bthk,bshk->bhts", "bhts,bshk->bthk"))
+    scores_BHTT = score(q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
     causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
     probs_BHTT = jax.nn.softmax(jnp.where(causal_TT, scores_BHTT, -jnp.inf), axis=-1)
-    return jnp.einsum("bhts,bshk->bthk", probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
+    return mix(probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
 
 
 def attend_in_blocks(
-    q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype, blocks: int
+    q_BTHK: Array,
+    k_BTHK: Array,
+    v_BTHK: Array,
+    wide: jnp.dtype,
+    narrow: Narrow = keep,
+    *,
+    blocks: int,
 ) -> Array:
     """The same, each block of queries without the keys behind it, which would all be masked."""
     t = q_BTHK.shape[1]
     edges = [t * i // blocks for i in range(blocks + 1)]
     parts = [
-        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], wide)
+        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], wide, narrow)
         for start, stop in pairwise(edges)
     ]
     return jnp.concatenate(parts, axis=1)

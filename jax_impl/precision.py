@@ -1,6 +1,8 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax
@@ -19,6 +21,7 @@ from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, query_blocks, wants_fused
 
 from .kernels import cudnn_works, require_float16
+from .rounding import NARROW
 
 
 def dtype(name: str) -> jnp.dtype:
@@ -51,6 +54,8 @@ def configure(config: Config) -> jax.Device:
 
 
 def set_switches(config: Config, device: jax.Device) -> None:
+    if device.platform != "cpu":
+        config.precision.require_one_float32()
     roles = config.precision.roles
     wide = {roles.param, config.precision.eval_roles.param}
     jax.config.update("jax_enable_x64", "float64" in wide)
@@ -68,6 +73,11 @@ def float32_matmul(config: Config, device: jax.Device) -> str:
     return "TF32_TF32_F32" if ampere else "tensorfloat32"
 
 
+def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
+    """What no unit of the device does is done by hand: a CPU has no TF32."""
+    return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.platform == "cpu" else "")
+
+
 def policy(dtypes: Dtypes) -> jmp.Policy:
     """jmp's, of a model or of a module in it."""
     return jmp.get_policy(dtypes.spec)
@@ -76,6 +86,8 @@ def policy(dtypes: Dtypes) -> jmp.Policy:
 def matmul(function: Callable[..., Array], dtypes: Dtypes) -> Callable[..., Array]:
     """A module's function on inputs in the dtype of its own policy."""
     own = policy(dtypes)
+    if dtypes.rounding:
+        function = partial(function, narrow=NARROW[dtypes.rounding])
 
     def cast(x: Any) -> Any:
         return own.cast_to_compute(x[...] if isinstance(x, nnx.Variable) else x)
@@ -145,5 +157,6 @@ def describe(config: Config, device: jax.Device) -> dict[str, Any]:
         "device": device.device_kind,
         "platform": "cuda" if device.platform == "gpu" else device.platform,
         "attention": attention_backend(config, device),
+        "emulated": emulate(config.dtypes, device).rounding,
         "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
     }

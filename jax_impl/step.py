@@ -28,13 +28,14 @@ from lockstep.twin import StepResult
 from .accumulate import optimizer
 from .dropout import Dropout
 from .model import GPT, Tap, mean_loss, no_tap
-from .precision import attention_kernel, compiler_options, loss_scale
+from .precision import attention_kernel, compiler_options, emulate, loss_scale
 from .pure import Params, Pure, State, jit_method
 from .scan import by_tensor
 
 
 def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
+    dtypes = emulate(dtypes, device)
     kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
     scan = not plain and scans_layers(config)  # no tap can leave a scan

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -55,8 +56,8 @@ def forget_island(name: str) -> Plant:
     """A place that asks for the policy of the model, not for that of its module."""
 
     def wrong(right: Callable, function: Callable, dtypes: Any) -> Callable:
-        forgotten = dtypes.path.endswith(name)
-        return right(function, dtypes.policy if forgotten else dtypes)
+        forgotten = replace(dtypes, compute=dtypes.policy.compute)
+        return right(function, forgotten if dtypes.path.endswith(name) else dtypes)
 
     return wrap(model, "matmul", wrong)
 
@@ -103,6 +104,11 @@ def allow_tf32(config: Any, device: Any) -> None:
     jax.config.update("jax_default_matmul_precision", "default")
 
 
+def round_always(right: Callable, dtypes: Any, device: Any) -> Any:
+    """The same on a CPU, where a GPU's TF32 is emulated."""
+    return right(replace(dtypes, tf32=True), device)
+
+
 # --- dropout
 
 
@@ -133,7 +139,7 @@ BUGS: dict[str, Plant] = {
         *args, **rest)),
     "fast-variance": assign(functional, "layer_norm", normalize_fast),
     # the matmul rounds to the compute dtype, and the sum with the bias once more
-    "bias-rounded-twice": assign(functional, "affine", lambda x, weight, bias: x @ weight + bias),
+    "bias-rounded-twice": assign(functional, "affine", lambda x, w, bias, _: x @ w + bias),
     "softmax-in-compute": assign(model, "attend", attend_in_compute),
     # they round after every operation, as transformers' gelu_new does
     "activations-in-compute": both(
@@ -143,7 +149,9 @@ BUGS: dict[str, Plant] = {
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": assign(step, "compiler_options", lambda config, device: {}),
-    "tf32-by-default": after(precision, "set_switches", allow_tf32),
+    "tf32-by-default": both(
+        after(precision, "set_switches", allow_tf32), wrap(step, "emulate", round_always)
+    ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
     "islands-of-first-block": wrap(model.GPT, "split_blocks", share_first_graph),

@@ -22,6 +22,7 @@ from mutants import torch_step
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import bridge, dropout, model, precision, step, train
 from torch_ref.dropout import Dropout
+from torch_ref.rounding import keep
 
 # --- the model
 
@@ -32,8 +33,8 @@ def normalize_in_bfloat16(right: Callable, self: Any, x: Tensor) -> Tensor:
 
 def attend_with(change: Callable) -> Plant:
     """The written-out attention of changed queries, keys and values."""
-    return wrap(model, "attend", lambda right, q, k, v, wide, **size: right(
-        *change(q, k, v, **size), wide))  # fmt: skip
+    return wrap(model, "attend", lambda right, q, k, v, *rest, narrow=keep, **size: right(
+        *change(q, k, v, **size), *rest, narrow))  # fmt: skip
 
 
 def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -112,6 +113,11 @@ def cast_whole_tree(
 
 def allow_tf32(config: Any, device: Any) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def round_always(right: Callable, dtypes: Dtypes, device: Any) -> Dtypes:
+    """The same on a CPU, where a GPU's TF32 is emulated."""
+    return right(replace(dtypes, tf32=True), device)
 
 
 # --- loss, data, evaluation
@@ -205,7 +211,9 @@ BUGS: dict[str, Plant] = {
     "island-under-autocast": assign(model, "matmul", widen_under_autocast),
     "island-in-float32": wrap(policy, "by_module", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
-    "tf32-left-on": after(precision, "set_switches", allow_tf32),
+    "tf32-left-on": both(
+        after(precision, "set_switches", allow_tf32), wrap(step, "emulate", round_always)
+    ),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(

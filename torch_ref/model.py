@@ -22,8 +22,15 @@ from lockstep.model.constants import NORM_EPS
 from .dropout import Dropout
 from .precision import dtype, matmul
 from .remat import remat_sublayer, through_blocks
+from .rounding import Narrow, keep
 
 Tap = Callable[[str, Tensor], Tensor]
+
+
+def linear(
+    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, narrow: Narrow = keep
+) -> Tensor:
+    return narrow(F.linear)(x_RD, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -31,7 +38,7 @@ class Linear(nn.Linear):
 
     def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
         super().__init__(d_in, d_out, bias=bias)
-        self.linear = matmul(F.linear, dtypes)
+        self.linear = matmul(linear, dtypes)
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return self.linear(x_RD, self.weight, self.bias)
@@ -64,14 +71,17 @@ def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return turned.to(x_BTHK.dtype)
 
 
-def attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
+def attend(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, narrow: Narrow = keep
+) -> Tensor:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    product = narrow(torch.matmul)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
     t, d_head = q.shape[-2:]
-    scores_BHTT = (q @ k.transpose(-2, -1)).to(wide) * d_head**-0.5
+    scores_BHTT = product(q, k.transpose(-2, -1)).to(wide) * d_head**-0.5
     causal_TT = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
     probs_BHTT = torch.where(causal_TT, scores_BHTT, -torch.inf).softmax(dim=-1)
-    return (probs_BHTT.to(v.dtype) @ v).transpose(1, 2)
+    return product(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
 def attend_fused(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
@@ -173,7 +183,7 @@ class GPT(nn.Module):
         self.norm = make_norm(config)
         head = dtypes.at("head")
         self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
-        self.tied_head = matmul(F.linear, head)
+        self.tied_head = matmul(linear, head)
 
     def forward(
         self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap

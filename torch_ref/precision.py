@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused
+
+from .rounding import NARROW
 
 
 def dtype(name: str) -> torch.dtype:
@@ -43,6 +47,8 @@ def configure(config: Config) -> torch.device:
 
 
 def set_switches(config: Config, device: torch.device) -> None:
+    if device.type != "cpu":
+        config.precision.require_one_float32()
     strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -61,6 +67,11 @@ def float32_matmul(config: Config, device: torch.device) -> str:
     return "tf32"
 
 
+def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
+    """What no unit of the device does is done by hand: a CPU has no TF32."""
+    return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.type == "cpu" else "")
+
+
 def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:
     """Casts matmul inputs to the policy's dtype; off where there is nothing to cast."""
     return torch.autocast(device.type, dtype=dtype(dtypes.compute), enabled=dtypes.mixed)
@@ -68,6 +79,8 @@ def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:
 
 def matmul(function: Callable[..., Tensor], dtypes: Dtypes) -> Callable[..., Tensor]:
     """A module's function left to autocast; outside of it where its dtype is not the policy's."""
+    if dtypes.rounding:
+        function = partial(function, narrow=NARROW[dtypes.rounding])
     if dtypes.compute == dtypes.policy.compute:
         return function
     own = dtype(dtypes.compute)
@@ -92,14 +105,16 @@ def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.Grad
 
 
 def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Kernel:
-    """SDPA always exists; strict numerics write attention out."""
-    return Kernel(fused=wants_fused(config.precision))
+    """SDPA always exists; strict numerics write attention out, and so does what is emulated: the
+    operands of products inside a kernel cannot be rounded."""
+    return Kernel(fused=wants_fused(config.precision) and not emulate(dtypes, device).rounding)
 
 
 def attention_backend(config: Config, device: torch.device) -> str:
     """The attention in use: "reference", or SDPA with the kernel that torch picks for it."""
     if not attention_kernel(config, config.dtypes, device).fused:
-        return "reference"
+        wanted = wants_fused(config.precision)
+        return "reference (no kernel rounds to TF32)" if wanted else "reference"
     model, roles = config.model, config.precision.roles
     shape = (config.optim.batch_size, model.n_head, model.context, model.d_head)
     q = torch.empty(shape, dtype=dtype(roles.compute), device=device, requires_grad=True)
@@ -113,5 +128,6 @@ def describe(config: Config, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "platform": device.type,
         "attention": attention_backend(config, device),
+        "emulated": emulate(config.dtypes, device).rounding,
         "versions": {"torch": torch.__version__},
     }

@@ -21,13 +21,14 @@ from lockstep.twin import StepResult
 from .dropout import Dropout
 from .model import GPT, Tap, mean_loss, no_tap
 from .optim import adamw, clip_by_global_norm
-from .precision import attention_kernel, autocast, dtype, grad_scaler
+from .precision import attention_kernel, autocast, dtype, emulate, grad_scaler
 
 Tensors = dict[str, Tensor]
 
 
 def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
+    dtypes = emulate(dtypes, device)
     kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
     with device:

@@ -68,19 +68,23 @@ class Dtypes(Roles):
 
     policy: Roles  # of the whole model
     modules: Mapping[str, str]  # what each module that multiplies matrices computes in
+    islands: frozenset[str]  # those of them that are in float32 all the same
+    rounding: str = ""  # "tf32" where no unit of the device rounds the operands
     path: str = ""  # the module's name; "" is the model
 
     def at(self, name: str) -> "Dtypes":
         """Those of a module inside this one: `dtypes.at("blocks.0").at("attn")`."""
         path = f"{self.path}.{name}" if self.path else name
-        return replace(self, path=path, compute=self.modules.get(path, self.policy.compute))
+        if path in self.islands:
+            return replace(self, path=path, compute=self.output, tf32=False, rounding="")
+        return replace(self, path=path, compute=self.policy.compute)
 
 
 def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:
     """A policy in a model of these modules, with the islands that the patterns choose."""
-    wide = {name for name in modules if patterns and islands.match(patterns, name)}
+    wide = frozenset(name for name in modules if patterns and islands.match(patterns, name))
     computes = {name: roles.output if name in wide else roles.compute for name in modules}
-    return Dtypes(**vars(roles), policy=roles, modules=computes)
+    return Dtypes(**vars(roles), policy=roles, modules=computes, islands=wide)
 
 
 def resolve(policy: str) -> Roles:

@@ -124,6 +124,16 @@ class PrecisionConfig:
     def eval_roles(self) -> Roles:
         return policy.resolve(self.eval_policy or self.policy)
 
+    def require_one_float32(self) -> None:
+        """Raises UserError where some of a run's float32 matmuls are to be in TF32 and some not: on
+        CUDA that is one switch of the process."""
+        tf32, evaluation = self.roles.tf32, self.eval_roles
+        single = evaluation.compute == "float32" and evaluation.tf32 != tf32
+        remedy = "TF32 is one switch of the process on CUDA"
+        require(not single, "--eval-policy", self.eval_policy, f"{remedy}; use {self.policy}")
+        kept = tf32 and self.fp32_islands
+        require(not kept, "--fp32-islands", self.fp32_islands, f"{remedy}; drop it or use bf16")
+
     @property
     def strict(self) -> bool:
         return self.numerics == "strict"

@@ -53,7 +53,7 @@ def ability(roles: Roles, framework: Framework, *, tf32_off: bool = False) -> Ab
 
 def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
     if roles.tf32:
-        return Ability(EMULATED, "a CPU has no TF32: float32")
+        return Ability(EMULATED, "a CPU has no TF32: operands are rounded to it")
     if not roles.compute.endswith("16"):
         return Ability(NATIVE)
     if "float32" not in seconds:

@@ -181,9 +181,10 @@ def _headline(
 ) -> str:
     model, precision = config.model, config.precision
     islands = f" but for {precision.fp32_islands}" if precision.fp32_islands else ""
+    emulated = " (emulated)" if about.get("emulated") == precision.policy else ""
     lines = (
         f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters",
-        f"policy {precision.policy}{islands}, numerics {precision.numerics}, "
+        f"policy {precision.policy}{emulated}{islands}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
         f"data: {data.source}, {len(data.train):,} training tokens",
         f"compiled in {compile_seconds:.1f} s",

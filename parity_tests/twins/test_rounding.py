@@ -1,0 +1,252 @@
+"""TF32 on a CPU: its bits, every operand of every matmul, and nothing else."""
+
+from collections.abc import Callable, Iterator
+from inspect import unwrap
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax.extend import core
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import jax_impl.rounding
+import torch_ref.rounding
+from jax_impl.train import JaxTwin
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.model.tf32 import round_to_tf32
+from lockstep.twin import Twin
+from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
+from torch_ref.train import TorchTwin
+
+# --- the rounding
+
+
+def patterns() -> np.ndarray:
+    """float32: random bits, and those around every tie, both ends of every range, and NaNs."""
+    some = np.random.default_rng(0).integers(2**32, size=2**20, dtype=np.uint32)
+    tops = np.array([0, 1, 0x3F8, 0x3F9, 0x1FF, 0x200, 0x3FB, 0x3FC, 0x3FD], np.uint32) << 21
+    edges = np.array([*range(3), 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2FFF, 0x3000], np.uint32)
+    placed = (tops[:, None] | np.array([0, 0x1FE000, 0x1FC000], np.uint32)).ravel()
+    near = (placed[:, None] + edges).ravel()
+    return np.concatenate([some, near, near | np.uint32(2**31)]).view(np.float32)
+
+
+def by_definition(x: np.ndarray) -> np.ndarray:
+    """To the nearest multiple of the last of 10 bits, ties away from zero, in float64's numbers."""
+    size = np.abs(x.astype(np.float64))
+    exponent = np.maximum(np.frexp(size)[1] - 1, -126)  # that of the subnormals is the smallest's
+    step = np.exp2(exponent - 10.0)
+    with np.errstate(over="ignore"):
+        return np.copysign(np.floor(size / step + 0.5) * step, x).astype(np.float32)
+
+
+X = patterns()
+FINITE = np.isfinite(X)
+
+
+def test_the_reference_rounds_by_definition() -> None:
+    rounded = round_to_tf32(X)
+    assert (rounded[FINITE].view(np.uint32) == by_definition(X[FINITE]).view(np.uint32)).all()
+    assert (rounded[~FINITE].view(np.uint32) == X[~FINITE].view(np.uint32)).all()
+    assert np.isnan(X).sum() > 1000 and np.isinf(X).any()
+    assert np.isinf(rounded[FINITE]).any() and (np.abs(X[rounded == 0]) > 0).any()
+
+
+def in_jax(x: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(jax_impl.rounding.round_to_tf32)(x))
+
+
+def in_torch(x: np.ndarray) -> np.ndarray:
+    return torch_ref.rounding.round_to_tf32(torch.from_numpy(x)).numpy()
+
+
+def differ(one: np.ndarray, other: np.ndarray) -> int:
+    return int((one.view(np.uint32) != other.view(np.uint32)).sum())
+
+
+@pytest.mark.parametrize("twin", [in_jax, in_torch])
+def test_the_twins_round_as_the_reference(twin: Callable) -> None:
+    assert differ(twin(X), round_to_tf32(X)) == 0
+    assert differ(twin(X.reshape(2, -1)[:, ::3]), round_to_tf32(X.reshape(2, -1)[:, ::3])) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: np.asarray(jax.lax.reduce_precision(x, 8, 10)),  # ties to even
+        lambda x: (x.view(np.uint32) & 0xFFFFE000).view(np.float32),  # towards zero
+        lambda x: ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32),  # NaNs, too
+        lambda x: np.where(
+            np.abs(x) < 2**-126, np.float32(0), round_to_tf32(x)
+        ),  # subnormals flushed
+    ],
+)
+def test_a_wrong_rounding_is_seen(wrong: Callable) -> None:
+    assert differ(wrong(X), round_to_tf32(X)) > 0
+
+
+# --- what is multiplied
+
+FLAGS: dict[str, Any] = {
+    "policy": "tf32",
+    "n_layer": 2,
+    "layers": "unroll",
+    "context": 16,
+    "loss_scale_init": 1.0,
+}
+BATCH = np.random.default_rng(1).integers(256, size=(2, 17)).astype(np.int32)
+Operands = tuple[np.ndarray, np.ndarray]
+
+
+def multiplied(framework: str, config: Config) -> list[Operands]:
+    """The operands of every matmul of one loss and its gradients."""
+    twin = start(framework, config, perturbed(config))
+    return list({"jax": multiplied_in_jax, "torch": multiplied_in_torch}[framework](twin))
+
+
+def multiplied_in_jax(twin: Twin) -> Iterator[Operands]:
+    assert isinstance(twin, JaxTwin)
+    function = unwrap(type(twin.trainer).loss_and_grads)
+    jaxpr = jax.make_jaxpr(lambda *args: function(twin.trainer, *args))(twin.trainer.state, BATCH)
+    found: list[Operands] = []
+
+    def run(jaxpr: core.Jaxpr, consts: Any, args: Any) -> list[Any]:
+        """Equation by equation, those of inner programs too."""
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+        for eqn in jaxpr.eqns:
+            values = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+            inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+            assert eqn.primitive.name != "scan"
+            if inner is None:
+                made = eqn.primitive.bind(*values, **eqn.params)
+                made = made if eqn.primitive.multiple_results else [made]
+            else:
+                closed = isinstance(inner, core.ClosedJaxpr)
+                body, own = (inner.jaxpr, inner.consts) if closed else (inner, [])
+                made = run(body, own, values)
+            if eqn.primitive.name == "dot_general":
+                found.append((np.asarray(values[0]), np.asarray(values[1])))
+            known |= zip(eqn.outvars, made, strict=True)
+        return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+
+    run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((twin.trainer.state, BATCH)))
+    return iter(found)
+
+
+class Listener(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Operands] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        assert "scaled_dot_product" not in name
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            self.found.append(tuple(x.detach().numpy().copy() for x in args[-2:]))
+        return func(*args, **(kwargs or {}))
+
+
+def multiplied_in_torch(twin: Twin) -> Iterator[Operands]:
+    assert isinstance(twin, TorchTwin)
+    with Listener() as listener:
+        twin.loss_and_grads(BATCH)
+    return iter(listener.found)
+
+
+def count_rounded(found: list[Operands]) -> int:
+    """How many have operands that are both TF32 numbers."""
+    return sum(all(differ(x, round_to_tf32(x)) == 0 for x in operands) for operands in found)
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        ("tiny", {"remat": "dots"}),
+        ("gpt2", {"remat": "block", "numerics": "fast"}),
+        ("tiny", {"fp32_islands": "blocks.1,*.attend,head"}),
+    ],
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_operand_of_every_matmul_is_rounded(
+    framework: str, family: str, flags: dict[str, Any]
+) -> None:
+    config = toy(family, **(FLAGS | flags))
+    found = multiplied(framework, config)
+    linears, layers = (5 if family == "tiny" else 4), config.model.n_layer
+    if "fp32_islands" in flags:  # one layer's linear ones, but for the head
+        assert count_rounded(found) == 3 * linears
+        assert len(found) == layers * (3 * linears + 6) + 3
+    else:
+        recomputed = {"none": 0, "block": layers * (linears + 2), "dots": layers * 2}
+        expected = layers * (3 * linears + 6) + 3 + recomputed[config.execution.remat]
+        assert len(found) == count_rounded(found)
+        assert expected - layers <= len(found) <= expected  # the last one's need not be made again
+    assert (
+        count_rounded(multiplied(framework, config.replace(policy="fp32", numerics="strict"))) == 0
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_with_nothing_rounded_it_is_fp32(
+    framework: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: the emulation changes nothing but the operands."""
+
+    def gradients(policy: str) -> tuple[float, dict[str, np.ndarray]]:
+        config = toy(family, **FLAGS | {"policy": policy, "remat": "dots"})
+        return start(framework, config, perturbed(config)).loss_and_grads(BATCH)
+
+    (loss, grads), (rounded, others) = gradients("fp32"), gradients("tf32")
+    assert loss != rounded
+    assert all(differ(grads[name], others[name]) for name in grads)
+    for module in (jax_impl.rounding, torch_ref.rounding):
+        monkeypatch.setattr(module, "round_to_tf32", lambda x: x)
+    same, others = gradients("tf32")
+    assert same == loss
+    assert [name for name in grads if differ(grads[name], others[name])] == []
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_evaluation_has_its_own_policy(framework: str) -> None:
+    def evaluate(policy: str, eval_policy: str) -> float:
+        config = toy(**FLAGS | {"policy": policy, "eval_policy": eval_policy})
+        return start(framework, config, perturbed(config)).evaluate(BATCH[None])
+
+    assert evaluate("fp32", "tf32") == evaluate("tf32", "") != evaluate("tf32", "fp32")
+    assert evaluate("tf32", "fp32") == evaluate("fp32", "")
+
+
+# --- what is said
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_it_is_called_emulated(framework: str) -> None:
+    """And attention is written out: inside a kernel nothing can be rounded."""
+    for policy, said in (("tf32", "tf32"), ("fp32", ""), ("bf16", "")):
+        about = start(framework, toy(policy=policy, numerics="fast")).describe()
+        assert about["emulated"] == said
+        if policy == "tf32":
+            assert about["attention"].startswith("reference")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"policy": "tf32", "fp32_islands": "head"}, "--fp32-islands head: TF32 is one switch"),
+        ({"policy": "tf32", "eval_policy": "fp32"}, "--eval-policy fp32: TF32 .* use tf32"),
+        ({"policy": "fp32", "eval_policy": "tf32"}, "--eval-policy tf32: TF32 .* use fp32"),
+    ],
+)
+def test_on_cuda_float32_is_one_thing(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        toy(**flags).precision.require_one_float32()
+
+
+@pytest.mark.parametrize("flags", [{}, {"eval_policy": "bf16"}, {"eval_policy": "tf32"}])
+def test_what_cuda_can_do_is_not_refused(flags: dict[str, str]) -> None:
+    toy(**{"policy": "tf32", **flags}).precision.require_one_float32()
+    toy(policy="bf16", eval_policy="fp32", fp32_islands="head").precision.require_one_float32()
