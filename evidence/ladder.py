@@ -15,7 +15,7 @@ from lockstep.parity.sensitivity import rank, removed_share, sentence
 Row = dict[str, Any]
 Rows = dict[str, Row]  # by name
 
-ORDER = ("not run", "equal", "inconclusive", "different", "failed")
+ORDER = ("", "equal", "inconclusive", "different", "failed")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
 CURVES = 8
 # What is not a policy's seeds, and its parts.
@@ -31,12 +31,10 @@ def summarise(outcomes: Iterable[Row]) -> Rows:
     rows: Rows = {}
     for outcome in outcomes:
         rung, policy = outcome["rung"], outcome["policy"]
-        new: Row = {"rung": rung, "policy": policy, "verdict": "not run", "cases": 0, "seconds": 0}
+        new: Row = {"rung": rung, "policy": policy, "emulated": outcome.get("emulated", False),
+                    "verdict": "", "cases": 0, "seconds": 0}  # fmt: skip
         row = rows.setdefault(f"{policy} {rung}", new)
         row["seconds"] += outcome.get("seconds", 0)
-        if outcome["verdict"] == "not run":
-            row["why"] = outcome["why"]
-            continue
         row["cases"] += 1
         if outcome["verdict"] == "failed":
             row |= {"verdict": "failed", "why": f"{outcome['row']}: {outcome['why']}"}
@@ -60,6 +58,11 @@ def figure(worst: Row) -> str:
     return f"{worst['figure']:.3g} of {worst['bound']:.3g}"
 
 
+def title(policy: str, rows: Rows) -> str:
+    emulated = any(row.get("emulated") for row in rows.values() if row["policy"] == policy)
+    return f"{policy} (emulated)" if emulated else policy
+
+
 def status(rows: Rows) -> str:
     """Rung by policy: the verdict, the figure nearest its bound, and how many cases."""
     policies = FACTORS["policy"]
@@ -67,14 +70,14 @@ def status(rows: Rows) -> str:
         [str(rung), *(_cell(rows.get(f"{policy} {rung.number}")) for policy in policies)]
         for rung in RUNGS
     ]
-    return markdown(["rung", *policies], cells)
+    return markdown(["rung", *(title(policy, rows) for policy in policies)], cells)
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    if row["verdict"] in ("not run", "failed"):
-        return f"{row['verdict']}: {row['why']}"
+    if row["verdict"] == "failed":
+        return f"failed: {row['why']}"
     nearest = f"{figure(row['worst'])}; " if row["worst"]["bound"] else ""
     return f"{SHOWN[row['verdict']]} ({nearest}{row['cases']})"
 
@@ -83,11 +86,9 @@ def policies(rows: Rows) -> str:
     """A line for each policy."""
     lines = []
     for policy in FACTORS["policy"]:
-        climbed = [row for row in rows.values() if row["policy"] == policy]
-        done = [row for row in climbed if row["verdict"] != "not run"]
+        done = [row for row in rows.values() if row["policy"] == policy]
         if not done:
-            why = climbed[0]["why"] if climbed else "not measured yet"
-            lines.append([f"`{policy}`", why, "", ""])
+            lines.append([f"`{policy}`", "not measured yet", "", ""])
             continue
         equal = sum(row["verdict"] == "equal" for row in done)
         figures = [row for row in done if "worst" in row]
@@ -95,7 +96,7 @@ def policies(rows: Rows) -> str:
         nearest = max(gaps, key=lambda row: share(row["worst"]), default=None)
         curves = next((row["worst"] for row in figures if row["rung"] == CURVES), None)
         lines.append([
-            f"`{policy}`", f"{equal} of {len(done)}",
+            f"`{title(policy, rows)}`", f"{equal} of {len(done)}",
             f"{figure(nearest['worst'])}: {nearest['worst']['rule']}, "
             f"rung {RUNGS[nearest['rung'] - 1]}" if nearest else "",
             f"{figure(curves)}: {curves['rule']}" if curves else "",
@@ -109,12 +110,12 @@ def power(rows: Rows) -> str:
     """Mutant by rung: x caught, . not, empty where the rung cannot stand."""
     lines = []
     for name, bug in BY_NAME.items():
-        row = rows.get(name, {"verdicts": {}, "why": "not measured yet"})
+        row = rows.get(name, {"verdicts": {}})
         marks = []
         for rung in RUNGS:
             each = mark(row["verdicts"].get(str(rung.number))).replace(".", "·")
             marks.append(f"**{each}**" if rung.number == bug.rung and each == "x" else each)
-        what = bug.what + (f" ({row['why']})" if "why" in row else "")
+        what = bug.what + (" (not measured yet)" if not row["verdicts"] else "")
         lines.append([f"`{name}`", bug.framework, what, *marks])
     rungs = (f"rung {rung.number}" for rung in RUNGS)
     return markdown(["mutant", "twin", "what is wrong", *rungs], lines)

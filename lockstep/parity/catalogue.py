@@ -18,7 +18,6 @@ class Bug:
     rung: int  # the one that must catch it
     flags: dict[str, Any] = field(default_factory=dict)  # where it shows, over matrix.SMALL
     size: float | None = None  # of a graded bug: what it takes unless one is given
-    device: str = "cpu"  # "cuda": it cannot exist elsewhere
 
 
 GPT2: dict[str, Any] = {"model": "gpt2"}
@@ -29,9 +28,8 @@ LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 
 
 def _bug(framework: str, rung: int, name: str, what: str, size: float | None = None,
-         device: str = "cpu", **flags: Any) -> Bug:  # fmt: skip
-    return Bug(name=name, framework=framework, what=what, rung=rung, flags=flags, size=size,
-               device=device)  # fmt: skip
+         **flags: Any) -> Bug:  # fmt: skip
+    return Bug(name=name, framework=framework, what=what, rung=rung, flags=flags, size=size)
 
 
 # fmt: off
@@ -127,9 +125,9 @@ BUGS: list[Bug] = [
     _bug("jax", 2, "activations-in-compute", "GELU in bfloat16", **GPT2, **BF16 | LEAN),
     _bug("jax", 3, "loss-in-compute", "cross-entropy in bfloat16", **BF16 | LEAN),
     _bug("jax", 3, "excess-precision", "XLA skips roundings in strict numerics", **BF16 | LEAN),
-    _bug("torch", 2, "tf32-left-on", "TF32 under fp32", policy="fp32", dropout=0.0, device="cuda"),
+    _bug("torch", 2, "tf32-left-on", "TF32 under fp32", policy="fp32", dropout=0.0),
     _bug("jax", 2, "tf32-by-default", "JAX's default matmul precision under fp32", policy="fp32",
-         dropout=0.0, device="cuda"),
+         **LEAN),
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),

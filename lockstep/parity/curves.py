@@ -23,7 +23,7 @@ from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import CURVE, ENVELOPE_CAP
+from lockstep.parity.tolerances import CURVE, envelope_cap
 from lockstep.parity.trajectories import train_side
 from lockstep.parity.verdict import Verdict, check_bound
 
@@ -119,9 +119,9 @@ def run(
 
 def judge(ours: Program, theirs: Program) -> Comparison:
     """Rung 8's rule by the policies: float64 has an absolute tolerance, the others the envelope."""
-    computes = [p.operand.config.precision.roles.compute for p in (ours, theirs)]
-    if computes != ["float64", "float64"]:
-        cap = max(ENVELOPE_CAP.get(compute, 0.0) for compute in computes)
+    policies = [p.operand.config.precision.roles for p in (ours, theirs)]
+    if any(roles.compute != "float64" for roles in policies):
+        cap = max(map(envelope_cap, policies))
         return compare_programs(ours, theirs, (ours, theirs), cap)
     a, b = ours(PLAIN).loss, theirs(PLAIN).loss
     gap = np.maximum.accumulate(np.abs(a - b))

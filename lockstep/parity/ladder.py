@@ -65,12 +65,6 @@ RUNGS = [
 # fmt: on
 
 
-def device_lacks(case: Case, device: str) -> str:
-    """Why a case cannot be run on this device at all, or ""."""
-    tf32 = case.config.precision.roles.tf32 and device == "cpu"
-    return "a CPU has no TF32" if tf32 else ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one rung said of one case."""

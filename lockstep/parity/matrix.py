@@ -29,6 +29,14 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 FULL = {**FACTORS, "accum": (1, 4, 8)}
 
+# On a CPU tf32 is fp32's program with every operand rounded, by one function for all matmuls: one
+# row, and the rungs that see the backward pass, what is recomputed, and whole runs. The rest is
+# in `full`.
+TF32: Row = {
+    "policy": "tf32", "remat": "dots", "accum": 1, "model": "gpt2", "layers": "scan",
+}  # fmt: skip
+TF32_RUNGS = (3, 6, 8)
+
 
 def config(row: Row, device: str) -> Config:
     """Of a row of the matrix, or of any flags over `SMALL`.
@@ -62,7 +70,7 @@ def full() -> list[Row]:
 
 
 def covering() -> list[Row]:
-    """A small set of rows in which every two values of two factors meet.
+    """A small set of rows in which every two values of two factors meet, and that of TF32.
 
     But for policy and remat, policy and layers: what is recomputed or scanned is a matter of the
     program, not of its dtypes, so all such values meet float64, and the others only in `full`.
@@ -70,7 +78,7 @@ def covering() -> list[Row]:
     """
     rows: list[Row] = []
     used: Counter[tuple[str, Any]] = Counter()
-    candidates = product_of(FACTORS)
+    candidates = [row for row in product_of(FACTORS) if row["policy"] != "tf32"]
     missing = needed_pairs()
 
     def gain(row: Row) -> tuple[int, int]:
@@ -81,7 +89,7 @@ def covering() -> list[Row]:
         rows.append(best)
         missing -= pairs(best)
         used.update(best.items())
-    return rows
+    return [*rows, TF32]
 
 
 def needed_pairs() -> set[tuple[Any, ...]]:
@@ -89,7 +97,9 @@ def needed_pairs() -> set[tuple[Any, ...]]:
     return {
         (one, other)
         for one, other in every
-        if one[0] != "policy" or one[1] == "fp64" or other[0] not in ("remat", "layers")
+        if one[0] != "policy"
+        or one[1] == "fp64"
+        or (one[1] != "tf32" and other[0] not in ("remat", "layers"))
     }
 
 

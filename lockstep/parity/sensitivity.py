@@ -37,7 +37,8 @@ Say = Callable[[str], None]
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
     """Prints each framework's ranking and puts its row as soon as it is measured."""
     roles = config.precision.roles
-    require(roles.mixed, "--policy", config.precision.policy, "has nothing to keep in float32")
+    narrow = roles.mixed or roles.tf32
+    require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
     try:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from lockstep.config.policy import Roles
+
 
 def epsilon(dtype: str) -> float:
     """The distance from 1 to the next larger number of a format."""
@@ -75,8 +77,13 @@ MEMORY = {
 }
 
 # Beyond this width of the envelope (in nats) a configuration is chaotic and can tell nothing, and
-# the verdict is inconclusive from that step on; by the compute dtype of the policy.
-ENVELOPE_CAP = {"float32": 5e-6, "bfloat16": 5e-3, "float16": 5e-3}
+# the verdict is inconclusive from that step on; by what the policy rounds operands to.
+ENVELOPE_CAP = {"float32": 5e-6, "tf32": 5e-3, "bfloat16": 5e-3, "float16": 5e-3}
+
+
+def envelope_cap(roles: Roles) -> float:
+    return ENVELOPE_CAP.get("tf32" if roles.tf32 else roles.compute, 0.0)
+
 
 # Steps that the envelope is taken ahead: in half precision a flip that every run meets sooner or
 # later, one of them meets first (docs/decisions/0013).

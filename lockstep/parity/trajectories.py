@@ -15,7 +15,7 @@ from lockstep.parity.compare import changed_tensors
 from lockstep.parity.envelope import compare_programs, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
-from lockstep.parity.tolerances import CURVE, CURVE_NORM, ENVELOPE_CAP
+from lockstep.parity.tolerances import CURVE, CURVE_NORM, envelope_cap
 from lockstep.parity.verdict import Finding, Verdict, check_bound, empty
 from lockstep.run import checkpoint
 
@@ -110,7 +110,7 @@ def compare_runs(
     if case.exact:
         a, b = ours(PLAIN), theirs(PLAIN)
         return exact_findings(where, a, b)
-    cap = ENVELOPE_CAP[case.compute]
+    cap = envelope_cap(case.config.precision.roles)
     finding = compare_programs(ours, theirs, noisy, cap, dtype).finding
     found = [replace(finding, where=f"{where}, {finding.where}")]
     if case.config.precision.roles.loss_scaling:

@@ -85,17 +85,15 @@ def test_every_phrase_names_a_function_on_both_sides() -> None:
 def outcome(verdict: str, figure: float, policy: str = "bf16", **more: Any) -> dict[str, Any]:
     worst = {"figure": figure, "bound": 2.0, "rule": "median error ratio"}
     found = {"rung": 3, "policy": policy, "row": "r", "verdict": verdict, "worst": worst}
-    return found | {"seconds": 0.5} | more
-
-
-LACKING = {"rung": 3, "policy": "tf32", "row": "r", "verdict": "not run", "why": "no TF32"}
+    return found | {"seconds": 0.5, "emulated": policy == "tf32"} | more
 
 
 def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> None:
-    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5), LACKING]
-    rows = ladder.summarise(outcomes)
+    outcomes = [outcome("equal", 1.0), outcome("equal", 1.5), outcome("equal", 0.5)]
+    rows = ladder.summarise([*outcomes, outcome("equal", 1.0, "tf32")])
     assert "equal (1.5 of 2; 3)" in ladder.status(rows)
-    assert "not run: no TF32" in ladder.status(rows)
+    assert "| bf16 | fp16 | tf32 (emulated) |" in ladder.status(rows)
+    assert "emulated" not in ladder.status(ladder.summarise(outcomes))
     assert rows["bf16 3"]["seconds"] == 1.5
     for verdict, shown in (("inconclusive", "inconclusive"), ("different", "**different**")):
         worse = [*outcomes, outcome(verdict, 0.1), outcome("equal", 1.9)]
@@ -106,10 +104,10 @@ def test_a_policy_has_one_line() -> None:
     curves = {"figure": 0.5, "bound": 3.0, "rule": "gap over envelope"}
     small = {"figure": 0.94, "bound": 0.95, "rule": "bytes of sqrt over block"}
     outcomes = [
-        outcome("equal", 1.5), outcome("different", 0.1, rung=4), LACKING,
+        outcome("equal", 1.5), outcome("different", 0.1, rung=4), outcome("equal", 1, "tf32"),
         outcome("equal", 0, rung=8, worst=curves), outcome("equal", 0, rung=6, worst=small),
     ]  # fmt: skip
     text = ladder.policies(ladder.summarise(outcomes))
     assert "| `bf16` | 3 of 4 | 1.5 of 2: median error ratio, rung 3 gradients | " in text
     assert "| 0.5 of 3: gap over envelope |" in text
-    assert "| `tf32` | no TF32 |" in text and "| `fp64` | not measured yet |" in text
+    assert "| `tf32 (emulated)` | 1 of 1 |" in text and "| `fp64` | not measured yet |" in text

@@ -18,7 +18,7 @@ from lockstep.parity.envelope import (
     spread,
 )
 from lockstep.parity.noise import PLAIN, Perturbation
-from lockstep.parity.tolerances import ENVELOPE, ENVELOPE_CAP, FLOOR_ULPS
+from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import start, toy, window
@@ -151,7 +151,7 @@ def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
 def test_the_twins_against_their_noise(policy: str) -> None:
     """Equal as they are; different when one of them has another beta2."""
     config = toy(policy=policy, n_layer=2, accum=2, steps=40, lr=1e-3)
-    cap = ENVELOPE_CAP[config.precision.roles.compute]
+    cap = envelope_cap(config.precision.roles)
     ours = train("torch", config)
     theirs = train("jax", config)
     healthy = compare_programs(ours, theirs, (ours, theirs), cap)

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,34 +21,34 @@ from lockstep.parity.verdict import Verdict
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" not in metafunc.fixturenames:
         return
-    rows = matrix.full() if metafunc.config.getoption("--full") else matrix.covering()
-    cases = {f"{matrix.label(row)}-{rung.number}": (row, rung) for row in rows for rung in RUNGS}
+    full, device = map(metafunc.config.getoption, ("--full", "--device"))
+    cases = {
+        f"{matrix.label(row)}-{rung.number}": (row, rung)
+        for row in (matrix.full() if full else matrix.covering())
+        for rung in RUNGS
+        if full or device != "cpu" or row != matrix.TF32 or rung.number in matrix.TF32_RUNGS
+    }
     metafunc.parametrize(("row", "rung"), cases.values(), ids=cases.keys())
 
 
 def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:
     jax, torch = sides
     case = Case(pair=GPT, a=jax, b=torch, config=matrix.config(row, device))
-    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
-    outcome: dict[str, Any]
-    if why := ladder.device_lacks(case, device):
-        outcome = {"verdict": "not run", "why": why}
-    elif why := rung.not_run(case):
+    if why := rung.not_run(case):
         pytest.skip(f"not run: {why}")
-    else:
-        try:
-            climbed = ladder.climb(rung, case)
-        except Exception as error:  # a row too; what a device has left behind ends with its process
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            record_property("outcome", json.dumps({**where, "verdict": "failed", "why": why}))
-            for side in sides:
-                side.forget()
-                side.close()
-            raise
-        outcome = {"verdict": str(climbed.verdict), "worst": asdict(climbed.worst)}
+    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
+    where["emulated"] = row["policy"] == "tf32" and device == "cpu"
+    try:
+        climbed = ladder.climb(rung, case)
+    except Exception as error:  # a row too; what a device has left behind ends with its process
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        record_property("outcome", json.dumps({**where, "verdict": "failed", "why": why}))
+        for side in sides:
+            side.forget()
+            side.close()
+        raise
+    outcome = {"verdict": str(climbed.verdict), "worst": asdict(climbed.worst)}
     record_property("outcome", json.dumps({**where, **outcome}))
-    if "why" in outcome:
-        pytest.skip(f"not run: {outcome['why']}")
     if climbed.verdict is not Verdict.EQUAL:
         roots = describe_difference(jax, torch, case.config)
         pytest.fail("\n".join([f"rung {rung}, {matrix.label(row)}: {climbed.worst}", *roots]))
@@ -71,7 +70,8 @@ def test_every_two_values_meet() -> None:
     needed = matrix.needed_pairs()
     rows, full = matrix.covering(), matrix.full()
     assert needed <= set().union(*map(matrix.pairs, rows))
-    assert not needed <= set().union(*map(matrix.pairs, rows[:-1]))
+    assert rows[-1] == matrix.TF32
+    assert not needed <= set().union(*map(matrix.pairs, rows[:-2]))
     every = set().union(*map(matrix.pairs, full))
     assert every == set().union(*map(matrix.pairs, matrix.product_of(matrix.FULL)))
     left = {pair for pair in every - needed if ("accum", 8) not in pair}

@@ -23,8 +23,6 @@ REWRITTEN: dict[str, Any] = {
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
-    if bug.device not in ("cpu", device):
-        pytest.skip(f"not run: needs {bug.device}")
     others = {side.framework: side for side in sides}
     rung = RUNGS[bug.rung - 1]
     verdicts = power.examine(bug, others, device, [rung])
