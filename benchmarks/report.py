@@ -169,10 +169,16 @@ def _rows(result: Result) -> tuple:
     return rank, policy, config["optim"]["accum"], config["execution"]["remat"] != "none"
 
 
+def _policy(result: Result) -> str:
+    policy = result["config"]["precision"]["policy"]
+    emulated = result.get("about", {}).get("emulated") == policy
+    return f"{policy} (emulated)" if emulated else policy
+
+
 def _row(result: Result) -> list[str]:
     config = result["config"]
     shape = f"{config['optim']['accum']} x {config['optim']['batch_size']}"
-    row = [result["cell"]["contender"], config["precision"]["policy"], shape,
+    row = [result["cell"]["contender"], _policy(result), shape,
            str(config["model"]["context"]), config["execution"]["remat"]]  # fmt: skip
     if result["status"] != "ok":
         why = result["why"].partition(";")[0]

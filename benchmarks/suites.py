@@ -104,6 +104,15 @@ def plan(device: str) -> Suite:
     ])  # fmt: skip
 
 
+def emulation(device: str) -> Suite:
+    whole = {"device": device, "warmup": 2, "windows": 5, "steps": 2}
+    rows = [*policies(SMALL | {"batch_size": 4}, "fp32", "tf32"),
+            *policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32")]  # fmt: skip
+    return Suite("what it costs a CPU to round to TF32", device, 2, [
+        *cells("emulation", OURS, rows, **whole),
+    ])  # fmt: skip
+
+
 def gpu(device: str) -> Suite:
     """On one CUDA GPU; on a CPU, its rehearsal with toys."""
     rehearsal = device == "cpu"
@@ -171,7 +180,7 @@ def laws(device: str) -> list[Task]:
 
 
 SUITES: dict[str, Callable[[str], Suite]] = {
-    "smoke": smoke, "cpu": cpu, "drift": drift, "plan": plan, "gpu": gpu,
+    "smoke": smoke, "cpu": cpu, "drift": drift, "plan": plan, "emulation": emulation, "gpu": gpu,
 }  # fmt: skip
 
 

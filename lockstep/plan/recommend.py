@@ -42,6 +42,8 @@ def choices(shape: Shape, device: Device, framework: str, tokens: int,
     sizes = [micro_batch] if micro_batch else [2**i for i in range(rows.bit_length())]
     found = []
     for policy in CANDIDATES:
+        if device.resident and POLICIES[policy].tf32:  # emulated there: for parity, never for speed
+            continue
         for remat in REMAT:
             for size in sizes:
                 setting = Setting(
@@ -61,7 +63,11 @@ def account(framework: str, device: Device) -> str:
 
 def rows(found: list[Choice]) -> list[Choice]:
     """The best split of each policy and remat mode."""
-    return [best_of(found, policy, remat) for policy in CANDIDATES for remat in REMAT]
+    return [best_of(found, policy, remat) for policy in policies(found) for remat in REMAT]
+
+
+def policies(found: list[Choice]) -> list[str]:
+    return list(dict.fromkeys(choice.policy for choice in found))
 
 
 def rank(found: list[Choice]) -> list[Choice]:
@@ -94,7 +100,7 @@ def best_of(found: list[Choice], policy: str, remat: str) -> Choice:
 def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
     """Why this one, made from what the others would have cost."""
     reasons = []
-    others = {p: best_of(found, p, best.setting.remat) for p in CANDIDATES if p != best.policy}
+    others = {p: best_of(found, p, best.setting.remat) for p in policies(found) if p != best.policy}
     for policy, other in others.items():
         if not other.native:
             why = "multiplied in float32 here"

@@ -4,7 +4,6 @@ import shlex
 from typing import Any
 
 from lockstep.devices import CPU, Device
-from lockstep.plan.recommend import CANDIDATES, REMAT
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
 
@@ -28,14 +27,13 @@ def head(shape: Shape, device: Device, tokens: int) -> str:
 
 def text(plan: dict[str, Any]) -> str:
     """The table, the recommendation, its cost."""
-    rows = {(row["policy"], row["remat"]): row for row in plan["rows"]}
     large = max(row["total_bytes"] for row in plan["rows"]) >= GIB
     unit, name = (GIB, "GiB") if large else (MIB, "MiB")
     lines = [
         f"{plan['framework']}, peak memory in {name}:",
         ROW.format("policy", "remat", "N x B", *PARTS.values(), "total", "s/step", "").rstrip(),
     ]
-    lines += [_row(rows[policy, remat], unit) for policy in CANDIDATES for remat in REMAT]
+    lines += [_row(row, unit) for row in plan["rows"]]
     if plan["recommended"] is None:
         return "\n".join([*lines, "nothing fits: take a smaller model or context, or more memory"])
     lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
