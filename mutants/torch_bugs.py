@@ -22,7 +22,7 @@ from mutants import torch_step
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import bridge, dropout, model, precision, step, train
 from torch_ref.dropout import Dropout
-from torch_ref.rounding import keep
+from torch_ref.rounding import Tf32Product, keep
 
 # --- the model
 
@@ -120,6 +120,11 @@ def round_always(right: Callable, dtypes: Dtypes, device: Any) -> Dtypes:
     return right(replace(dtypes, tf32=True), device)
 
 
+def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    a, b = context.saved_tensors
+    return dy @ b.mT, a.mT @ dy, dy.sum(0) if context.needs_input_grad[2] else None
+
+
 # --- loss, data, evaluation
 
 
@@ -214,6 +219,7 @@ BUGS: dict[str, Plant] = {
     "tf32-left-on": both(
         after(precision, "set_switches", allow_tf32), wrap(step, "emulate", round_always)
     ),
+    "tf32-forward-only": assign(Tf32Product, "backward", staticmethod(multiply_back_in_float32)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(

@@ -24,7 +24,7 @@ def round_to_tf32(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, rounded.view(torch.float32))
 
 
-class _Tf32(torch.autograd.Function):
+class Tf32Product(torch.autograd.Function):
     """a (..., M, K) @ b (..., K, N) + bias (N), of rounded operands; and so are the two products of
     its derivative, in autograd's own layouts."""
 
@@ -46,10 +46,10 @@ def narrow_to_tf32(product: Product) -> Product:
     """The same of rounded operands; and so are the two products of its derivative."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _Tf32.apply(x, weight.mT, bias)
+        return Tf32Product.apply(x, weight.mT, bias)
 
     def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return _Tf32.apply(a, b, None)
+        return Tf32Product.apply(a, b, None)
 
     emulated: dict[Product, Product] = {F.linear: linear, torch.matmul: matmul}
     return emulated[product]

@@ -75,9 +75,9 @@ class Dtypes(Roles):
     def at(self, name: str) -> "Dtypes":
         """Those of a module inside this one: `dtypes.at("blocks.0").at("attn")`."""
         path = f"{self.path}.{name}" if self.path else name
-        if path in self.islands:
-            return replace(self, path=path, compute=self.output, tf32=False, rounding="")
-        return replace(self, path=path, compute=self.policy.compute)
+        compute = self.modules.get(path, self.policy.compute)
+        rounding = "" if path in self.islands else self.rounding
+        return replace(self, path=path, compute=compute, rounding=rounding)
 
 
 def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:

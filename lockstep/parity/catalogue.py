@@ -128,6 +128,8 @@ BUGS: list[Bug] = [
     _bug("torch", 2, "tf32-left-on", "TF32 under fp32", policy="fp32", dropout=0.0),
     _bug("jax", 2, "tf32-by-default", "JAX's default matmul precision under fp32", policy="fp32",
          **LEAN),
+    _bug("torch", 3, "tf32-forward-only", "the backward pass does not round to TF32", policy="tf32",
+         **LEAN),
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),

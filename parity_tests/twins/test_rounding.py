@@ -1,6 +1,7 @@
 """TF32 on a CPU: its bits, every operand of every matmul, and nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from inspect import unwrap
 from typing import Any
 
@@ -104,36 +105,45 @@ Operands = tuple[np.ndarray, np.ndarray]
 def multiplied(framework: str, config: Config) -> list[Operands]:
     """The operands of every matmul of one loss and its gradients."""
     twin = start(framework, config, perturbed(config))
-    return list({"jax": multiplied_in_jax, "torch": multiplied_in_torch}[framework](twin))
+    return {"jax": multiplied_in_jax, "torch": multiplied_in_torch}[framework](twin)
 
 
-def multiplied_in_jax(twin: Twin) -> Iterator[Operands]:
+def multiplied_in_jax(twin: Twin) -> list[Operands]:
+    """Its program over again, equation by equation, with them as its results."""
     assert isinstance(twin, JaxTwin)
-    function = unwrap(type(twin.trainer).loss_and_grads)
-    jaxpr = jax.make_jaxpr(lambda *args: function(twin.trainer, *args))(twin.trainer.state, BATCH)
-    found: list[Operands] = []
+    function = partial(unwrap(type(twin.trainer).loss_and_grads), twin.trainer)
+    given = (twin.trainer.state, BATCH)
+    program = jax.make_jaxpr(function)(*given)
 
-    def run(jaxpr: core.Jaxpr, consts: Any, args: Any) -> list[Any]:
-        """Equation by equation, those of inner programs too."""
-        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-        for eqn in jaxpr.eqns:
-            values = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
-            inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-            assert eqn.primitive.name != "scan"
-            if inner is None:
-                made = eqn.primitive.bind(*values, **eqn.params)
-                made = made if eqn.primitive.multiple_results else [made]
-            else:
-                closed = isinstance(inner, core.ClosedJaxpr)
-                body, own = (inner.jaxpr, inner.consts) if closed else (inner, [])
-                made = run(body, own, values)
-            if eqn.primitive.name == "dot_general":
-                found.append((np.asarray(values[0]), np.asarray(values[1])))
-            known |= zip(eqn.outvars, made, strict=True)
-        return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+    def operands(*args: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        found: list[tuple[jax.Array, jax.Array]] = []
 
-    run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((twin.trainer.state, BATCH)))
-    return iter(found)
+        def run(jaxpr: core.Jaxpr, consts: Any, args: Any) -> list[Any]:
+            known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+            def read(variable: Any) -> Any:
+                return variable.val if isinstance(variable, core.Literal) else known[variable]
+
+            for eqn in jaxpr.eqns:
+                values = [*map(read, eqn.invars)]
+                inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+                assert eqn.primitive.name not in ("scan", "while", "cond")
+                if isinstance(inner, core.ClosedJaxpr):
+                    made = run(inner.jaxpr, inner.consts, values)
+                elif inner is not None:
+                    made = run(inner, [], values)
+                else:
+                    made = eqn.primitive.bind(*values, **eqn.params)
+                    made = made if eqn.primitive.multiple_results else [made]
+                if eqn.primitive.name == "dot_general":
+                    found.append((values[0], values[1]))
+                known |= zip(eqn.outvars, made, strict=True)
+            return [*map(read, jaxpr.outvars)]
+
+        run(program.jaxpr, program.consts, args)
+        return found
+
+    return jax.device_get(jax.jit(operands)(*jax.tree.leaves(given)))
 
 
 class Listener(TorchDispatchMode):
@@ -149,11 +159,11 @@ class Listener(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def multiplied_in_torch(twin: Twin) -> Iterator[Operands]:
+def multiplied_in_torch(twin: Twin) -> list[Operands]:
     assert isinstance(twin, TorchTwin)
     with Listener() as listener:
         twin.loss_and_grads(BATCH)
-    return iter(listener.found)
+    return listener.found
 
 
 def count_rounded(found: list[Operands]) -> int:
