@@ -117,7 +117,7 @@ def _add_sensitivity(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,
     )
     sub.add_argument("--policy", default="bf16", metavar="TEXT",
-                     help="the policy with half precision (default: bf16)")  # fmt: skip
+                     help="the policy with half precision, or tf32 (default: bf16)")  # fmt: skip
     sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
                      help="which computes (default: torch, which compiles nothing)")  # fmt: skip
     _add_flags(sub, sensitivity.DEFAULTS)

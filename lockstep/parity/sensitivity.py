@@ -148,8 +148,9 @@ def sentence(framework: str, result: dict[str, Any]) -> str:
 def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
     """The ranking of the kinds and that of the single modules, and what follows."""
     policy, model = config.precision.policy, config.model.model
+    emulated = " (emulated)" * config.precision.roles.tf32  # with islands it is nothing else
     lines = [
-        f"{framework}, {model} in {policy}: error against float64, of {BATCHES} batches",
+        f"{framework}, {model} in {policy}{emulated}: error against float64, of {BATCHES} batches",
         f"{'':26} {'gradient':>9} {'loss':>9}",
     ]
     for label, which in ((f"everything in {policy}", "all"), ("everything in float32", "none")):
