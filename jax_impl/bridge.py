@@ -57,7 +57,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     whole = State(params, moved, *scalars)
     # Adam's and the schedule's count are one buffer here, and a buffer can be donated only once.
     whole = jax.tree.map(lambda a: a if a.ndim else jnp.copy(a), whole)
-    trainer.state = jax.device_put(whole, trainer.device)
+    trainer.state = trainer.place_state(whole)
 
 
 def save(trainer: Trainer) -> TrainState:

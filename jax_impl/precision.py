@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import flax
@@ -47,6 +48,9 @@ def find_device(asked: str) -> jax.Device:
 
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
+    if config.run.device == "cpu" and config.mesh.size > 1:
+        with suppress(RuntimeError):  # too late: the devices are there, and are counted later
+            jax.config.update("jax_num_cpu_devices", config.mesh.size)
     device = find_device(config.run.device)
     set_switches(config, device)
     require_float16(config.precision, device)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+import numpy as np
 import optax
 from jax import Array
 
@@ -27,6 +28,7 @@ from lockstep.twin import StepResult
 
 from .accumulate import optimizer
 from .dropout import Dropout
+from .mesh import make_mesh, place_rows, shardings
 from .model import GPT, Tap, mean_loss, no_tap
 from .precision import attention_kernel, compiler_options, emulate, loss_scale
 from .pure import Params, Pure, State, jit_method
@@ -63,6 +65,7 @@ class Trainer:
     def __init__(self, config: Config, device: jax.Device) -> None:
         self.config, self.device = config, device
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
+        self.mesh = make_mesh(config, device)
         self.model = make_model(config, self.dtypes, device)
         self.eval_model = make_model(config, self.eval_dtypes, device)
         self.names = tensor_names(self.model.shapes)
@@ -76,9 +79,16 @@ class Trainer:
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes it will see."""
         optim, context = self.config.optim, self.config.model.context
-        shape = (optim.accum, optim.batch_size, context + 1)
-        window = jax.ShapeDtypeStruct(shape, jnp.int32)
+        shape = (optim.accum, self.config.global_batch_size, context + 1)
+        window = self.place(np.zeros(shape, np.int32))
         self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
+
+    def place(self, tokens: np.ndarray) -> Array:
+        """(..., B, T+1) tokens of all devices."""
+        return place_rows(tokens, self.mesh) if self.mesh else jax.device_put(tokens, self.device)
+
+    def place_state(self, state: State) -> State:
+        return jax.device_put(state, shardings(state, self.mesh) if self.mesh else self.device)
 
     def step(self, window: Array) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
@@ -90,6 +100,9 @@ class Trainer:
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses = self.accumulate(state, window, scale)
         new_state = State(params, opt_state, *self.update_scale(state, scale, finite), state.step)
+        if self.mesh:  # as it came, so that it can be donated
+            places = shardings(new_state, self.mesh)
+            new_state = jax.lax.with_sharding_constraint(new_state, places)
         return new_state, self.metrics(state, new_state, losses.sum(), finite)
 
     def accumulate(

@@ -52,7 +52,7 @@ class JaxTwin:
         self.trainer.compile()
 
     def place(self, window: np.ndarray) -> Array:
-        return jax.device_put(window, self.device)
+        return self.trainer.place(window)
 
     def step(self, window: Array) -> Callable[[], StepResult]:
         return self.trainer.step(window)

@@ -11,12 +11,13 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 
+from .mesh import like, whole
 from .step import Trainer
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """A copy on the host, bit for bit."""
-    tensor = tensor.detach().cpu().clone()
+    tensor = whole(tensor.detach()).cpu().clone()
     if tensor.dtype == torch.bfloat16:  # which numpy has from ml_dtypes
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
@@ -41,11 +42,11 @@ def load(trainer: Trainer, state: TrainState) -> None:
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
-            parameter.copy_(from_numpy(state.params[name]))
+            parameter.copy_(like(parameter, from_numpy(state.params[name])))
             trainer.optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.updates), device=parameter.device),
-                "exp_avg": from_numpy(state.mu[name]).to(parameter),
-                "exp_avg_sq": from_numpy(state.nu[name]).to(parameter),
+                "exp_avg": like(parameter, from_numpy(state.mu[name])),
+                "exp_avg_sq": like(parameter, from_numpy(state.nu[name])),
             }
 
 

@@ -16,17 +16,21 @@ from lockstep.model.threefry import MASK32, Key, fold_in, threefry2x32
 class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
-    def __init__(self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool) -> None:
-        self.rate, self.strict = rate, strict
+    def __init__(
+        self, rate: float, *, seed: int, step: int, micro_step: int, rank: int, strict: bool
+    ) -> None:
+        """rank: of the device, which has as many rows of the batch as the others."""
+        self.rate, self.rank, self.strict = rate, rank, strict
         if rate:
             key = (0, seed)  # as `jax.random.key` has it
             self.key = fold_in(fold_in(key, step), micro_step)
             if not strict:
-                torch.manual_seed((self.key[0] << 32 | self.key[1]) >> 1)
+                high, low = fold_in(self.key, rank) if rank else self.key
+                torch.manual_seed((high << 32 | low) >> 1)
 
     @classmethod
     def off(cls) -> "Dropout":
-        return cls(0.0, seed=0, step=0, micro_step=0, strict=True)
+        return cls(0.0, seed=0, step=0, micro_step=0, rank=0, strict=True)
 
     def __call__(self, x: Tensor, layer: int, site: str) -> Tensor:
         if not self.rate:
@@ -34,14 +38,19 @@ class Dropout:
         if not self.strict:
             return F.dropout(x, self.rate)
         key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
-        keep = bernoulli(key, 1 - self.rate, x.shape, x.device)
+        keep = bernoulli(key, 1 - self.rate, x.shape, x.device, self.rank * x.numel())
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
 
 
-def bernoulli(key: Key, p: float, shape: torch.Size, device: torch.device) -> Tensor:
-    """`jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry."""
-    count = torch.arange(shape.numel(), dtype=torch.int64, device=device)
+def bernoulli(
+    key: Key, p: float, shape: torch.Size, device: torch.device, start: int = 0
+) -> Tensor:
+    """`jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry.
+
+    start: where these elements begin in those of the whole batch.
+    """
+    count = torch.arange(start, start + shape.numel(), dtype=torch.int64, device=device)
     high, low = threefry2x32(key, count >> 32, count & MASK32)
     # 23 random bits become the mantissa of a float32 in [1, 2).
     bits = (((high ^ low) >> 9) | 0x3F800000).to(torch.int32)

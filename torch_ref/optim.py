@@ -5,17 +5,23 @@ Gradients accumulate in `.grad`, in the param dtype, so accumulation needs nothi
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
 from lockstep.model.params import decays
 
+from .mesh import local, whole_norms
 
-def clip_by_global_norm(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
+
+def clip_by_global_norm(
+    parameters: list[nn.Parameter], clip: float, mesh: DeviceMesh | None = None
+) -> tuple[Tensor, Tensor]:
     """`clip_grad_norm_` by its two halves: the norm before clipping, and of each gradient (P,)."""
     # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
-    norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
+    norms = whole_norms(torch.stack(torch._foreach_norm(grads)), mesh)
     norm = torch.linalg.vector_norm(norms)
     clip_grads_with_norm_(parameters, clip, norm)
     return norm, norms

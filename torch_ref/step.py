@@ -19,6 +19,7 @@ from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 from .dropout import Dropout
+from .mesh import accumulate, distribute, make_mesh, mean, own_rows
 from .model import GPT, Tap, mean_loss, no_tap
 from .optim import adamw, clip_by_global_norm
 from .precision import attention_kernel, autocast, dtype, emulate, grad_scaler
@@ -55,7 +56,9 @@ class Trainer:
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
+        self.mesh = make_mesh(config, device)
         self.model = make_model(config, self.dtypes, device)
+        self.parallel = distribute(self.model, self.mesh)
         self.names = list(dict(self.model.named_parameters()))
         self.optimizer = adamw(self.model, config.optim)
         self.rates = learning_rates(config.optim)
@@ -82,6 +85,13 @@ class Trainer:
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
+    def place(self, tokens: Tensor) -> Tensor:
+        """(..., B, T+1) tokens of all devices."""
+        tokens = own_rows(tokens, self.mesh)
+        if self.device.type == "cuda":
+            tokens = tokens.contiguous().pin_memory()
+        return tokens.to(self.device, non_blocking=True)
+
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         """Window (N, B, T+1) -> a call that waits for the result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
@@ -98,15 +108,16 @@ class Trainer:
         """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
         total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
         for micro_step in range(len(window)):
-            loss = self.micro_batch_loss(window, micro_step)
-            self.backward(loss)
+            with accumulate(self.parallel, last=micro_step == len(window) - 1):
+                loss = self.micro_batch_loss(window, micro_step)
+                self.backward(loss)
             total += loss.detach()
-        return total
+        return mean(total, self.mesh)
 
     def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
         dropout = self.dropout(micro_step)
-        return self.batch_loss(self.model, window[micro_step], self.dtypes, dropout) / len(window)
+        return self.batch_loss(self.parallel, window[micro_step], self.dtypes, dropout) / len(window)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -117,7 +128,9 @@ class Trainer:
 
     def clip(self) -> tuple[Tensor, Tensor]:
         """The norm of the gradient before clipping, and those of its tensors (P,)."""
-        return clip_by_global_norm(list(self.model.parameters()), self.config.optim.clip)
+        return clip_by_global_norm(
+            list(self.model.parameters()), self.config.optim.clip, self.mesh
+        )
 
     def update(self, rate: float) -> None:
         """One step of AdamW, unless a gradient was not finite."""
@@ -138,6 +151,7 @@ class Trainer:
             seed=config.optim.seed,
             step=self.steps,
             micro_step=micro_step,
+            rank=self.mesh.get_rank() if self.mesh else 0,
             strict=config.precision.strict,
         )
 
@@ -166,11 +180,11 @@ class Trainer:
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        loss = self.batch_loss(self.model, batch, self.dtypes)
+        loss = self.batch_loss(self.parallel, batch, self.dtypes)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), grads
+        return mean(loss.detach(), self.mesh), grads
 
     def unscale_grads(self, tensors: Tensors) -> Tensors:
         """Their `.grad`, at least in float32: in float16 they would flush to zero."""
@@ -183,7 +197,8 @@ class Trainer:
     def evaluate(self, batches: Tensor) -> Tensor:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
         model = self.evaluation_model()
-        return torch.stack([batch_loss(model, b, self.eval_dtypes) for b in batches]).mean()
+        losses = torch.stack([batch_loss(model, b, self.eval_dtypes) for b in batches])
+        return mean(losses.mean(), self.mesh)
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:

@@ -52,10 +52,7 @@ class TorchTwin:
         self.trainer.compile()
 
     def place(self, window: np.ndarray) -> Tensor:
-        tokens = torch.from_numpy(window).long()
-        if self.device.type == "cuda":
-            tokens = tokens.pin_memory()
-        return tokens.to(self.device, non_blocking=True)
+        return self.trainer.place(torch.from_numpy(window).long())
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         return self.trainer.step(window)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config import islands, policy
 from lockstep.config.fields import flag, flag_name, require_choice, require_choices, require_fields
+from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import UserError, require, require_range
 
@@ -172,7 +173,7 @@ class OptimConfig:
     """optimization"""
 
     steps: int = flag(500, "length of the whole run", unit="optimizer steps")
-    batch_size: int = flag(16, "sequences in a micro-batch", unit="B")
+    batch_size: int = flag(16, "sequences in a micro-batch of one device", unit="B")
     accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
     lr: float = flag(2e-3, "peak learning rate")
     min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
@@ -219,9 +220,16 @@ class ExecutionConfig:
         choices=("auto", "unroll", "scan"),
     )
     compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
+    mesh: str = flag(
+        "data=1",
+        "devices: data=N copies of the model, fsdp=M devices that share one, or data=N,fsdp=M; "
+        "PyTorch: as many processes (torchrun)",
+        derived="all devices on data",
+    )
 
     def __post_init__(self) -> None:
         require_choices(self)
+        parse_mesh(self.mesh)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +268,7 @@ class Config:
         compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
         remedy = "strict numerics draw dropout's masks with a generator that does not compile; "
         require(not compiled_masks, "--compile", True, f"{remedy}drop it or set --dropout 0")
-        rows, row = self.optim.batch_size, self.model.context + 1
+        rows, row = self.global_batch_size, self.model.context + 1
         for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):
             remedy = f"with --{name} {count} and --context {row - 1} are over {MOST_TOKENS} tokens"
             fits = rows * count * row <= MOST_TOKENS
@@ -271,6 +279,15 @@ class Config:
         remedy = f"is one program for all layers, but --fp32-islands {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
+
+    @property
+    def mesh(self) -> Mesh:
+        return parse_mesh(self.execution.mesh)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a micro-batch over all devices."""
+        return self.optim.batch_size * self.mesh.size
 
     @property
     def dtypes(self) -> Dtypes:

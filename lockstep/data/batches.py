@@ -40,7 +40,7 @@ def window(tokens: np.ndarray, *, accum: int, **which: Any) -> np.ndarray:
 
 
 def of_step(config: Config, tokens: np.ndarray, step: int) -> np.ndarray:
-    """int32 (N, B, T+1): the training window of one optimizer step, from 0."""
+    """int32 (N, B, T+1): the training window of one optimizer step, from 0; B of all devices."""
     return _draw(config, tokens, "train", step, config.optim.accum)
 
 
@@ -50,6 +50,6 @@ def validation(config: Config, tokens: np.ndarray) -> np.ndarray:
 
 
 def _draw(config: Config, tokens: np.ndarray, split: str, step: int, count: int) -> np.ndarray:
-    seed, size, context = config.optim.seed, config.optim.batch_size, config.model.context
+    seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
     given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context}
     return window(tokens, accum=count, split=split, step=step, **given)

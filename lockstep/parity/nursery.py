@@ -7,6 +7,7 @@ no thread and no compiled program is there to be copied.
 """
 
 import gc
+import json
 import os
 import signal
 import socket
@@ -16,9 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from lockstep.parity import worker
-from lockstep.process import start_module
+from lockstep.process import NO_CHANGE, start_module
 
-NAME = 200  # bytes of a variant's name, at most
+ORDER = 10_000  # bytes of one, at most
 
 
 class Nursery:
@@ -29,13 +30,17 @@ class Nursery:
         self.process: subprocess.Popen[bytes] | None = None
         self.orders: socket.socket
 
-    def fork(self, variant: str) -> socket.socket:
-        """A connection to a new worker that has the variant, if it is not empty."""
+    def fork(self, variant: str, changes: Mapping[str, str] = NO_CHANGE) -> socket.socket:
+        """A connection to a new worker that has the variant, if it is not empty.
+
+        changes: to its environment; a variable that ends in FLAGS is added to.
+        """
         if self.process is None:
             self._start()
         ours, theirs = socket.socketpair()
         with theirs, suppress(BrokenPipeError):  # who asks is told that nobody answers
-            socket.send_fds(self.orders, [f"{variant}\n".encode()], [theirs.fileno()])
+            order = json.dumps([variant, dict(changes)])
+            socket.send_fds(self.orders, [order.encode()], [theirs.fileno()])
         return ours
 
     def _start(self) -> None:
@@ -61,15 +66,19 @@ def main(descriptor: str, module: str) -> int:
     gc.freeze()  # what is imported stays: no collection looks at it again, or copies its pages
     with socket.socket(fileno=int(descriptor)) as orders:
         while True:
-            order, connections, *_ = socket.recv_fds(orders, NAME, 1)
+            order, connections, *_ = socket.recv_fds(orders, ORDER, 1)
             if not connections:
                 return 0
             with socket.socket(fileno=connections[0]) as connection:
                 if os.fork() == 0:
                     orders.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    variant, changes = json.loads(order)
+                    for name, value in changes.items():
+                        before = os.environ.get(name, "") if name.endswith("FLAGS") else ""
+                        os.environ[name] = f"{before} {value}".strip()
                     with connection.makefile("rwb") as stream:
-                        return worker.serve(module, order.decode().strip(), stream)
+                        return worker.serve(module, variant, stream)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Loop:
         optim, model = self.config.optim, self.config.model
         self.done += 1
         now = time.perf_counter()
-        tokens = optim.accum * optim.batch_size * model.context
+        tokens = optim.accum * self.config.global_batch_size * model.context
         rate = tokens / (now - self.last)
         self.last = now
         row = {

@@ -1,0 +1,81 @@
+"""One framework on several devices, as a side: it is asked of one device's config and batches."""
+
+import socket
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.config.mesh import Mesh
+from lockstep.errors import UserError
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+from lockstep.parity import wire
+from lockstep.parity.side import Side
+
+LOOPBACK = "127.0.0.1"
+XLA_DEVICES = "--xla_force_host_platform_device_count"
+
+
+class World(Side):
+    """A side's twin, or one of its mutants, on a mesh of a CPU's cores.
+
+    JAX has all devices in one process; PyTorch has one process for each, which all answer.
+    """
+
+    def __init__(self, home: Side, mesh: Mesh, *, variant: str = "") -> None:
+        super().__init__(
+            home.framework, home.module, variant=variant or home.variant, nursery=home.nursery
+        )
+        self.mesh = mesh
+        self.others: list[socket.socket] = []
+        self.apart: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return f"{super().name} on {self.mesh}"
+
+    def ask(
+        self, question: str, config: Config, state: TrainState, given: np.ndarray
+    ) -> tuple[dict[str, Any], Arrays]:
+        rows = config.global_batch_size
+        assert rows % self.mesh.size == 0, f"{rows} rows on {self.mesh.size} devices"
+        config = config.replace(mesh=str(self.mesh), batch_size=rows // self.mesh.size)
+        return super().ask(question, config, state, given)
+
+    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        """Of the first process; `apart` says which other reports other numbers, in any bit."""
+        if not self.connection:
+            self.connection, *self.others = map(self._fork, self._environments())
+        for other in self.others:  # they wait for the first, which is asked last
+            with other.makefile("wb") as stream:
+                wire.send(stream, header, arrays)
+        answer = super()._exchange(header, arrays)
+        for rank, other in enumerate(self.others, start=1):
+            with other.makefile("rb") as stream:
+                found = wire.receive(stream)
+            if found is None:
+                raise UserError(f"{self.name}: rank {rank} has ended; see above")
+            if any(found[0].get(name) != answer[0].get(name) for name in ("loss", "curves")):
+                self.apart.append(f"rank {rank} from rank 0, asked for {header['ask']}")
+        return answer
+
+    def _fork(self, environment: dict[str, str]) -> socket.socket:
+        return self.nursery.fork(self.variant, environment)
+
+    def _environments(self) -> list[dict[str, str]]:
+        """Of each process, as torchrun sets it."""
+        if self.framework == "jax":
+            return [{"XLA_FLAGS": f"{XLA_DEVICES}={self.mesh.size}"}]
+        with socket.socket() as free:
+            free.bind((LOOPBACK, 0))
+            port = free.getsockname()[1]
+        size = self.mesh.size
+        there = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+        return [{**there, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+    def close(self) -> None:
+        for other in self.others:
+            other.close()
+        self.others = []
+        super().close()

@@ -1,0 +1,105 @@
+"""The devices of a run on a mesh of data x fsdp: one process each, and what they share.
+
+DDP where each device has the whole model, FSDP2 where several share one. Both average the
+gradients over all devices; what else is of the whole batch is said here.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.config import Config
+from lockstep.errors import require
+
+AXES = ("data", "fsdp")
+PATIENCE = timedelta(seconds=30)  # with a device that does not come to an exchange
+
+
+def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
+    """None for one device. Every process of the run calls it, and waits for the others.
+
+    Raises:
+        UserError: there are fewer or more processes.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    remedy = f"{processes} processes; start torchrun --nproc-per-node {config.mesh.size}"
+    require(processes == config.mesh.size, "--mesh", config.mesh, remedy)
+    if config.mesh.size == 1:
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    return init_device_mesh(device.type, config.mesh, mesh_dim_names=AXES)
+
+
+def distribute(model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+    """The model as it is called; its parameters are its own, or this device's part of them."""
+    if mesh is None:
+        return model
+    if mesh["fsdp"].size() == 1:
+        return DistributedDataParallel(model, process_group=mesh.get_group("data"))
+    mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager:
+    """Around a backward pass: gradients are averaged over the devices with the last one."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    if isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()
+
+
+def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """(..., B, T+1) of all devices -> this device's rows.
+
+    Rows that cannot be divided, such as a sample's, are on every device.
+    """
+    if mesh is None or tokens.shape[-2] % mesh.size():
+        return tokens
+    return tokens.chunk(mesh.size(), dim=-2)[mesh.get_rank()]
+
+
+def mean(x: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Over all devices."""
+    if mesh is None:
+        return x
+    dist.all_reduce(x)
+    return x / mesh.size()
+
+
+def whole_norms(norms: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Norms (P,) of this device's parts -> of the whole tensors."""
+    if mesh is None or mesh["fsdp"].size() == 1:
+        return norms
+    squares = norms.square()
+    dist.all_reduce(squares, group=mesh.get_group("fsdp"))
+    return squares.sqrt()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This device's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of all devices' parts; every process calls it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Whole values, in dtype and place of a tensor."""
+    values = values.to(local(tensor))
+    if not isinstance(tensor, DTensor):
+        return values
+    return distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None)
