@@ -10,7 +10,6 @@ if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax import Array
 

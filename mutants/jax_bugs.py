@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+import numpy as np
 import optax
 
 from jax_impl import bridge, functional, model, optim, precision, remat, step
@@ -129,6 +130,8 @@ BUGS: dict[str, Plant] = {
     "overflow-ignored": assign(jmp, "all_finite", lambda tree: jnp.array(True)),
     "overflow-in-head": wrap(step, "by_tensor", lambda right, measure, grads: right(measure, {
         name: g if name.startswith("head") else jnp.ones_like(g) for name, g in grads.items()})),
+    "same-rows-on-every-device": wrap(step, "place_rows", lambda right, tokens, mesh: right(
+        np.repeat(tokens[..., :1, :], tokens.shape[-2], -2), mesh)),
     "optax-clip": wrap(optim, "clip_by_global_norm", clip_as_optax),
     # as optax's eps_root does
     "eps-inside-root": wrap(optax, "adamw", lambda right, *args, eps, **rest: right(

@@ -18,7 +18,7 @@ from lockstep.config import policy
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.model import rotary
 from lockstep.twin import StepResult
-from mutants import torch_step
+from mutants import torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import bridge, dropout, model, precision, step, train
 from torch_ref.dropout import Dropout
@@ -191,6 +191,7 @@ def lose_growth_tracker(trainer: Any, state: Any) -> None:
 
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
+    **torch_world.BUGS,
     "norm-eps": assign(model, "NORM_EPS", 1e-6),
     "norms-in-bfloat16": both(
         wrap(model.LayerNorm, "forward", normalize_in_bfloat16),

@@ -117,7 +117,9 @@ class Trainer:
     def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
         dropout = self.dropout(micro_step)
-        return self.batch_loss(self.parallel, window[micro_step], self.dtypes, dropout) / len(window)
+        return self.batch_loss(self.parallel, window[micro_step], self.dtypes, dropout) / len(
+            window
+        )
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -128,9 +130,7 @@ class Trainer:
 
     def clip(self) -> tuple[Tensor, Tensor]:
         """The norm of the gradient before clipping, and those of its tensors (P,)."""
-        return clip_by_global_norm(
-            list(self.model.parameters()), self.config.optim.clip, self.mesh
-        )
+        return clip_by_global_norm(list(self.model.parameters()), self.config.optim.clip, self.mesh)
 
     def update(self, rate: float) -> None:
         """One step of AdamW, unless a gradient was not finite."""

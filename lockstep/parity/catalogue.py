@@ -23,6 +23,8 @@ class Bug:
 GPT2: dict[str, Any] = {"model": "gpt2"}
 BF16: dict[str, Any] = {"policy": "bf16", "dropout": 0.0}
 FP16: dict[str, Any] = {"policy": "fp16", "dropout": 0.0}
+DDP: dict[str, Any] = {"mesh": "data=2", "dropout": 0.0}
+FSDP: dict[str, Any] = {"mesh": "fsdp=2", "dropout": 0.0}
 # In JAX, whose compiler takes its time by the program's size: the least in which the mutant shows.
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 
@@ -146,6 +148,23 @@ BUGS: list[Bug] = [
     _bug("torch", 6, "remat-does-nothing", "nothing is recomputed", remat="block"),
     _bug("jax", 6, "dots-recomputes-affine", "remat dots recomputes matmuls with a bias",
          model="gpt2", remat="dots"),
+    # several devices; in JAX one program stands for all of them
+    _bug("torch", 11, "sum-over-devices", "gradients are added, not averaged", **DDP),
+    _bug("torch", 11, "mean-over-devices-twice", "gradients are averaged twice", **FSDP),
+    _bug("torch", 11, "reduced-every-micro-batch", "the sum so far is reduced N times", **DDP),
+    _bug("torch", 11, "last-micro-batch-not-reduced", "no_sync stays on", **DDP),
+    _bug("torch", 11, "finite-on-one-rank", "each rank looks for overflows alone", **FP16 | DDP),
+    _bug("torch", 11, "norm-of-one-shard", "each rank clips by its shard's norm", **FSDP),
+    _bug("torch", 11, "same-rows-on-every-rank", "all ranks train on one rank's rows", **DDP),
+    _bug("torch", 11, "rows-shifted-on-a-rank", "one rank's rows begin one too early", **FSDP),
+    _bug("torch", 11, "same-masks-on-every-rank", "all ranks drop alike", mesh="data=2"),
+    _bug("torch", 11, "moments-of-one-shard", "one shard's moments move", **FSDP),
+    _bug("torch", 11, "scale-of-one-rank", "one rank's scale moves twice", **FP16 | FSDP),
+    _bug("torch", 11, "weights-not-broadcast", "each rank begins with its own weights", **DDP),
+    _bug("torch", 11, "reduced-in-bfloat16", "gradients travel in bfloat16, under float32",
+         **DDP | {"policy": "fp32"}),
+    _bug("torch", 11, "evaluated-on-one-rank", "an evaluation is one rank's", **DDP),
+    _bug("jax", 11, "same-rows-on-every-device", "all devices train on one's rows", **LEAN | DDP),
     # fast numerics
     _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
     _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lockstep.parity import automaton, rungs, trajectories
+from lockstep.parity import automaton, rungs, trajectories, worlds
 from lockstep.parity.case import Case
 from lockstep.parity.compare import decisive
 from lockstep.parity.verdict import Finding, Verdict
+
+WORLDS = 11  # the rung of several devices
 
 
 def _always(case: Case) -> str:
@@ -33,7 +35,13 @@ class Rung:
     name: str
     proves: str
     climb: Callable[[Case], Iterator[Finding]]
-    not_run: Callable[[Case], str] = _always  # why it cannot stand here, or ""
+    lacks: Callable[[Case], str] = _always  # why it cannot stand here, or ""
+
+    def not_run(self, case: Case) -> str:
+        """Why it cannot stand here, or ""."""
+        if (case.config.mesh.size > 1) != (self.number == WORLDS):
+            return "one device" if self.number == WORLDS else f"several devices: rung {WORLDS}"
+        return self.lacks(case)
 
     def __str__(self) -> str:
         return f"{self.number} {self.name}"
@@ -49,11 +57,11 @@ RUNGS = [
          proves="every parameter's gradient and every intermediate's"),
     Rung(number=4, name="one step", climb=rungs.one_step,
          proves="parameters and both moments after one update; the size of the gradient"),
-    Rung(number=5, name="accumulation", climb=rungs.accumulation, not_run=_accumulates,
+    Rung(number=5, name="accumulation", climb=rungs.accumulation, lacks=_accumulates,
          proves="N micro-batches are one batch of N times the rows"),
-    Rung(number=6, name="remat", climb=rungs.remat, not_run=_recomputes,
+    Rung(number=6, name="remat", climb=rungs.remat, lacks=_recomputes,
          proves="what is recomputed is what was computed, dropout and all; less is kept"),
-    Rung(number=7, name="loss scale", climb=automaton.loss_scale, not_run=_scales,
+    Rung(number=7, name="loss scale", climb=automaton.loss_scale, lacks=_scales,
          proves="GradScaler's automaton, one decision a step"),
     Rung(number=8, name="curves", climb=trajectories.curves,
          proves="whole runs agree: in float64 to rounding, elsewhere within a program's own noise"),
@@ -61,6 +69,8 @@ RUNGS = [
          proves="fast numerics stay within the strict ones' noise"),
     Rung(number=10, name="checkpoints", climb=trajectories.checkpoints,
          proves="either side goes on where the other stopped"),
+    Rung(number=WORLDS, name="worlds", climb=worlds.worlds,
+         proves="on a mesh of devices each side trains the curve of one device"),
 ]
 # fmt: on
 

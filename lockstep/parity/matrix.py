@@ -5,6 +5,7 @@ from itertools import combinations, product
 from typing import Any
 
 from lockstep.config import Config, from_flags
+from lockstep.config.mesh import parse_mesh
 
 Row = dict[str, Any]
 
@@ -47,6 +48,8 @@ def config(row: Row, device: str) -> Config:
     the gradient's scale, and rungs that ask for one config share its compiled program.
     """
     flags = {**SMALL, **row}
+    if "mesh" in row:
+        flags["batch_size"] = max(1, 4 // parse_mesh(row["mesh"]).size)
     if flags["layers"] == "scan":
         flags["n_layer"] = row.get("n_layer", 4)
     if flags["policy"] != "fp64":
@@ -90,6 +93,21 @@ def covering() -> list[Row]:
         missing -= pairs(best)
         used.update(best.items())
     return [*rows, TF32]
+
+
+def on_meshes() -> list[Row]:
+    """Every mesh, remat mode and policy at least once; a device has one row of four, or two."""
+    rows = [
+        ("fp64", "block", 4, "gpt2", "unroll", "data=2,fsdp=2"),
+        ("fp64", "sqrt", 1, "tiny", "scan", "fsdp=4"),
+        ("fp64", "sublayer", 4, "tiny", "unroll", "data=2"),
+        ("fp64", "dots", 4, "gpt2", "scan", "data=4"),
+        ("fp32", "none", 1, "gpt2", "unroll", "fsdp=2"),
+        ("bf16", "none", 4, "tiny", "unroll", "data=2,fsdp=2"),
+        ("fp16", "none", 4, "tiny", "unroll", "data=2"),
+    ]
+    names = (*FACTORS, "mesh")
+    return [dict(zip(names, row)) for row in rows]
 
 
 def needed_pairs() -> set[tuple[Any, ...]]:

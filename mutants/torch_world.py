@@ -1,0 +1,119 @@
+"""Planted bugs of runs on several devices, in PyTorch: what a rank does alone, or all do twice."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from mutants.patch import Plant, after, assign, before, wrap
+from torch_ref import bridge, optim, step
+from torch_ref.step import Trainer
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def times_size(power: int) -> Callable[[Trainer], None]:
+    """What stands in `.grad` times a power of the number of devices."""
+
+    def scale(self: Trainer) -> None:
+        for p in self.model.parameters():
+            p.grad.mul_(float(dist.get_world_size()) ** power)
+
+    return scale
+
+
+def reduce_sums(self: Trainer, loss: Tensor) -> None:
+    """The sum so far is reduced after every micro-batch, the earlier ones again."""
+    for p in self.model.parameters():
+        dist.all_reduce(p.grad)
+
+
+def find_alone(right: Callable, *args: Any) -> Any:
+    """Each rank looks at what it has; here all but the first see nothing."""
+    return {d: flag if rank() == 0 else flag * 0 for d, flag in right(*args).items()}
+
+
+def repeat_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    return right(tokens, mesh) if mesh is None else tokens.chunk(mesh.size(), dim=-2)[0]
+
+
+def shift_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """The last rank's rows begin one too early."""
+    last = mesh is not None and rank() == mesh.size() - 1
+    return right(tokens.roll(1, dims=-2) if last else tokens, mesh)
+
+
+def keep_moments(right: Callable, self: Trainer, rate: float) -> None:
+    """Those of the first rank's shards alone are updated."""
+    moments = [s for s in self.optimizer.state.values()]
+    old = [{name: s[name].clone() for name in ("exp_avg", "exp_avg_sq")} for s in moments]
+    right(self, rate)
+    for state, before_it in zip(moments, old):
+        if rank():
+            for name, value in before_it.items():
+                state[name].copy_(value)
+
+
+def grow_on_last(self: Trainer, scale: float) -> None:
+    """One rank's scale grows with every step."""
+    if rank() and self.scaler.is_enabled():
+        self.scaler._scale.mul_(2)
+
+
+def own_weights(trainer: Trainer, state: Any) -> None:
+    """Every rank begins with weights of its own seed: nothing is broadcast."""
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            p.mul_(1 + 1e-3 * rank())
+
+
+def compress(right: Callable, model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+    """As `bf16_compress_hook` does, which is for NCCL alone."""
+
+    def reduce(state: Any, bucket: Any) -> Any:
+        bucket.buffer().copy_(bucket.buffer().bfloat16())
+        return allreduce_hook(state, bucket)
+
+    parallel = right(model, mesh)
+    if isinstance(parallel, DistributedDataParallel):
+        parallel.register_comm_hook(None, reduce)
+    return parallel
+
+
+def no_sync(model: nn.Module, *, last: bool) -> AbstractContextManager:
+    ddp = isinstance(model, DistributedDataParallel)
+    return model.no_sync() if ddp else nullcontext()
+
+
+def evaluate_own(right: Callable, self: Trainer, batches: Tensor) -> Tensor:
+    """The mean of one rank's rows."""
+    losses = [step.batch_loss(self.evaluation_model(), b, self.eval_dtypes) for b in batches]
+    return torch.stack(losses).mean().detach()
+
+
+BUGS: dict[str, Plant] = {
+    "sum-over-devices": before(Trainer, "unscale", times_size(1)),
+    "mean-over-devices-twice": before(Trainer, "unscale", times_size(-1)),
+    "reduced-every-micro-batch": after(Trainer, "backward", reduce_sums),
+    "last-micro-batch-not-reduced": assign(step, "accumulate", no_sync),
+    "finite-on-one-rank": wrap(GradScaler, "_unscale_grads_", find_alone),
+    "norm-of-one-shard": assign(optim, "whole_norms", lambda norms, mesh: norms),
+    "same-rows-on-every-rank": wrap(step, "own_rows", repeat_rows),
+    "rows-shifted-on-a-rank": wrap(step, "own_rows", shift_rows),
+    "same-masks-on-every-rank": wrap(step, "Dropout", lambda right, *args, rank, **rest: right(
+        *args, rank=0, **rest)),
+    "moments-of-one-shard": wrap(Trainer, "update", keep_moments),
+    "scale-of-one-rank": after(Trainer, "update_scale", grow_on_last),
+    "weights-not-broadcast": after(bridge, "load", own_weights),
+    "reduced-in-bfloat16": wrap(step, "distribute", compress),
+    "evaluated-on-one-rank": wrap(Trainer, "evaluate", evaluate_own),
+}  # fmt: skip
