@@ -1,9 +1,12 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
 from collections.abc import Callable
+<<<<<<< HEAD
 from dataclasses import replace
 from functools import partial
 from contextlib import suppress
+=======
+>>>>>>> 1a6e2e3 (Start both trainers on a mesh: torchrun, or JAX's devices)
 from typing import Any
 
 import flax
@@ -14,6 +17,7 @@ import jmp
 import optax
 from flax import nnx
 from jax import Array
+from jax.extend.backend import clear_backends
 
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
@@ -48,10 +52,11 @@ def find_device(asked: str) -> jax.Device:
 
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
-    if config.run.device == "cpu" and config.mesh.size > 1:
-        with suppress(RuntimeError):  # too late: the devices are there, and are counted later
-            jax.config.update("jax_num_cpu_devices", config.mesh.size)
     device = find_device(config.run.device)
+    if device.platform == "cpu" and config.mesh.size > len(jax.devices()):
+        clear_backends()  # a CPU is as many devices as it is told to be, before it is first used
+        jax.config.update("jax_num_cpu_devices", config.mesh.size)
+        device = find_device(config.run.device)
     set_switches(config, device)
     require_float16(config.precision, device)
     return device

@@ -10,6 +10,7 @@ if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -31,11 +32,15 @@ class JaxTwin:
 
     framework = "jax"
     synchronous = False
+    leads = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
+
+    def agree(self, flag: bool) -> bool:
+        return flag  # one process has all devices
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)
@@ -93,6 +98,10 @@ class JaxTwin:
 
 def build(config: Config) -> JaxTwin:
     return JaxTwin(config)
+
+
+def device_count(device: str) -> int:
+    return len(jax.devices(find_device(device).platform))
 
 
 def has_accelerator(device: str) -> bool:

@@ -80,7 +80,17 @@ class Runner(Protocol):
 
 
 class Twin(Runner, Protocol):
-    """One implementation of the model and its optimizer step, and what can be seen inside."""
+    """One implementation of the model and its optimizer step, and what can be seen inside.
+
+    A run on several devices may have several processes. All call the same methods in the same
+    order, with the same arguments: batches of the whole run.
+    """
+
+    leads: bool  # whether this process is the one that writes
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any process of the run says so."""
+        ...
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         """Mean loss and unscaled gradients of one int32 (B, T+1) batch, dropout off."""
@@ -124,6 +134,11 @@ def load(framework: str, config: Config) -> Twin:
 def has_accelerator(framework: str, device: str) -> bool:
     """Whether `--device` is more than a CPU, as the framework sees it."""
     return _module(framework).has_accelerator(device)
+
+
+def device_count(framework: str, device: str) -> int:
+    """How many devices of the kind that `--device` is a run here would have."""
+    return _module(framework).device_count(device)
 
 
 def require_known(framework: str) -> None:

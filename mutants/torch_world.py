@@ -26,7 +26,7 @@ def times_size(power: int) -> Callable[[Trainer], None]:
 
     def scale(self: Trainer) -> None:
         for p in self.model.parameters():
-            p.grad.mul_(float(dist.get_world_size()) ** power)
+            p.grad = p.grad * float(dist.get_world_size()) ** power if p.grad is not None else None
 
     return scale
 
@@ -65,8 +65,9 @@ def keep_moments(right: Callable, self: Trainer, rate: float) -> None:
 
 def grow_on_last(self: Trainer, scale: float) -> None:
     """One rank's scale grows with every step."""
-    if rank() and self.scaler.is_enabled():
-        self.scaler._scale.mul_(2)
+    own = self.scaler._scale
+    if rank() and own is not None:
+        own.mul_(2)
 
 
 def own_weights(trainer: Trainer, state: Any) -> None:
@@ -79,7 +80,7 @@ def own_weights(trainer: Trainer, state: Any) -> None:
 def compress(right: Callable, model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
     """As `bf16_compress_hook` does, which is for NCCL alone."""
 
-    def reduce(state: Any, bucket: Any) -> Any:
+    def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         bucket.buffer().copy_(bucket.buffer().bfloat16())
         return allreduce_hook(state, bucket)
 
@@ -96,8 +97,9 @@ def no_sync(model: nn.Module, *, last: bool) -> AbstractContextManager:
 
 def evaluate_own(right: Callable, self: Trainer, batches: Tensor) -> Tensor:
     """The mean of one rank's rows."""
-    losses = [step.batch_loss(self.evaluation_model(), b, self.eval_dtypes) for b in batches]
-    return torch.stack(losses).mean().detach()
+    model = self.evaluation_model()
+    losses = [step.batch_loss(model, b, self.eval_dtypes).detach() for b in batches]
+    return torch.stack(losses).mean()
 
 
 BUGS: dict[str, Plant] = {

@@ -26,9 +26,13 @@ class FakeTwin:
 
     framework = "fake"
     synchronous = False
+    leads = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    def agree(self, flag: bool) -> bool:
+        return flag
 
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "platform": "cpu", "attention": "none", "versions": {}}

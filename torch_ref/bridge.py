@@ -11,7 +11,7 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 
-from .mesh import like, whole
+from .mesh import divide, like, whole
 from .step import Trainer
 
 
@@ -36,6 +36,7 @@ def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
+    divide(trainer.model)
     trainer.steps, trainer.updates = state.step, state.updates
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
@@ -52,6 +53,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
+    divide(trainer.model)
     named, moments = dict(trainer.model.named_parameters()), trainer.optimizer.state
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (

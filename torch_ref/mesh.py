@@ -5,12 +5,14 @@ gradients over all devices; what else is of the whole batch is said here.
 """
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -18,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
 from lockstep.errors import require
+
+from .model import GPT
 
 AXES = ("data", "fsdp")
 PATIENCE = timedelta(seconds=30)  # with a device that does not come to an exchange
@@ -29,7 +33,7 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
     Raises:
         UserError: there are fewer or more processes.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = process_count()
     remedy = f"{processes} processes; start torchrun --nproc-per-node {config.mesh.size}"
     require(processes == config.mesh.size, "--mesh", config.mesh, remedy)
     if config.mesh.size == 1:
@@ -39,19 +43,36 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, config.mesh, mesh_dim_names=AXES)
 
 
-def distribute(model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+def process_count() -> int:
+    """Of this run, as torchrun says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank(mesh: DeviceMesh | None) -> int:
+    return mesh.get_rank() if mesh else 0
+
+
+def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
     """The model as it is called; its parameters are its own, or this device's part of them."""
     if mesh is None:
         return model
     if mesh["fsdp"].size() == 1:
-        return DistributedDataParallel(model, process_group=mesh.get_group("data"))
+        return cast(GPT, DistributedDataParallel(model, process_group=mesh.get_group("data")))
     mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of views: none is written to
+    return model
 
 
-def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager:
+def divide(model: GPT) -> None:
+    """Lets go of what a pass without a backward pass has left whole."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def accumulate(model: GPT, *, last: bool) -> AbstractContextManager:
     """Around a backward pass: gradients are averaged over the devices with the last one."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
@@ -67,7 +88,16 @@ def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """
     if mesh is None or tokens.shape[-2] % mesh.size():
         return tokens
-    return tokens.chunk(mesh.size(), dim=-2)[mesh.get_rank()]
+    return tokens.chunk(mesh.size(), dim=-2)[rank(mesh)]
+
+
+def any_of(flag: bool, mesh: DeviceMesh | None) -> bool:
+    """Whether any process says so."""
+    if mesh is None:
+        return flag
+    said = torch.tensor(float(flag), device=mesh.device_type)
+    dist.all_reduce(said)
+    return bool(said)
 
 
 def mean(x: Tensor, mesh: DeviceMesh | None) -> Tensor:
@@ -95,6 +125,11 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """Of all devices' parts; every process calls it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_state(model: GPT) -> dict[str, Tensor]:
+    divide(model)
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 
 def like(tensor: Tensor, values: Tensor) -> Tensor:

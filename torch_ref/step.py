@@ -19,7 +19,7 @@ from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 from .dropout import Dropout
-from .mesh import accumulate, distribute, make_mesh, mean, own_rows
+from .mesh import accumulate, distribute, make_mesh, mean, own_rows, rank, whole_state
 from .model import GPT, Tap, mean_loss, no_tap
 from .optim import adamw, clip_by_global_norm
 from .precision import attention_kernel, autocast, dtype, emulate, grad_scaler
@@ -151,7 +151,7 @@ class Trainer:
             seed=config.optim.seed,
             step=self.steps,
             micro_step=micro_step,
-            rank=self.mesh.get_rank() if self.mesh else 0,
+            rank=rank(self.mesh),
             strict=config.precision.strict,
         )
 
@@ -211,5 +211,5 @@ class Trainer:
         if self.eval_dtypes == self.dtypes:
             return self.model
         model = make_model(self.config, self.eval_dtypes, self.device)
-        model.load_state_dict(self.model.state_dict())
+        model.load_state_dict(whole_state(self.model))
         return model

@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from . import step
+from .mesh import whole_state
 from .step import Tensors, Trainer
 
 
 def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Tensors]:
     """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
     plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
-    plain.load_state_dict(trainer.model.state_dict())
+    plain.load_state_dict(whole_state(trainer.model))
     seen: Tensors = {}
 
     def tap(name: str, x: Tensor) -> Tensor:

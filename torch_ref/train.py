@@ -22,6 +22,7 @@ from lockstep.twin import StepResult, Trace
 
 from . import bridge
 from .cost import step_bytes, step_flops
+from .mesh import any_of, process_count, rank
 from .precision import configure, describe, find_device
 from .step import Trainer
 from .trace import trace
@@ -37,6 +38,10 @@ class TorchTwin:
         self.device = configure(config)
         self.synchronous = self.device.type == "cpu"
         self.trainer = Trainer(config, self.device)
+        self.leads = rank(self.trainer.mesh) == 0
+
+    def agree(self, flag: bool) -> bool:
+        return any_of(flag, self.trainer.mesh)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)
@@ -91,6 +96,10 @@ class TorchTwin:
 
 def build(config: Config) -> TorchTwin:
     return TorchTwin(config)
+
+
+def device_count(device: str) -> int:
+    return process_count()
 
 
 def has_accelerator(device: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.config.fields import flag_name
+from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_flag
@@ -17,7 +18,8 @@ from lockstep.run import directory
 from lockstep.train import trainer
 
 MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans", "device"
+    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans", "device",
+    "mesh",
 )  # fmt: skip
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
@@ -54,14 +56,17 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
-    """A device is looked for only by --model auto, and only if the flags fit a preset at all."""
+    """Devices are looked for by --model auto and without --mesh, if the flags fit a preset."""
     auto = given.get("model", "auto") == "auto"
     try:
         config = from_flags(given, accelerator=True)
     except UserError:
         config = from_flags(given, accelerator=False)
     accelerator = auto and twin.has_accelerator(framework, config.run.device)
-    return from_flags(given, accelerator=accelerator)
+    config = from_flags(given, accelerator=accelerator)
+    if "mesh" in given:
+        return config
+    return config.replace(mesh=str(Mesh(data=twin.device_count(framework, config.run.device))))
 
 
 def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
@@ -70,6 +75,11 @@ def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)
+    if "mesh" in given:
+        rows, size = config.global_batch_size, parse_mesh(given["mesh"]).size
+        remedy = f"does not divide the run's {rows} rows of a micro-batch; use a divisor of them"
+        require(rows % size == 0, "--mesh", given["mesh"], remedy)
+        given = {**given, "batch_size": rows // size}
     return config.replace(**given)
 
 

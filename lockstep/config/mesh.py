@@ -18,7 +18,8 @@ class Mesh(NamedTuple):
         return self.data * self.fsdp
 
     def __str__(self) -> str:
-        return f"data={self.data},fsdp={self.fsdp}"
+        named = [f"{name}={size}" for name, size in self._asdict().items() if size > 1]
+        return ",".join(named) or "data=1"
 
 
 def parse_mesh(text: str) -> Mesh:

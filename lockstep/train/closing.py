@@ -29,12 +29,7 @@ def text(
     if best and checkpoint.step_of(best) != steps:
         step = checkpoint.step_of(best)
         lines.append(f"the best of its checkpoints is that of step {step}: {losses[step]:.4f}")
-    unigram, bigram = corpus.unigram_entropy(data), corpus.bigram_entropy(data)
-    if unigram is not None and bigram is not None and math.isfinite(last):
-        lines += [
-            f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
-            "", "a sample:", *_quote(sample(config, twin, data)), "",
-        ]  # fmt: skip
+    lines += sample_lines(config, twin, data, losses)
     others = [module for name, module in MODULES.items() if name != twin.framework]
     lines += [
         f"the run is in {out}: config.json, log.jsonl, checkpoints/",
@@ -44,6 +39,19 @@ def text(
         f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
     ]
     return "\n".join(lines)
+
+
+def sample_lines(
+    config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float]
+) -> list[str]:
+    """What bytes allow: the entropies beside the last loss, and a text; [] for other tokens."""
+    unigram, bigram = corpus.unigram_entropy(data), corpus.bigram_entropy(data)
+    if unigram is None or bigram is None or not math.isfinite(losses[max(losses)]):
+        return []
+    return [
+        f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
+        "", "a sample:", *_quote(sample(config, twin, data)), "",
+    ]  # fmt: skip
 
 
 def sample(config: Config, twin: Twin, data: Corpus) -> str:

@@ -85,7 +85,9 @@ class Loop:
                 if late:
                     self.report(late())
                 late = result
-                stopping = step < total and (stop.received or self.display.abandoned)
+                stopping = self.twin.agree(
+                    step < total and (stop.received or self.display.abandoned)
+                )
                 evaluate = step == total or _due(step, every.eval_every)
                 save = step == total or stopping or _due(step, every.save_every)
                 if evaluate or save or self.twin.synchronous:

@@ -17,6 +17,7 @@ from lockstep.run import checkpoint, directory, lock
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, nonfinite
+from lockstep.train.following import follow
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
 
@@ -61,6 +62,8 @@ def _train(
     twin.prepare()
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
+    if not twin.leads:
+        return follow(config, twin, data, state)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))
@@ -176,6 +179,13 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     return data, state, [*notices, f"resuming {resumed} after step {state.step}"]
 
 
+def _on_mesh(config: Config) -> list[str]:
+    if config.mesh.size == 1:
+        return []
+    rows, all_rows = config.optim.batch_size, config.global_batch_size
+    return [f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
+
+
 def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
@@ -187,6 +197,7 @@ def _headline(
         f"policy {precision.policy}{emulated}{islands}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
         f"data: {data.source}, {len(data.train):,} training tokens",
+        *_on_mesh(config),
         f"compiled in {compile_seconds:.1f} s",
     )
     return "\n".join(lines)
