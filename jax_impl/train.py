@@ -42,6 +42,9 @@ class JaxTwin:
     def agree(self, flag: bool) -> bool:
         return flag  # one process has all devices
 
+    def missing(self) -> list[int]:
+        return []
+
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)
 

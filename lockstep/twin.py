@@ -92,6 +92,10 @@ class Twin(Runner, Protocol):
         """Whether any process of the run says so."""
         ...
 
+    def missing(self) -> list[int]:
+        """After an error: the numbers of the run's processes that do not answer any more."""
+        ...
+
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         """Mean loss and unscaled gradients of one int32 (B, T+1) batch, dropout off."""
         ...

@@ -91,8 +91,7 @@ def compress(right: Callable, model: nn.Module, mesh: DeviceMesh | None) -> nn.M
 
 
 def no_sync(model: nn.Module, *, last: bool) -> AbstractContextManager:
-    ddp = isinstance(model, DistributedDataParallel)
-    return model.no_sync() if ddp else nullcontext()
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def evaluate_own(right: Callable, self: Trainer, batches: Tensor) -> Tensor:

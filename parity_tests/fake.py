@@ -34,6 +34,9 @@ class FakeTwin:
     def agree(self, flag: bool) -> bool:
         return flag
 
+    def missing(self) -> list[int]:
+        return []
+
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "platform": "cpu", "attention": "none", "versions": {}}
 

@@ -5,6 +5,7 @@ gradients over all devices; what else is of the whole batch is said here.
 """
 
 import os
+import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +26,7 @@ from lockstep.errors import require
 from .model import GPT
 
 AXES = ("data", "fsdp")
-PATIENCE = timedelta(seconds=30)  # with a device that does not come to an exchange
+PATIENCE = timedelta(seconds=24)  # with a device that does not come to an exchange
 
 
 def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
@@ -98,6 +100,16 @@ def any_of(flag: bool, mesh: DeviceMesh | None) -> bool:
     said = torch.tensor(float(flag), device=mesh.device_type)
     dist.all_reduce(said)
     return bool(said)
+
+
+def missing(mesh: DeviceMesh | None) -> list[int]:
+    """After an exchange that failed: the ranks that do not say so, too, within some seconds."""
+    if mesh is None:
+        return []
+    store = _get_default_store()
+    store.set(f"here/{rank(mesh)}", "")
+    time.sleep(PATIENCE.seconds / 6)
+    return [each for each in range(mesh.size()) if not store.check([f"here/{each}"])]
 
 
 def mean(x: Tensor, mesh: DeviceMesh | None) -> Tensor:

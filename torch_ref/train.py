@@ -22,7 +22,7 @@ from lockstep.twin import StepResult, Trace
 
 from . import bridge
 from .cost import step_bytes, step_flops
-from .mesh import any_of, process_count, rank
+from .mesh import any_of, missing, process_count, rank
 from .precision import configure, describe, find_device
 from .step import Trainer
 from .trace import trace
@@ -42,6 +42,9 @@ class TorchTwin:
 
     def agree(self, flag: bool) -> bool:
         return any_of(flag, self.trainer.mesh)
+
+    def missing(self) -> list[int]:
+        return missing(self.trainer.mesh)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)

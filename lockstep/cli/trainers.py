@@ -18,8 +18,8 @@ from lockstep.run import directory
 from lockstep.train import trainer
 
 MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans", "device",
-    "mesh",
+    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans",
+    "device", "mesh",
 )  # fmt: skip
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\

@@ -14,12 +14,20 @@ from lockstep.parity.world import World
 
 
 def worlds(case: Case) -> Iterator[Finding]:
-    """Each side on the config's mesh, against the other one on one device; a mutant alone."""
+    """Each side on the config's mesh against the other one on one device.
+
+    A mutant alone, and against its own healthy twin: what it is looked for in is the mesh.
+    """
     mesh, rows = case.config.mesh, case.config.global_batch_size
     alone = case.replace(mesh="data=1", batch_size=rows)
-    for home, side in (case.sides, case.sides[::-1]):
-        if side.variant or not home.variant:
+    sick = [side for side in case.sides if side.variant]
+    if not sick:
+        for home, side in (case.sides, case.sides[::-1]):
             yield from on_mesh(alone, home, side, mesh)
+    for side in sick:
+        healthy = side.mutant("")
+        yield from on_mesh(alone, healthy, side, mesh)
+        healthy.close()
 
 
 def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]:

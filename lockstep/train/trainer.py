@@ -57,6 +57,20 @@ def _train(
     found = _require_idle(out) if resume and out else []
     data, state, notices = _load_start(config, out if resume else None)
     twin = build(config)
+    try:
+        return _with_twin(config, twin, data, state, notices, out, found, resume=resume)
+    except RuntimeError as error:
+        if _out_of_memory(error) or not (missing := twin.missing()):
+            raise
+        ranks = ", ".join(map(str, missing))
+        remedy = "look for what became of it; go on with --resume"
+        raise UserError(f"--mesh {config.mesh}: no answer from rank {ranks}; {remedy}") from None
+
+
+def _with_twin(
+    config: Config, twin: Twin, data: Corpus, state: TrainState, notices: list[str],
+    out: Path | None, found: list[Path], *, resume: bool,
+) -> int:  # fmt: skip
     twin.load(state)
     began = time.perf_counter()
     twin.prepare()

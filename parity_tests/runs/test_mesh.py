@@ -1,0 +1,105 @@
+"""Runs on several devices by the trainers themselves: started, saved, resumed on another mesh."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep import exits
+from lockstep.cli import trainers
+from lockstep.config import Config
+from lockstep.config.mesh import Mesh, parse_mesh
+from lockstep.errors import UserError
+from lockstep.process import ROOT
+from lockstep.run import directory
+from parity_tests.runs.test_handover import TEXT, gap
+
+SMALL = """--model tiny --n-layer 1 --d-model 32 --n-head 2 --context 16 --eval-batches 2
+    --eval-every 4 --data text.txt --device cpu --numerics strict --accum 2 --dropout 0.1
+    --policy fp64 --steps 8""".split()  # noqa: SIM905
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "text.txt").write_bytes(TEXT.read_bytes())
+
+
+def train(words: list[str], processes: int = 1, framework: str = "torch") -> str:
+    """Its stderr, if it goes wrong."""
+    module = {"torch": "torch_ref.train", "jax": "jax_impl.train"}[framework]
+    many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(many if processes > 1 else []), "-m", module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
+    """Begun by two processes that share the model, gone on with by JAX on four devices."""
+    assert trainers.train("torch", [*SMALL, "--batch-size", "4", "--out", "whole"]) == exits.DONE
+    begun = [*SMALL, "--batch-size", "2", "--mesh", "fsdp=2", "--save-every", "3", "--out", "run"]
+    assert not train(begun, processes=2)
+    assert [path.name for path in Path("run/checkpoints").iterdir()]
+    for field, bound in (("loss", 1e-12), ("grad_norm", 1e-10)):
+        assert gap("train", field) <= bound
+    assert gap("eval", "val_loss") <= 1e-12
+    shutil.rmtree("run/checkpoints/step_00000008")
+    resume = ["--resume", "--out", "run", "--mesh", "data=2,fsdp=2"]
+    assert not train(resume, framework="jax")
+    assert directory.read_record(Path("run")).framework == "jax"
+    assert directory.read_record(Path("run")).config.optim.batch_size == 1
+    assert gap("train", "loss") <= 1e-12
+    assert gap("eval", "val_loss") <= 1e-12
+
+
+def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
+    words = [*SMALL, "--out", "run"]
+    wrong = {
+        "torch": "--mesh data=2: 1 processes; start torchrun --nproc-per-node 2",
+    }
+    for framework, line in wrong.items():
+        assert line in train([*words, "--mesh", "data=2"], framework=framework)
+    assert not os.path.exists("run")
+
+
+def test_a_mesh_divides_the_rows_that_a_run_has() -> None:
+    assert trainers.train("torch", [*SMALL, "--steps", "1", "--out", "run"]) == exits.DONE
+    words = ["--resume", "--steps", "9", "--out", "run", "--mesh", "data=3"]
+    assert trainers.train("torch", words) == exits.MISTAKE
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        ("data=1", Mesh()),
+        ("data=2", Mesh(data=2)),
+        ("fsdp=4", Mesh(fsdp=4)),
+        ("data=2,fsdp=3", Mesh(data=2, fsdp=3)),
+    ],
+)
+def test_a_mesh_is_read_as_it_is_written(text: str, mesh: Mesh) -> None:
+    assert parse_mesh(text) == mesh
+    assert str(mesh) == text
+
+
+WRONG = (
+    "", ",", "2", "data=0", "data=-1", "data=2,", "fsdp=2,data=2", "data=2data=2", "data=x",
+    "tensor=2", "data=9999999", "data=1000000,fsdp=2", "data=2 ", "data=\u0662",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_no_mesh(text: str) -> None:
+    with pytest.raises(UserError, match="--mesh"):
+        parse_mesh(text)
+
+
+def test_the_rows_of_a_batch_are_those_of_all_devices() -> None:
+    config = Config().replace(mesh="data=2,fsdp=4", batch_size=3)
+    assert config.global_batch_size == 24
+    with pytest.raises(UserError, match="--batch-size"):
+        Config().replace(mesh="data=1000000", batch_size=1)
