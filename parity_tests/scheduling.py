@@ -15,10 +15,12 @@ class ByPrograms(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         case = nodeid.partition("[")[2].removesuffix("]")
         if "::test_rung[" in nodeid:
-            policy, _, _, model, _, _ = case.split("-")  # policy, remat, N, model, layers, rung
-            return f"{policy} {model}"
+            policy, _, _, model, _, *place = case.split("-")  # policy, remat, N, model, layers
+            return case if len(place) > 1 else f"{policy} {model}"  # a mesh, rung
         if "::test_caught[" in nodeid:
             bug = BY_NAME[case]
+            if "mesh" in bug.flags:
+                return "bugs of meshes"
             return f"{bug.framework} {sorted(bug.flags.items())}"
         if "::test_the_ladder_with_islands[" in nodeid:
             return "islands"

@@ -1,6 +1,7 @@
 """Rung 11: on a mesh of devices, the run of one device."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 from lockstep.config.mesh import Mesh
@@ -25,15 +26,13 @@ def worlds(case: Case) -> Iterator[Finding]:
         for home, side in (case.sides, case.sides[::-1]):
             yield from on_mesh(alone, home, side, mesh)
     for side in sick:
-        healthy = side.mutant("")
-        yield from on_mesh(alone, healthy, side, mesh)
-        healthy.close()
+        with closing(side.mutant("")) as healthy:
+            yield from on_mesh(alone, healthy, side, mesh)
 
 
 def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]:
     """The curve, the evaluation, and under a loss scale GradScaler's automaton."""
-    world = World(side, mesh)
-    try:
+    with closing(World(side, mesh)) as world:
         ours, theirs = train_program(home, case), train_program(world, case)
         yield from compare_runs(case, ours, theirs, (ours,), world.name, dtype=case.rounding)
         yield empty("ranks that part", world.name, world.apart)
@@ -46,5 +45,3 @@ def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]
             yield check_bound(rule, world.name, abs(at_home - away), CURVE.bound)
         if case.config.precision.roles.loss_scaling:
             yield from loss_scale(replace(case, a=home, b=world))
-    finally:
-        world.close()
