@@ -1,12 +1,8 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
 from collections.abc import Callable
-<<<<<<< HEAD
 from dataclasses import replace
 from functools import partial
-from contextlib import suppress
-=======
->>>>>>> 1a6e2e3 (Start both trainers on a mesh: torchrun, or JAX's devices)
 from typing import Any
 
 import flax
