@@ -142,7 +142,12 @@ def written_out_adamw(
     )
 
 
+WORLD_REWRITES: dict[str, Plant] = {
+    "devices-reversed": wrap(jax, "make_mesh", lambda right, *args, devices: right(
+        *args, devices=devices[::-1])),
+}  # fmt: skip
 REWRITES: dict[str, Plant] = {
+    **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
     "linear-by-einsum": in_each_linear(linear_by_einsum),
     "linear-in-halves": in_each_linear(linear_in_halves),

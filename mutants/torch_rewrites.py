@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import OptimConfig
 from lockstep.config.policy import Dtypes
@@ -117,7 +118,7 @@ def count_backwards(right: Callable, self: Trainer, window: Tensor, micro_step: 
     return right(self, window, len(window) - 1 - micro_step)
 
 
-def clip_by_loop(parameters: list[nn.Parameter], clip: float) -> tuple[Tensor, Tensor]:
+def clip_by_loop(parameters: list[nn.Parameter], clip: float, mesh: None) -> tuple[Tensor, Tensor]:
     """The global norm by hypot, tensor after tensor."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norms = [g.norm() for g in grads]
@@ -159,7 +160,15 @@ def use_adamw(kind: type[torch.optim.AdamW], **kernel: bool) -> Plant:
     return wrap(step, "adamw", make)
 
 
+WORLD_REWRITES: dict[str, Plant] = {
+    "small-buckets": wrap(DistributedDataParallel, "__init__", lambda right, *args, **rest: right(
+        *args, bucket_cap_mb=0.01, **rest)),
+    # the average of averages so far: more exchanges, and the same gradient
+    "reduced-with-every-micro-batch": wrap(step, "accumulate", lambda right, model, last: right(
+        model, last=True)),
+}  # fmt: skip
 REWRITES: dict[str, Plant] = {
+    **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
     "linear-transposed": assign(model.Linear, "forward", transpose_linear),
     "embedding-by-index": assign(nn.Embedding, "forward", index_embedding),

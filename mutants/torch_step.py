@@ -39,7 +39,8 @@ def keep_gradients(right: Callable, self: Trainer, rate: float) -> None:
 
 # --- clipping
 
-no_clip = wrap(step, "clip_by_global_norm", lambda right, params, clip: right(params, math.inf))
+no_clip = wrap(step, "clip_by_global_norm", lambda right, params, clip, mesh: right(
+    params, math.inf, mesh))  # fmt: skip
 
 
 def clip_all(self: Trainer) -> None:

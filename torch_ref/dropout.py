@@ -17,7 +17,7 @@ class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
     def __init__(
-        self, rate: float, *, seed: int, step: int, micro_step: int, rank: int, strict: bool
+        self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool, rank: int = 0
     ) -> None:
         """rank: of the device, which has as many rows of the batch as the others."""
         self.rate, self.rank, self.strict = rate, rank, strict
@@ -30,7 +30,7 @@ class Dropout:
 
     @classmethod
     def off(cls) -> "Dropout":
-        return cls(0.0, seed=0, step=0, micro_step=0, rank=0, strict=True)
+        return cls(0.0, seed=0, step=0, micro_step=0, strict=True)
 
     def __call__(self, x: Tensor, layer: int, site: str) -> Tensor:
         if not self.rate:

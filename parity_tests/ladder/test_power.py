@@ -1,17 +1,18 @@
 """Every planted bug is caught in the rung that should catch it, and nothing else is a bug."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from lockstep.errors import UserError
 from lockstep.parity import catalogue, power
-from lockstep.parity.catalogue import BUGS, REWRITES, Bug
-from lockstep.parity.ladder import RUNGS
+from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
+from lockstep.parity.ladder import RUNGS, WORLDS, climb
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
-from lockstep.parity.verdict import check_bound
+from lockstep.parity.verdict import Verdict, check_bound
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 
 PLANTED: dict[str, Any] = {"jax": jax_bugs.BUGS, "torch": torch_bugs.BUGS}
@@ -27,6 +28,17 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     rung = RUNGS[bug.rung - 1]
     verdicts = power.examine(bug, others, device, [rung])
     assert verdicts == {str(rung.number): "different"}  # a crash would be no catch
+
+
+@pytest.mark.parametrize(
+    ("framework", "rewrite"),
+    [(framework, name) for framework, names in WORLD_REWRITES.items() for name in names],
+)
+def test_harmless_on_a_mesh(framework: str, rewrite: str, sides: tuple[Side, Side]) -> None:
+    others = {side.framework: side for side in sides}
+    with closing(others[framework].mutant(rewrite)) as changed:
+        case = power.against(changed, others, {"mesh": "data=2", "n_layer": 1}, "cpu")
+        assert climb(RUNGS[WORLDS - 1], case).verdict is Verdict.EQUAL
 
 
 def test_a_false_alarm_is_counted() -> None:
@@ -71,7 +83,7 @@ def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
 def test_the_twins_have_the_variants_that_are_listed(framework: str) -> None:
     listed = {bug.name for bug in BUGS if bug.framework == framework}
     assert set(PLANTED[framework]) == listed
-    assert tuple(REWRITTEN[framework]) == REWRITES[framework]
+    assert tuple(REWRITTEN[framework]) == (*WORLD_REWRITES[framework], *REWRITES[framework])
     assert not set(REWRITTEN[framework]) & listed
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
