@@ -53,7 +53,7 @@ def _sample(given: argparse.Namespace) -> int:
     fits = max(prompt) < config.model.vocab
     remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
     require(fits, "--prompt", repr(given.prompt), remedy)
-    config = config.replace(device=given.device)
+    config = config.replace(device=given.device, mesh="data=1")
     notices: list[str] = []
     state = trainer.restore(config, run, notices.append, step=given.step)
     for notice in notices:

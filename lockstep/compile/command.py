@@ -50,6 +50,7 @@ def _compile(given: argparse.Namespace) -> int:
         flags.pop(key) for key in ("framework", "device", "json", "hlo", "command")
     )
     target, config = targets.find(device), from_flags(flags, accelerator=True)
+    require(config.mesh.size == 1, "--mesh", config.mesh, "programs are compiled for one device")
     names = list(twin.MODULES) if name is None else [name]
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")

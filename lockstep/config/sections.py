@@ -268,6 +268,12 @@ class Config:
         compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
         remedy = "strict numerics draw dropout's masks with a generator that does not compile; "
         require(not compiled_masks, "--compile", True, f"{remedy}drop it or set --dropout 0")
+        for name, on in (
+            ("--compile", self.execution.compile),
+            ("--debug-nans", self.run.debug_nans),
+        ):
+            remedy = f"is for one device, not for --mesh {self.mesh}; drop one"
+            require(not on or self.mesh.size == 1, name, on, remedy)
         rows, row = self.global_batch_size, self.model.context + 1
         for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):
             remedy = f"with --{name} {count} and --context {row - 1} are over {MOST_TOKENS} tokens"
