@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, LAG
-from lockstep.parity.verdict import Finding, Verdict
+from lockstep.parity.verdict import Finding, Verdict, median_finding
 
 NUDGED = 5  # runs from nudged weights
 PERMUTED = 1  # runs on permuted rows
@@ -61,7 +61,8 @@ def compare_programs(
     once = started(PLAIN)
     if once.finding.verdict is not Verdict.DIFFERENT:
         return once
-    return replace(once, finding=median_finding([once, *map(started, runs[:RESTARTS])]))
+    starts = [once, *map(started, runs[:RESTARTS])]
+    return replace(once, finding=median_finding([start.finding for start in starts]))
 
 
 def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
@@ -70,13 +71,6 @@ def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
     gaps = [np.abs(train(perturbation).loss - plain) for perturbation in runs]
     assert len(gaps) > 1, "one run is no envelope: gaps vary many-fold between seeds"
     return np.maximum.accumulate(gaps, axis=1).max(axis=0)
-
-
-def median_finding(starts: Sequence[Comparison]) -> Finding:
-    findings = [start.finding for start in starts]
-    middle = sorted(findings, key=lambda finding: finding.figure)[len(findings) // 2]
-    figures = ", ".join(f"{finding.figure:.3g}" for finding in findings)
-    return replace(middle, detail=f"{middle.detail}; the median of three starts: {figures}")
 
 
 def compare_curves(

@@ -40,6 +40,14 @@ def locate(where: str, findings: list[Finding]) -> list[Finding]:
     return [replace(finding, where=f"{where}: {finding.where}") for finding in findings]
 
 
+def median_finding(starts: list[Finding]) -> Finding:
+    """Of one figure from three starts: a failed comparison is confirmed by the middle one."""
+    _, middle, _ = sorted(starts, key=lambda finding: finding.figure)
+    figures = ", ".join(f"{finding.figure:.3g}" for finding in starts)
+    several = f"the median of three starts: {figures}"
+    return replace(middle, detail=f"{middle.detail}; {several}" if middle.detail else several)
+
+
 def empty(rule: str, where: str, wrong: list[str]) -> Finding:
     """Equal if the list is empty."""
     return check_bound(rule, where, len(wrong), 0, ", ".join(wrong[:3]))

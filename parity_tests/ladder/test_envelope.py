@@ -13,13 +13,12 @@ from lockstep.parity.envelope import (
     Train,
     compare_curves,
     compare_programs,
-    median_finding,
     perturbations,
     spread,
 )
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
-from lockstep.parity.verdict import Verdict
+from lockstep.parity.verdict import Verdict, median_finding
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import start, toy, window
 
@@ -131,7 +130,8 @@ def test_one_run_is_no_envelope() -> None:
 def test_the_median_is_the_middle_figure() -> None:
     others = [BASE + gap for gap in (1e-2, 0, 2e-2)]
     starts = [compare_curves(BASE, other, ENVELOPE_OF_NOISE, CAP) for other in others]
-    assert median_finding(starts).figure == starts[0].finding.figure
+    middle = median_finding([start.finding for start in starts])
+    assert middle.figure == starts[0].finding.figure
 
 
 def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:

@@ -131,6 +131,23 @@ def test_another_order_of_sums_is_equal_and_a_wrong_factor_is_not(compute: str) 
     assert found.bound == NORM.bound and found.verdict is Verdict.DIFFERENT
 
 
+def test_what_is_called_different_must_be_so_from_other_weights() -> None:
+    """What rounds the other way in one program is a fluke of these weights; a bug is not."""
+    right = product("bfloat16")
+    near = STATE.params[WEIGHT]
+
+    def flips(state: TrainState) -> Arrays:
+        made, moved = right(state), np.abs(state.params[WEIGHT] - near).max()
+        return {name: x * np.float32(1.01 if moved < 1e-6 else 1) for name, x in made.items()}
+
+    found = decisive(compare_measures(right, flips, STATE, compute="bfloat16"))
+    assert found.verdict is Verdict.EQUAL
+    assert "the median of three starts" in found.detail
+    wrong = product("bfloat16", factor=1.01)
+    found = decisive(compare_measures(right, wrong, STATE, compute="bfloat16"))
+    assert found.verdict is Verdict.DIFFERENT
+
+
 def test_a_narrower_format_is_seen_by_every_wider_one() -> None:
     """bfloat16 inside a float32 program; TF32, with 3 more bits, is 1,000 times float32's ulp."""
     found = compare_measures(product("float32"), product("bfloat16"), STATE, compute="float32")
