@@ -22,6 +22,8 @@ def worlds(case: Case) -> Iterator[Finding]:
     """
     mesh, rows = case.config.mesh, case.config.global_batch_size
     alone = case.replace(mesh="data=1", batch_size=rows)
+    # A sum of parts, each rounded on its device, rounds elsewhere than one sum.
+    alone = replace(alone, pair=replace(case.pair, same_roundings=False))
     sick = [side for side in case.sides if side.variant]
     if not sick:
         for home, side in (case.sides, case.sides[::-1]):
@@ -39,8 +41,8 @@ def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]
         yield from compare_runs(case, ours, theirs, (ours,), world.name, dtype=case.rounding)
         yield empty("ranks that part", world.name, world.apart)
         if not case.exact:
-            pair = replace(case, a=home, b=world)
-            yield from locate(world.name, compare_update(pair, case.config, case.perturbed))
+            both = replace(case, a=home, b=world)
+            yield from locate(world.name, compare_update(both, case.config, case.perturbed))
         else:
             at_home, away = (
                 each.evaluate(case.config, case.perturbed, case.batches(3))
