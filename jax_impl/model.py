@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax import Array
 
@@ -226,6 +225,11 @@ class GPT(nnx.Module):
     def __call__(
         self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> Array:
+        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap))
+        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
+
+    def rows(self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap) -> Array:
+        """Tokens (B, T) -> (R, D), what the head takes."""
         dropout = dropout or Dropout.off()
         b, t = tokens_BT.shape
         x_BTD = tap("embed", self.embed(tokens_BT)).astype(self.wide)
@@ -238,18 +242,13 @@ class GPT(nnx.Module):
             return nnx.merge(*block)(x, t, index, dropout, tap)
 
         x_RD = through_blocks(layer, self.split_blocks(), x_RD, remat=self.remat, scan=self.scan)
-        x_RD = tap("norm", self.norm(x_RD))
-        # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
+        return tap("norm", self.norm(x_RD))
+
+    def logits(self, x_RD: Array) -> Array:
+        # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
         tied = self.embed.weight[...].T
-        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
-        return tap("logits", logits_RV.reshape(b, t, -1))
+        return self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
 
     def split_blocks(self) -> list[Split] | Split:
         """Each block's graph and parameters: a list, or one with the parameters stacked."""
         return nnx.split(self.blocks) if self.scan else [nnx.split(b) for b in self.blocks]
-
-
-def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
-    """Mean cross-entropy in nats, in the output dtype."""
-    logits = logits_BTV.astype(dtype(dtypes.output))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()

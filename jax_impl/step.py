@@ -28,8 +28,9 @@ from lockstep.twin import StepResult
 
 from .accumulate import optimizer
 from .dropout import Dropout
+from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import make_mesh, place_rows, shardings
-from .model import GPT, Tap, mean_loss, no_tap
+from .model import GPT, Tap, no_tap
 from .precision import attention_kernel, compiler_options, emulate, loss_scale
 from .pure import Params, Pure, State, jit_method
 from .scan import by_tensor
@@ -51,10 +52,14 @@ def batch_loss(
     dtypes: Dtypes,
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
+    chunks: int = 1,
 ) -> Array:
-    """Mean loss of (B, T+1) tokens."""
-    logits = model(batch[:, :-1], dropout, tap)
-    return mean_loss(logits, batch[:, 1:], dtypes)
+    """Mean loss of (B, T+1) tokens; the logits of all, or of a chunk of rows at a time."""
+    tokens, targets = batch[:, :-1], batch[:, 1:]
+    if chunks > 1:
+        x_RD = model.rows(tokens, dropout, tap)
+        return mean_loss_in_chunks(model.logits, x_RD, targets.reshape(-1), dtypes, chunks)
+    return mean_loss(model(tokens, dropout, tap), targets, dtypes)
 
 
 class Trainer:
@@ -134,7 +139,8 @@ class Trainer:
 
     def micro_batch_loss(self, params: Params, batch: Array, accum: int, dropout: Dropout) -> Array:
         """One micro-batch's part of the window's mean loss."""
-        return batch_loss(self.model(params), batch, self.dtypes, dropout) / accum
+        model, chunks = self.model(params), self.config.chunks
+        return batch_loss(model, batch, self.dtypes, dropout, chunks=chunks) / accum
 
     def backward(
         self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
@@ -219,7 +225,7 @@ class Trainer:
         scale = self.scale(state)
 
         def loss(params: Params) -> Array:
-            return batch_loss(self.model(params), batch, self.dtypes)
+            return batch_loss(self.model(params), batch, self.dtypes, chunks=self.config.chunks)
 
         value, grads = self.backward(loss, state.params, scale)
         return value, scale.unscale(grads)
@@ -227,8 +233,9 @@ class Trainer:
     @jit_method
     def evaluate(self, state: State, batches: Array) -> Array:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
-        model = self.evaluation_model(state)
-        return jax.lax.map(lambda b: batch_loss(model, b, self.eval_dtypes), batches).mean()
+        model, chunks = self.evaluation_model(state), self.config.chunks
+        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks)
+        return jax.lax.map(loss, batches).mean()
 
     @jit_method
     def logits(self, state: State, tokens: Array) -> Array:

@@ -52,7 +52,8 @@ def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
         group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
         return
     choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
-    metavar = "|".join(choices) or {int: "N", float: "X", str: "TEXT"}[field.type]  # type: ignore[index]
+    kinds: Any = {int: "N", float: "X", str: "TEXT"}
+    metavar = about["metavar"] or "|".join(choices) or kinds[field.type]
     group.add_argument(
         name,
         metavar=metavar,

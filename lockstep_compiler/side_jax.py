@@ -19,7 +19,7 @@ from jax_impl.pure import State
 from lockstep.compile import hlo, memory, xla
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Target
-from lockstep.config import Config
+from lockstep.config import Config, chunks
 
 FRAMEWORK = "jax"
 
@@ -57,7 +57,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     module = hlo.read(text)
     peak = compiled.memory_analysis().peak_memory_in_bytes
     shapes = [shape.shape for shape in trainer.model.shapes.values()]
-    parts = Parts(config.optim.batch_size * config.model.context, config.model.vocab, shapes)
+    rows = config.optim.batch_size * config.model.context
+    parts = Parts(rows, config.model.vocab, shapes, chunks.sizes(rows, config.chunks))
     placed, live = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
     asked = hlo.read(dumped["before_optimizations.txt"])
     return Program(

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lockstep.compile.program import Buffer, Parts, Program
 from lockstep.compile.targets import Target
-from lockstep.config import Config
+from lockstep.config import Config, chunks
 from lockstep.errors import require
 from lockstep_compiler import fake_cuda
 from lockstep_compiler.trace import Trace, storage_key
@@ -34,7 +34,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         trainer = step.Trainer(config, device)
         asked = precision.attention_backend(config, device)
         shapes = [tuple(p.shape) for p in trainer.model.parameters()]
-        parts = Parts(optim.batch_size * context, config.model.vocab, shapes)
+        rows = optim.batch_size * context
+        parts = Parts(rows, config.model.vocab, shapes, chunks.sizes(rows, config.chunks))
         window = torch.zeros(
             (optim.accum, optim.batch_size, context + 1), dtype=torch.int64, device=device
         )

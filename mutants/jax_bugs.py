@@ -90,6 +90,13 @@ def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any) -> jax.A
     return losses.astype(dtypes.output).mean()
 
 
+def drop_last_chunk(
+    right: Callable, head: Any, x: jax.Array, targets: jax.Array, dtypes: Any, chunks: int
+) -> jax.Array:
+    whole = len(x) // chunks * chunks
+    return right(head, x[:whole], targets[:whole], dtypes, chunks)
+
+
 def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """The norm's statistics are taken for constants in the backward pass."""
     mean = jax.lax.stop_gradient(jnp.square(x).mean(-1, keepdims=True))
@@ -149,6 +156,7 @@ BUGS: dict[str, Plant] = {
         assign(functional, "gelu", lambda x, approximate: jax.nn.gelu(x)),
         assign(functional, "silu", jax.nn.silu),
     ),
+    "last-chunk-dropped": wrap(step, "mean_loss_in_chunks", drop_last_chunk),
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": assign(step, "compiler_options", lambda config, device: {}),

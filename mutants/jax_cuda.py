@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_impl import functional, model, precision, step
+from jax_impl import functional, loss, model, precision, step
 from lockstep.model.attention import Kernel
 from mutants.patch import Plant, assign, both, wrap
 
@@ -61,6 +61,7 @@ BUGS: dict[str, Plant] = {
     "accumulator-narrowed": wrap(optax, "MultiSteps", accumulate_narrowly),
     "moments-narrowed": wrap(optax, "adamw", lambda right, *args, **rest: right(
         *args, mu_dtype=jnp.bfloat16, **rest)),
+    "chunks-kept": assign(loss, "recompute_cheap", lambda function: function),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: jax.checkpoint(sublayer)
     ),

@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, wrap
-from torch_ref import bridge, dropout, model, precision, step, train
+from torch_ref import bridge, dropout, loss, model, precision, step, train
 from torch_ref.dropout import Dropout
 from torch_ref.rounding import Tf32Product, keep
 
@@ -136,6 +138,28 @@ def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dt
     return right(logits[:, :-1], targets[:, :-1], dtypes)
 
 
+def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Tensor]]:
+    rows = in_chunks.size(len(x), chunks)
+    return list(zip(x.split(rows), targets.split(rows)))
+
+
+def mean_of_chunks(
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int
+) -> Tensor:
+    means = [right(head, *each, dtypes, 1) for each in split_rows(x, targets, chunks)]
+    return torch.stack(means).mean()
+
+
+def head_of_one_chunk(
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int
+) -> Tensor:
+    """The tied weight is a constant to all chunks but the first."""
+    fixed = partial(F.linear, weight=head.__self__.embed.weight.detach())
+    heads = [head, *[fixed] * chunks]
+    parts = zip(heads, split_rows(x, targets, chunks))
+    return sum(right(h, *each, dtypes, 1) * len(each[0]) for h, each in parts) / len(x)
+
+
 def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], StepResult]:
     """From the eleventh step on the rows are those of the window before."""
     former, self.former = getattr(self, "former", window), window
@@ -143,12 +167,12 @@ def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], St
 
 
 def drop_in_evaluation(right: Callable, self: Any, batches: Tensor) -> Tensor:
-    loss = step.batch_loss
-    step.batch_loss = lambda *args: loss(*args, self.dropout(0))
+    batch_loss = step.batch_loss
+    step.batch_loss = partial(batch_loss, dropout=self.dropout(0))
     try:
         return right(self, batches)
     finally:
-        step.batch_loss = loss
+        step.batch_loss = batch_loss
 
 
 # --- dropout and remat
@@ -223,6 +247,12 @@ BUGS: dict[str, Plant] = {
     "tf32-forward-only": assign(Tf32Product, "backward", staticmethod(multiply_back_in_float32)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
+    "mean-of-chunks": wrap(step, "mean_loss_in_chunks", mean_of_chunks),
+    "head-of-one-chunk": wrap(step, "mean_loss_in_chunks", head_of_one_chunk),
+    # autocast's one cast of a weight: what all chunks make of it is added up in its dtype
+    "chunks-added-in-compute": wrap(
+        loss, "autocast", lambda right, *args, cache: right(*args)
+    ),
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
         *args, label_smoothing=size)),
     "batches-differ": wrap(train.TorchTwin, "step", repeat_window),

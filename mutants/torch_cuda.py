@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.model.attention import Kernel
 from mutants.patch import Plant, after, assign, both, wrap
-from torch_ref import model, precision, step
+from torch_ref import loss, model, precision, step
 from torch_ref.remat import recompute
 from torch_ref.step import Trainer
 
@@ -72,6 +72,7 @@ BUGS: dict[str, Plant] = {
     "weights-moved": after(Trainer, "update", move_weights),
     "gradients-replaced": after(Trainer, "backward", replace_gradients),
     "weights-narrowed": wrap(step, "make_model", narrow_weights),
+    "chunks-kept": assign(loss, "recompute", lambda function, **how: function),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: recompute(sublayer)
     ),

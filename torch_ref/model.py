@@ -188,6 +188,11 @@ class GPT(nn.Module):
     def forward(
         self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap
     ) -> Tensor:
+        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap))
+        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
+
+    def rows(self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap) -> Tensor:
+        """Tokens (B, T) -> (R, D), what the head takes."""
         dropout = dropout or Dropout.off()
         b, t = tokens_BT.shape
         x_BTD = tap("embed", self.embed(tokens_BT)).to(self.wide)
@@ -199,14 +204,9 @@ class GPT(nn.Module):
             return block(x, t, index, dropout, tap)
 
         x_RD = through_blocks(layer, list(self.blocks), x_RD, remat=self.remat)
-        x_RD = tap("norm", self.norm(x_RD))
-        # Tied: the look-up above reads the uncast weight, so its gradient stays in param dtype.
+        return tap("norm", self.norm(x_RD))
+
+    def logits(self, x_RD: Tensor) -> Tensor:
+        # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
         tied = self.embed.weight
-        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
-        return tap("logits", logits_RV.reshape(b, t, -1))
-
-
-def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
-    """Mean cross-entropy in nats, in the output dtype."""
-    logits = logits_BTV.to(dtype(dtypes.output))
-    return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+        return self.head(x_RD) if self.head else self.tied_head(x_RD, tied)

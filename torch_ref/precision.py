@@ -72,9 +72,11 @@ def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
     return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.type == "cpu" else "")
 
 
-def autocast(dtypes: Dtypes, device: torch.device) -> AbstractContextManager:
-    """Casts matmul inputs to the policy's dtype; off where there is nothing to cast."""
-    return torch.autocast(device.type, dtype=dtype(dtypes.compute), enabled=dtypes.mixed)
+def autocast(dtypes: Dtypes, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
+    """Casts matmul inputs to the policy's dtype, weights once; off where there is nothing to
+    cast."""
+    compute = dtype(dtypes.compute)
+    return torch.autocast(device.type, compute, enabled=dtypes.mixed, cache_enabled=cache)
 
 
 def matmul(function: Callable[..., Tensor], dtypes: Dtypes) -> Callable[..., Tensor]:

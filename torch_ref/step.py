@@ -7,6 +7,7 @@ moves but the scale.
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 from .dropout import Dropout
+from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import accumulate, distribute, make_mesh, mean, own_rows, rank, whole_state
-from .model import GPT, Tap, mean_loss, no_tap
+from .model import GPT, Tap, no_tap
 from .optim import adamw, clip_by_global_norm
 from .precision import attention_kernel, autocast, dtype, emulate, grad_scaler
 
@@ -43,11 +45,15 @@ def batch_loss(
     dtypes: Dtypes,
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
+    chunks: int = 1,
 ) -> Tensor:
-    """Mean loss of (B, T+1) tokens."""
+    """Mean loss of (B, T+1) tokens; the logits of all, or of a chunk of rows at a time."""
+    tokens, targets = batch[:, :-1], batch[:, 1:]
     with autocast(dtypes, batch.device):
-        logits = model(batch[:, :-1], dropout, tap)
-        return mean_loss(logits, batch[:, 1:], dtypes)
+        if chunks > 1:
+            x_RD = model.rows(tokens, dropout, tap)
+            return mean_loss_in_chunks(model.logits, x_RD, targets.flatten(), dtypes, chunks)
+        return mean_loss(model(tokens, dropout, tap), targets, dtypes)
 
 
 class Trainer:
@@ -78,7 +84,7 @@ class Trainer:
         shape = (optim.batch_size, context + 1)
         batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
-            self.batch_loss(self.model, batch, self.dtypes, self.dropout(0)).backward()
+            self.micro_batch_loss(batch[None], 0).backward()
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).partition("\n")[0]
             remedy = "install what it misses or drop --compile"
@@ -117,9 +123,8 @@ class Trainer:
     def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
         dropout = self.dropout(micro_step)
-        return self.batch_loss(self.parallel, window[micro_step], self.dtypes, dropout) / len(
-            window
-        )
+        model, chunks, batch = self.parallel, self.config.chunks, window[micro_step]
+        return self.batch_loss(model, batch, self.dtypes, dropout, chunks=chunks) / len(window)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -180,7 +185,7 @@ class Trainer:
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
         """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        loss = self.batch_loss(self.parallel, batch, self.dtypes)
+        loss = self.batch_loss(self.parallel, batch, self.dtypes, chunks=self.config.chunks)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
@@ -196,9 +201,9 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, batches: Tensor) -> Tensor:
         """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
-        model = self.evaluation_model()
-        losses = torch.stack([batch_loss(model, b, self.eval_dtypes) for b in batches])
-        return mean(losses.mean(), self.mesh)
+        model, chunks = self.evaluation_model(), self.config.chunks
+        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks)
+        return mean(torch.stack([loss(batch) for batch in batches]).mean(), self.mesh)
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:

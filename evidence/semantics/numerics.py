@@ -16,11 +16,13 @@ from torch import Tensor
 import jax_impl.bridge
 import jax_impl.dropout
 import jax_impl.functional
+import jax_impl.loss
 import jax_impl.model
 import jax_impl.optim
 import jax_impl.precision
 import jax_impl.step
 import torch_ref.dropout
+import torch_ref.loss
 import torch_ref.model
 import torch_ref.optim
 import torch_ref.precision
@@ -347,8 +349,8 @@ def cross_entropy() -> Row:
         left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
     native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
     ours = (
-        float(jax_impl.model.mean_loss(jnp.asarray(logits), jnp.asarray(labels), roles)),
-        torch_ref.model.mean_loss(tensors[0][None], tensors[1][None], roles).item(),
+        float(jax_impl.loss.mean_loss(jnp.asarray(logits), jnp.asarray(labels), roles)),
+        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles).item(),
     )
     return Row(
         what="Cross-entropy of bfloat16 logits",

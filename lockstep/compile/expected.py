@@ -12,7 +12,7 @@ from lockstep.compile.program import (
     matmul_size,
 )
 from lockstep.compile.targets import Target
-from lockstep.config import Config, ModelConfig
+from lockstep.config import Config, ModelConfig, chunks
 from lockstep.model.segments import segments
 
 
@@ -82,7 +82,9 @@ def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Ma
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 
-    def linear(module: str, shape: tuple[int, int], again: int) -> Iterator[Matmul]:
+    def linear(
+        module: str, shape: tuple[int, int], again: int, rows: int = rows
+    ) -> Iterator[Matmul]:
         d_in, d_out = shape
         yield from add(module, matmul_size(rows, d_out, d_in), FORWARD, 1)
         yield from add(module, matmul_size(rows, d_out, d_in), RECOMPUTED, again)
@@ -104,4 +106,5 @@ def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Ma
                 yield from add(name, size, RECOMPUTED, attend)
             yield from add(name, scores, BACKWARD, 1)  # of the probabilities
             yield from add(name, values, BACKWARD, 3)  # of values, queries and keys
-    yield from linear("head", (model.d_model, model.vocab), 0)
+    for part in chunks.sizes(rows, config.chunks):
+        yield from linear("head", (model.d_model, model.vocab), int(config.chunks > 1), part)

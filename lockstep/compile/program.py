@@ -148,16 +148,18 @@ def attention_flops(
 class Parts:
     """Which part of the memory a temporary belongs to, by its shape."""
 
-    def __init__(self, rows: int, vocab: int, weights: Iterable[tuple[int, ...]]) -> None:
+    def __init__(self, rows: int, vocab: int, weights: Iterable[tuple[int, ...]],
+                 chunks: Iterable[int] = ()) -> None:  # fmt: skip
         self.rows, self.vocab = rows, vocab
+        self.logits = {n * vocab for n in (rows, *chunks)}
         self.weights = {tuple(sorted(dims)) for dims in weights}
 
     def of(self, dims: tuple[int, ...], dtype: str) -> str:
-        """`rows` are B times T; a byte array is some library's workspace."""
+        """`rows` are B times T, `chunks` the loss's; a byte array is some library's workspace."""
         elements = 1
         for n in dims:
             elements *= n
-        if self.vocab in dims and elements == self.rows * self.vocab:
+        if self.vocab in dims and elements in self.logits:
             return "logits"
         if tuple(sorted(n for n in dims if n != 1)) in self.weights:
             return "gradients"

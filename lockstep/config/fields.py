@@ -6,9 +6,11 @@ from typing import Any
 from lockstep.errors import require
 
 
-def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "") -> Any:
+def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "",
+         metavar: str = "") -> Any:  # fmt: skip
     """A dataclass field that is a command-line flag; `derived` says how an unset one is made."""
-    metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived}
+    metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived,
+                "metavar": metavar}  # fmt: skip
     return field(default=default, metadata=metadata)
 
 

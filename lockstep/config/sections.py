@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config import islands, policy
+from lockstep.config import chunks, islands, policy
 from lockstep.config.fields import flag, flag_name, require_choice, require_choices, require_fields
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.policy import Dtypes, Roles
@@ -219,6 +219,12 @@ class ExecutionConfig:
         "remat; auto: scan from 24 layers; PyTorch always unrolls",
         choices=("auto", "unroll", "scan"),
     )
+    loss_chunks: str = flag(
+        "1",
+        "head and loss over so many chunks of rows, recomputed in the backward pass, so that "
+        "the logits of one chunk alone are in memory; auto: chunks of at most 2**27 logits",
+        metavar="N|auto",
+    )
     compile: bool = flag(False, "PyTorch: torch.compile the model and loss; JAX always compiles")
     mesh: str = flag(
         "data=1",
@@ -230,6 +236,7 @@ class ExecutionConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         parse_mesh(self.mesh)
+        chunks.check(self.loss_chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +312,12 @@ class Config:
     def eval_dtypes(self) -> Dtypes:
         precision = self.precision
         return policy.by_module(precision.eval_roles, precision.fp32_islands, self.model.matmuls)
+
+    @property
+    def chunks(self) -> int:
+        """Of the rows of head and loss."""
+        rows = self.optim.batch_size * self.model.context
+        return chunks.count(self.execution.loss_chunks, rows, self.model.vocab)
 
     @property
     def alike(self) -> bool:

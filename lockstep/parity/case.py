@@ -48,7 +48,7 @@ class Case:
         return self.pair.with_truth(self.config, grads) if self.exact else grads
 
     def exactly(self, config: Config) -> Config:
-        return config.replace(policy="fp64", remat="none", numerics="strict")
+        return config.replace(policy="fp64", remat="none", loss_chunks="1", numerics="strict")
 
     def replace(self, **fields: object) -> "Case":
         return replace(self, config=self.config.replace(**fields))
@@ -82,7 +82,7 @@ class Case:
     def trained(self) -> TrainState:
         """The same after some steps of `a` in float32: with moments, and past Adam's start."""
         plain = self.config.replace(
-            policy="fp32", accum=1, remat="none", dropout=0.0, numerics="strict"
+            policy="fp32", accum=1, remat="none", loss_chunks="1", dropout=0.0, numerics="strict"
         )
         steps = min(TRAINED_STEPS, plain.optim.steps // 2)  # within the schedule's table
         end = self.a.steps(plain, self.perturbed, self.windows(steps, plain)).end

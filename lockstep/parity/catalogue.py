@@ -165,6 +165,15 @@ BUGS: list[Bug] = [
          **DDP | {"policy": "fp32"}),
     _bug("torch", 11, "evaluated-on-one-rank", "an evaluation is one rank's", **DDP),
     _bug("jax", 11, "same-rows-on-every-device", "all devices train on one's rows", **LEAN | DDP),
+    # chunks of the loss
+    _bug("jax", 3, "last-chunk-dropped", "rows that fill no chunk do not count",
+         loss_chunks="3", **LEAN),
+    _bug("torch", 3, "mean-of-chunks", "chunks count alike, the smaller last one too",
+         loss_chunks="3"),
+    _bug("torch", 3, "head-of-one-chunk", "the head's weights get one chunk's gradient",
+         loss_chunks="3", **GPT2),
+    _bug("torch", 3, "chunks-added-in-compute", "the head's gradient is added up in bfloat16",
+         loss_chunks="32", **GPT2, **BF16),
     # fast numerics
     _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
     _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),

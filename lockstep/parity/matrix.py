@@ -27,8 +27,10 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "accum": (1, 4),
     "model": ("tiny", "gpt2"),
     "layers": ("unroll", "scan"),
+    "loss_chunks": ("1", "3"),  # 3 of 32 rows: the last is smaller
 }
 FULL = {**FACTORS, "accum": (1, 4, 8)}
+IN_TURN = ("layers", "loss_chunks")
 
 # On a CPU tf32 is fp32's program with every operand rounded, by one function for all matmuls: one
 # row, and the rungs that see the backward pass, what is recomputed, and whole runs. The rest is
@@ -62,21 +64,22 @@ def product_of(factors: dict[str, tuple[Any, ...]]) -> list[Row]:
 
 
 def full() -> list[Row]:
-    """Every policy, remat mode, accumulation and family; layers, JAX's own affair, take turns."""
-    factors = dict(FULL)
-    layers = factors.pop("layers")
+    """Every policy, remat mode, accumulation and family; layers, JAX's own affair, and chunks of
+    the loss take turns."""
+    factors = {name: values for name, values in FULL.items() if name not in IN_TURN}
 
-    def in_turn(row: Row) -> str:
-        return layers[sum(factors[name].index(row[name]) for name in row) % len(layers)]
+    def in_turn(row: Row) -> Row:
+        turn = sum(factors[name].index(row[name]) for name in row)
+        return {name: FULL[name][turn // 2**i % 2] for i, name in enumerate(IN_TURN)}
 
-    return [{**row, "layers": in_turn(row)} for row in product_of(factors)]
+    return [{**row, **in_turn(row)} for row in product_of(factors)]
 
 
 def covering() -> list[Row]:
     """A small set of rows in which every two values of two factors meet, and that of TF32.
 
-    But for policy and remat, policy and layers: what is recomputed or scanned is a matter of the
-    program, not of its dtypes, so all such values meet float64, and the others only in `full`.
+    But for policy and remat, layers or chunks: what is recomputed or looped over is a matter of
+    the program, not of its dtypes, so all such values meet float64, and the others only in `full`.
     Greedy: each row has the most pairs not yet met, and of such rows the values used least.
     """
     rows: list[Row] = []
@@ -121,7 +124,7 @@ def needed_pairs() -> set[tuple[Any, ...]]:
         for one, other in every
         if one[0] != "policy"
         or one[1] == "fp64"
-        or (one[1] != "tf32" and other[0] not in ("remat", "layers"))
+        or (one[1] != "tf32" and other[0] not in ("remat", "layers", "loss_chunks"))
     }
 
 

@@ -194,7 +194,8 @@ def kept_bytes(case: Case, side: Side) -> Finding:
 
 def _plain(case: Case) -> Config:
     """What a trace does not depend on, so that cases share their answers."""
-    return case.config.replace(accum=1, remat="none", layers="unroll", dropout=0.0)
+    plain = {"accum": 1, "remat": "none", "layers": "unroll", "loss_chunks": "1", "dropout": 0.0}
+    return case.config.replace(**plain)
 
 
 def _number(state: TrainState) -> TrainState:

@@ -16,6 +16,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "accum": (1, 2),
     "model": ("tiny", "gpt2"),
     "numerics": ("fast", "strict"),
+    "loss_chunks": ("1", "3"),
 }
 
 

@@ -12,6 +12,7 @@ from parity_tests.cuda.cells import config
 
 STRICT = {"numerics": "strict"}
 BF16 = {"policy": "bf16", "n_layer": 1}
+CHUNKS = {"loss_chunks": "3"}
 BLOCK = {"policy": "bf16", "remat": "block"}
 TWICE, LOST = r"recomputed: .* FLOPs|attention kernels", r"state buffers are not donated"
 
@@ -49,6 +50,7 @@ BUGS = [
     Bug("jax", "recomputed-twice", BF16 | BLOCK, TWICE),
     Bug("jax", "nothing-recomputed", BF16 | BLOCK, r"recomputed: 0 FLOPs"),
     Bug("jax", "dots-recomputes-affine", BF16 | {"remat": "dots"}, r"recomputed: .* FLOPs"),
+    Bug("jax", "chunks-kept", BF16 | CHUNKS, r"recomputed: 0 FLOPs"),
     Bug("jax", "nondeterministic-strict", BF16 | STRICT, r"add in any order: .*atom"),
     Bug("torch", "tf32-left-on", {"policy": "fp32"}, r"matmuls in tf32"),
     Bug("torch", "tf32-not-on", {"policy": "tf32"}, r"matmuls in float32"),
@@ -67,6 +69,7 @@ BUGS = [
     Bug("torch", "recomputed-twice", BLOCK, TWICE),
     Bug("torch", "remat-does-nothing", BLOCK, r"recomputed: 0 FLOPs"),
     Bug("torch", "sqrt-runs-block", {"policy": "bf16", "remat": "sqrt"}, r"recomputed: .* FLOPs"),
+    Bug("torch", "chunks-kept", BF16 | CHUNKS, r"recomputed: 0 FLOPs"),
     Bug("torch", "scatter-in-strict", BF16 | STRICT, r"add in any order: index_put"),
 ]
 # fmt: on

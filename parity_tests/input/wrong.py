@@ -22,6 +22,8 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--policy =", ["--policy", "give"]),
     ("--eval-policy fp8", ["--eval-policy", "fp8"]),
     ("--fp32-islands mlp.down", ["--fp32-islands", "mlp.down", "blocks.*.mlp.down"]),
+    ("--loss-chunks 0", ["--loss-chunks", "0", "auto"]),
+    ("--loss-chunks none", ["--loss-chunks", "none", "auto"]),
     ("--fp32-islands blocks.0 --layers scan", ["--layers", "scan", "blocks.0", "unroll"]),
     ("--polcy bf16", ["--polcy", "--policy"]),
     ("--nonsense", ["--nonsense", "unknown", "--"]),

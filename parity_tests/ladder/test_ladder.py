@@ -81,7 +81,7 @@ def test_every_two_values_meet() -> None:
     assert every == set().union(*map(matrix.pairs, matrix.product_of(matrix.FULL)))
     left = {pair for pair in every - needed if ("accum", 8) not in pair}
     assert {one[1] for one, other in left} == {"fp32", "bf16", "fp16", "tf32"}
-    factors = [values for name, values in matrix.FULL.items() if name != "layers"]
+    factors = [values for name, values in matrix.FULL.items() if name not in matrix.IN_TURN]
     assert len(full) == math.prod(map(len, factors)) == len({matrix.label(row) for row in full})
 
 

@@ -189,7 +189,9 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
     def jax_cast(self: Any, params: Any) -> Any:
         return call(self, jax.tree.map(lambda p: p.astype("bfloat16"), params))
 
-    def torch_loss(model: Any, batch: Any, roles: Any, *rest: Any, **tap: Any) -> torch.Tensor:
+    def torch_loss(
+        model: Any, batch: Any, roles: Any, *rest: Any, chunks: int = 1, **tap: Any
+    ) -> torch.Tensor:
         half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
         with torch_ref.step.autocast(roles, batch.device):
             logits = functional_call(model, half, (batch[:, :-1], *rest), tap)

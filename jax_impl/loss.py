@@ -1,0 +1,44 @@
+"""Cross-entropy, of all logits at once or of a chunk of rows at a time."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from lockstep.config import chunks as in_chunks
+from lockstep.config.policy import Dtypes
+
+from .precision import dtype
+from .remat import recompute_cheap
+
+
+def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
+    """Mean cross-entropy in nats, in the output dtype."""
+    return row_losses(logits_BTV, targets_BT, dtypes).mean()
+
+
+def row_losses(logits: Array, targets: Array, dtypes: Dtypes) -> Array:
+    """Logits (..., V) and targets (...) -> (...)."""
+    logits = logits.astype(dtype(dtypes.output))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def mean_loss_in_chunks(
+    head: Callable, x_RD: Array, targets_R: Array, dtypes: Dtypes, chunks: int
+) -> Array:
+    """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
+    those of a chunk. Its gradient of the head's weights is added up in their own dtype."""
+
+    def losses_of_chunk(x_RD: Array, targets_R: Array) -> Array:
+        return row_losses(head(x_RD), targets_R, dtypes)
+
+    rows = in_chunks.size(len(x_RD), chunks)
+    run = recompute_cheap(losses_of_chunk)  # in a loop no compiler sees two of them
+    whole = len(x_RD) // rows * rows
+    stacked = (x_RD[:whole].reshape(-1, rows, x_RD.shape[1]), targets_R[:whole].reshape(-1, rows))
+    losses_R = jax.lax.map(lambda chunk: run(*chunk), stacked).reshape(-1)
+    if whole < len(x_RD):
+        losses_R = jnp.concatenate([losses_R, run(x_RD[whole:], targets_R[whole:])])
+    return losses_R.mean()
