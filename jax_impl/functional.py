@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from .remat import AFFINE, recompute_cheap
+from .remat import AFFINE, recompute, recompute_cheap
 from .rounding import Narrow, keep
 
 
@@ -69,7 +69,7 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
     def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
-    return jax.checkpoint(kernel)(x)
+    return recompute(kernel)(x)
 
 
 def scaled_dot_product_attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:

@@ -11,7 +11,7 @@ from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
 
 from .precision import dtype
-from .remat import recompute_cheap
+from .remat import recompute
 
 
 def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
@@ -35,7 +35,7 @@ def mean_loss_in_chunks(
         return row_losses(head(x_RD), targets_R, dtypes)
 
     rows = in_chunks.size(len(x_RD), chunks)
-    run = recompute_cheap(losses_of_chunk)  # in a loop no compiler sees two of them
+    run = recompute(losses_of_chunk)
     whole = len(x_RD) // rows * rows
     stacked = (x_RD[:whole].reshape(-1, rows, x_RD.shape[1]), targets_R[:whole].reshape(-1, rows))
     losses_R = jax.lax.map(lambda chunk: run(*chunk), stacked).reshape(-1)

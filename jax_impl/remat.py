@@ -22,20 +22,22 @@ save_dots = jax.checkpoint_policies.save_from_both_policies(
 # What a fused torch kernel would not keep either: recomputing it costs no matmul, and XLA is free
 # to keep it all the same.
 recompute_cheap = partial(jax.checkpoint, prevent_cse=False)
+# What must not be kept: a barrier stands between the two, lest XLA take them for one.
+recompute = jax.checkpoint
 
 
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
-    return jax.checkpoint(sublayer) if remat == "sublayer" else sublayer
+    return recompute(sublayer) if remat == "sublayer" else sublayer
 
 
 def through_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str, scan: bool) -> Array:
     """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
     # Blocks are L trees of parameters, or, for `scan`, one tree with a leading axis L.
-    recompute = partial(jax.checkpoint, prevent_cse=not scan)
+    again = partial(recompute, prevent_cse=not scan)
     run = {
-        "block": recompute(layer),
-        "sqrt": recompute(layer),
-        "dots": recompute(layer, policy=save_dots),
+        "block": again(layer),
+        "sqrt": again(layer),
+        "dots": again(layer, policy=save_dots),
     }.get(remat, layer)
 
     def span(blocks: Any, start: Any, x: Array) -> Array:
@@ -47,7 +49,7 @@ def through_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str, scan: boo
 
     if remat != "sqrt":
         return span(blocks, 0, x)
-    segment = recompute(span)
+    segment = again(span)
     if scan:
         return scan_segments(segment, blocks, x)
     for layers in segments(len(blocks)):

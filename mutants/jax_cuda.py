@@ -61,7 +61,7 @@ BUGS: dict[str, Plant] = {
     "accumulator-narrowed": wrap(optax, "MultiSteps", accumulate_narrowly),
     "moments-narrowed": wrap(optax, "adamw", lambda right, *args, **rest: right(
         *args, mu_dtype=jnp.bfloat16, **rest)),
-    "chunks-kept": assign(loss, "recompute_cheap", lambda function: function),
+    "chunks-kept": assign(loss, "recompute", lambda function: function),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: jax.checkpoint(sublayer)
     ),
