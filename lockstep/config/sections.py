@@ -278,6 +278,7 @@ class Config:
         for name, on in (
             ("--compile", self.execution.compile),
             ("--debug-nans", self.run.debug_nans),
+            ("--loss-chunks", self.execution.loss_chunks.lstrip("1")),
         ):
             remedy = f"is for one device, not for --mesh {self.mesh}; drop one"
             require(not on or self.mesh.size == 1, name, on, remedy)

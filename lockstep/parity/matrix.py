@@ -113,7 +113,7 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp16", "block", 4, "gpt2", "scan", "data=2,fsdp=2"),
         ("bf16", "sqrt", 4, "gpt2", "scan", "data=4"),
     ]
-    names = (*FACTORS, "mesh")
+    names = ("policy", "remat", "accum", "model", "layers", "mesh")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
 
 
