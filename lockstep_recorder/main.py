@@ -91,10 +91,12 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))
     if ask == "record":
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec)
+    batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
     if ask == "accumulate":
-        steps = [(spec, wire.group(arrays, f"batch/{s}")) for s in range(header["steps"])]
-        losses, sums = recording.accumulate(side, weights, steps)
+        losses, sums = recording.accumulate(side, weights, batches)
         return {"losses": losses}, sums
+    if ask == "noise":
+        return {"noise": recording.noise(side, weights, batches)}, {}
     if ask == "begin":
         missing = side.lacks_optimizer()
         if not missing:
@@ -103,8 +105,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "update":
         return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
     assert ask == "train", ask
-    steps = [(spec, wire.group(arrays, f"batch/{s}")) for s in range(header["steps"])]
-    return {"losses": side.train(weights, steps)}, {}
+    return {"losses": side.train(weights, batches)}, {}
 
 
 def serve(name: str, seed: int, device: str, own: bool) -> int:

@@ -65,7 +65,7 @@ def record(
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
     arrays.update(sums)
     if side.precision != "float64":
-        about["noise"] = noise(side, weights, batches[:BATCHES], seen | sums, about["accumulated"])
+        about["noise"] = noise(side, weights, batches[:BATCHES])
     _steps(side, weights, batches, about, arrays, curve, given)
     return about, arrays
 
@@ -158,21 +158,21 @@ def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
     }
 
 
-def noise(
-    side: Any, weights: Arrays, batches: list[Batch], plain: Arrays, losses: list[float]
-) -> dict[str, float]:
+def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
-    found = {"loss": 0.0}
+
+    def values(weights: Arrays) -> Arrays:
+        losses, sums = accumulate(side, weights, batches)
+        return side.run(weights, *batches[0])[1] | sums | {"loss": np.array(losses)}
+
+    plain, found = values(weights), dict[str, float]()
     for seed in range(NUDGES):
-        nudged = nudge(weights, seed, side.narrowest)
-        _, seen = side.run(nudged, *batches[0])
-        others, sums = accumulate(side, nudged, batches)
-        gaps = [abs(a - b) / (abs(b) or 1) for a, b in zip(others, losses)]
-        found["loss"] = max(found["loss"], *gaps)
-        for name, x in (seen | sums).items():
-            size = max(np.linalg.norm(x), np.linalg.norm(plain[name])) or 1.0
-            gap = float(np.linalg.norm(x - plain[name]) / size)
-            found[name] = max(found.get(name, 0.0), gap)
+        for name, x in values(nudge(weights, seed, side.narrowest)).items():
+            a, b = x.ravel(), plain[name].ravel()
+            for order in (2, np.inf) if a.size else ():
+                size = max(np.linalg.norm(a, order), np.linalg.norm(b, order)) or 1.0
+                gap = float(np.linalg.norm(a - b, order) / size)
+                found[name] = max(found.get(name, 0.0), gap)
     return found
 
 

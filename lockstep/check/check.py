@@ -1,5 +1,6 @@
 """One check: the reference's trace, the port's program, all rungs, the roots."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,11 @@ from lockstep.check.port import Port, Run, aliases_of, tensors_of
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Rung
 from lockstep.check.trace import Trace
-from lockstep.model.params import Arrays
-from lockstep_recorder.recording import STATISTICS, nudge
+from lockstep.parity.compare import norm_gap
+from lockstep_recorder.recording import STATISTICS
 
 Say = Callable[[str], None]
 ROUNDED = 1e-6  # relative: some ulps of float32
-NOISY = 3  # runs from which the port's noise is measured, below float64
 
 
 @dataclass
@@ -57,7 +57,7 @@ def run(
                 rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     roots, echoes = locate.find_roots(climbed, calls, partnerless)
-    roots = _unmatched(found) + roots
+    roots = _unmatched(found, climbed[1]) + roots
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
@@ -82,8 +82,8 @@ def _runs(
     for suffix, word, ran in (("", "", trial.free), ("i", ", isolated", trial.isolated)):
         if ran is None:
             why = "a trace cannot be fed the reference's values; check the program itself"
-            climbed += [Rung("2i", "activations, isolated", lacks=why),
-                        Rung("3i", "gradients, isolated", lacks=why)]  # fmt: skip
+            climbed += [Rung(number="2i", name="activations, isolated", lacks=why),
+                        Rung(number="3i", name="gradients, isolated", lacks=why)]  # fmt: skip
             continue
         climbed += [
             rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
@@ -118,7 +118,7 @@ def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> Non
         if name in parameters[0] or STATISTICS.search(name) or entry.given:
             continue
         ours = entry.to_reference(entry.port.take(port.initial))
-        if not rungs.gap(ours, entry.reference.take(reference.weights)) <= ROUNDED:
+        if not norm_gap(ours, entry.reference.take(reference.weights)) <= ROUNDED:
             found.entries.remove(entry)
             found.notes.append(f"the buffers {entry.port} and {entry.reference} have other values: "
                                "each side keeps its own; --map pairs them")  # fmt: skip
@@ -127,20 +127,7 @@ def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> Non
 def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
     if rungs.precision_of(port, reference) == "float64" or not port.isolates:
         return Bounds(reference, port.facts.get("noise"))
-    return Bounds(reference, noise_of(port, trial.weights, trial.free))
-
-
-def noise_of(port: Port, weights: Arrays, plain: Run) -> dict[str, float]:
-    """How far the port parts from itself, its weights moved by one ulp of its narrowest format."""
-    noise = {"loss": 0.0}
-    for seed in range(NOISY):
-        ran = port.run(nudge(weights, seed, port.facts["narrowest"]))
-        noise["loss"] = max(noise["loss"], abs(ran.loss - plain.loss) / (abs(plain.loss) or 1))
-        arrays = ran.calls.arrays | {f"grad/{n}": g for n, g in ran.grads.items()}
-        plains = plain.calls.arrays | {f"grad/{n}": g for n, g in plain.grads.items()}
-        for name, x in arrays.items():
-            noise[name] = max(noise.get(name, 0.0), rungs.gap(x, plains[name]))
-    return noise
+    return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"])))
 
 
 def states(entries: list[Entry], ran: Run, reference: Trace) -> list[rungs.Pieces]:
@@ -149,17 +136,19 @@ def states(entries: list[Entry], ran: Run, reference: Trace) -> list[rungs.Piece
 
 
 def _mapping_rung(found: mapping.Mapping) -> Rung:
-    rung = Rung("1", "mapping", compared=len(found.entries), bound=1.0)
+    rung = Rung(number="1", name="mapping")
+    for entry in found.entries:
+        rung.add("mapping", str(entry.reference), 0.0, 0.0)
     for name in (*found.only_reference, *found.only_port):
-        rung.spots.append(rungs.Spot("1", "mapping", name, float("inf"), 0.0))
+        rung.add("mapping", name, math.inf, 0.0)
     return rung
 
 
-def _unmatched(found: mapping.Mapping) -> list[locate.Root]:
+def _unmatched(found: mapping.Mapping, rung: Rung) -> list[locate.Root]:
     roots = []
     for side, names in (("reference", found.only_reference), ("port", found.only_port)):
         if names:
-            spots = [rungs.Spot("1", "mapping", name, float("inf"), 0.0) for name in names]
+            spots = [spot for spot in rung.spots if spot.where in names]
             listed = ", ".join(names[:4]) + (
                 f" and {len(names) - 4} more" if len(names) > 4 else ""
             )

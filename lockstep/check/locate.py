@@ -41,7 +41,7 @@ class Root:
             self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
             names=[*self.names, *other.names],
             everywhere=self.everywhere * (self.everywhere == other.everywhere),
-            largest=max(self.largest, other.largest, key=lambda spot: spot.figure),
+            largest=max(self.largest, other.largest, key=lambda spot: spot.share),
         )  # fmt: skip
 
 
@@ -68,19 +68,19 @@ def find_roots(rungs: list[Rung], calls: Calls, partnerless: list[str]) -> tuple
 
 def _unexplained(rungs: dict[str, Rung], roots: list[Root]) -> list[Root]:
     """What only the free runs show: the first of them, for the others follow."""
-    shown = {root.direction for root in roots if root.largest.what != "state"}
+    shown = {root.direction for root in roots if root.largest.rule != "state"}
     shown |= {"mapping"} if rungs["1"].spots else set()
-    states = any(root.largest.what == "state" for root in roots)
+    states = any(root.largest.rule == "state" for root in roots)
     for number, (direction, after) in FREE.items():
         spots = rungs[number].spots if not shown & after else []
-        spots = [spot for spot in spots if spot.what != "state" or not states]
+        spots = [spot for spot in spots if spot.rule != "state" or not states]
         if spots:
             return [_root_of(number, spots[0].where, direction, spots[:1])]
     return []
 
 
 def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
-    largest = max(spots, key=lambda spot: spot.figure)
+    largest = max(spots, key=lambda spot: spot.share)
     places = sorted({spot.where for spot in spots})
     return Root(rung, where, direction, spots, places, largest)
 
@@ -92,7 +92,7 @@ def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
     for spot in spots:
         twins = [
             other for other in kept
-            if spot.what == other.what == "input" and spot.ours is not None
+            if spot.rule == other.rule == "input" and spot.ours is not None
             and other.ours is not None and spot.ours.shape == other.ours.shape
             and (spot.ours == other.ours).all()
             and parents.get(spot.where) == parents.get(other.where)
@@ -111,14 +111,14 @@ def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
     ended = {call: at for at, call in enumerate(calls.names)}
     found: set[str] = set()
     for spot in forward:
-        if spot.what == "state":
+        if spot.rule == "state":
             continue
-        if spot.what == "loss":
+        if spot.rule == "loss":
             found |= set(children.get("", [])) | {"(root)"}
             last = children.get("(root)", [])
             found |= set(last)
             continue
-        inner = parents.get(spot.where, "") if spot.what == "input" else spot.where
+        inner = parents.get(spot.where, "") if spot.rule == "input" else spot.where
         found |= set(children.get(inner, []))
         call = spot.where
         while call:
@@ -132,7 +132,7 @@ def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
 def _follows(
     spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls, partnerless: list[str]
 ) -> bool:
-    if spot.what == "cotangent":
+    if spot.rule == "cotangent":
         return spot.where in suspects
     owner = ".".join(names.segments(spot.where.partition("[")[0])[:-1])
     owners = {owner, *(".".join(names.segments(a)[:-1])
@@ -150,14 +150,14 @@ def _follows(
 
 def _scope(spot: Spot, calls: Calls) -> str:
     """The prefix of what stands in the module inside which a forward pass is wrong."""
-    call = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
+    call = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     return "" if call in ("", "(root)", "loss") else call.partition("#")[0]
 
 
 def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
     """Where no gradient arrives, what stands inside and before gets none or less: it follows."""
     parents = calls.parents()
-    dead = [spot for spot in spots if spot.what == "cotangent" and spot.ours is not None
+    dead = [spot for spot in spots if spot.rule == "cotangent" and spot.ours is not None
             and not spot.ours.any()]  # fmt: skip
     if dead:
         inside = [s for s in dead if not any(_is_inside(s.where, d.where, parents) for d in dead)]
@@ -169,14 +169,14 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
         tensors = {c.partition("#")[0] for c in follow} | {d.where.partition("#")[0] for d in dead}
         rest = [
             s for s in spots if s not in dead and s.where not in follow
-            and not (s.what == "gradient" and any(s.where.startswith(t + ".") for t in tensors))
+            and not (s.rule == "gradient" and any(s.where.startswith(t + ".") for t in tensors))
         ]  # fmt: skip
         return [*last.values(), *rest]
     # In the order of the backward pass: what is wrong first is nearest to the loss.
     ended = {call: -at for at, call in enumerate(calls.names)}
-    cotangents = sorted((spot for spot in spots if spot.what == "cotangent"),
+    cotangents = sorted((spot for spot in spots if spot.rule == "cotangent"),
                         key=lambda spot: ended[spot.where])  # fmt: skip
-    return cotangents + [spot for spot in spots if spot.what == "gradient"]
+    return cotangents + [spot for spot in spots if spot.rule == "gradient"]
 
 
 def _is_inside(call: str, other: str, parents: dict[str, str]) -> bool:
@@ -203,13 +203,13 @@ def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[st
 def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     """In words, for all layers at once."""
     here = names.wildcard(spot.where.partition("[")[0])
-    if spot.what == "state":
+    if spot.rule == "state":
         return here
-    if spot.what == "loss":
+    if spot.rule == "loss":
         return "loss"
-    if spot.what == "gradient":
+    if spot.rule == "gradient":
         return here
-    if spot.what == "input":
+    if spot.rule == "input":
         before = calls.before(set(calls.names) - set(partnerless)).get(spot.where, "")
         parent = calls.parents().get(spot.where, "")
         if not before and not parent:
@@ -222,7 +222,7 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
         for call, parent in calls.parents().items()
         if parent == spot.where and call not in partnerless
     ]
-    if spot.what == "cotangent":
+    if spot.rule == "cotangent":
         return f"what uses {here}"
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
 
@@ -238,7 +238,7 @@ def _everywhere(spots: list[Spot], calls: Calls) -> str:
 
 def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
     """The reference's modules that have no partner and are called where the port is wrong."""
-    parent = calls.parents().get(spot.where, "") if spot.what == "input" else spot.where
+    parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
     return [
         f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside
@@ -255,7 +255,7 @@ def group_updates(spots: list[Spot]) -> list[Root]:
     """One root for the optimizer: which tensors, at which scale of the gradients, which step."""
     if not spots:
         return []
-    tensors = sorted({spot.note for spot in spots})
+    tensors = sorted({spot.detail for spot in spots})
     root = _root_of("4i", _update_place(spots, tensors), "update", spots)
     root.names = ["optimizer", *tensors]
     return [root]

@@ -11,6 +11,7 @@ from lockstep.check import report
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
 from lockstep.check.rungs import Rung
+from lockstep.parity.verdict import Finding, Outcome, Verdict
 
 WIDTH, HEIGHT, MARGIN = 760, 190, 12  # of a picture, in pixels
 LOWEST, HIGHEST = -17, 1  # powers of ten that a picture of gaps shows; zero is drawn at the lowest
@@ -90,13 +91,14 @@ def _root(number: int, root: Root) -> str:
 def _rungs(rungs: Sequence[Rung]) -> str:
     rows: list[list[str | Cell]] = []
     for rung in sorted(rungs, key=lambda rung: rung.number):
-        figures = [f"{rung.largest:.2g}", f"{rung.bound:.2g}", rung.at]
+        worst, total = rung.worst, len(rung.findings)
+        figures = [f"{worst.figure:.2g}", f"{worst.bound:.2g}", worst.where]
         if rung.lacks:
             said, mark, figures = f"not run: {rung.lacks}", "dim", ["", "", ""]
         elif rung.spots:
-            said, mark = f"{len(rung.spots)} of {rung.compared} different", "bad"
+            said, mark = f"{len(rung.spots)} of {total} different", "bad"
         else:
-            said, mark = f"{rung.compared} equal", "good"
+            said, mark = f"{total} equal", "good"
         largest, bound, at = figures
         rows.append([rung.number, rung.name, Cell(said, mark), Cell(largest, "figure"),
                      Cell(bound, "figure"), at])  # fmt: skip
@@ -105,36 +107,36 @@ def _rungs(rungs: Sequence[Rung]) -> str:
 
 def _modules(isolated: Rung, pairs: dict[str, str]) -> str:
     """The reference's modules by their names, with the larger of their gaps."""
-    worst: dict[str, tuple[float, float]] = {}
-    for _, where, figure, bound in isolated.figures:
-        if figure >= worst.get(where, (-1.0, 0.0))[0]:
-            worst[where] = figure, bound
     rows = []
     for p, r in sorted(pairs.items(), key=lambda pair: pair[1]):
-        figure, bound = worst.get(r, (0.0, 1.0))
-        rows.append((r, p, Cell(f"{figure:.2g}", "good" if figure <= bound else "bad")))
+        worst = Outcome([found for found in isolated.findings if found.where == r]).worst
+        rows.append((r, p, Cell(f"{worst.figure:.2g}", _colour(worst))))
     return _table(("reference", "port", "gap"), rows)
 
 
 def _gaps(isolated: Rung) -> str:
-    points = [(figure, bound, where) for _, where, figure, bound in isolated.figures]
+    points = isolated.findings
     if not points:
         return "<p class=dim>no module was compared</p>"
     step = WIDTH / len(points)
     parts = []
     for power in range(LOWEST + 1, HIGHEST + 1, 4):
         parts += [_rule(10.0**power, "line"), _label(10.0**power, f"{10.0**power:.0e}")]
-    for at, (figure, bound, where) in enumerate(points):
-        colour = "good" if figure <= bound else "bad"
+    for at, found in enumerate(points):
         parts.append(
-            f"<circle cx={(at + 0.5) * step:.1f} cy={_height(figure):.1f} r=3 "
-            f"fill=var(--{colour})><title>{escape(where)}: {figure:.2g}</title></circle>"
+            f"<circle cx={(at + 0.5) * step:.1f} cy={_height(found.figure):.1f} r=3 "
+            f"fill=var(--{_colour(found)})><title>{escape(found.where)}: {found.figure:.2g}"
+            "</title></circle>"
         )
-    bound = points[0][1]
+    bound = points[0].bound
     parts += [_rule(bound, "dim"), f"<text x={WIDTH} y={_height(bound) - 4:.1f} text-anchor=end>"
               f"bound {bound:.1g}</text>"]  # fmt: skip
     return _picture(parts, f"{len(points)} gaps, on a logarithmic scale; the table of modules "
                     "has them as numbers")  # fmt: skip
+
+
+def _colour(found: Finding) -> str:
+    return "good" if found.verdict is Verdict.EQUAL else "bad"
 
 
 def _rule(figure: float, colour: str) -> str:

@@ -91,6 +91,11 @@ class Port:
         header, sums = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
         return header["losses"], group(sums, "sum"), group(sums, "carried")
 
+    def noise(self, weights: Arrays, steps: int) -> dict[str, float]:
+        """By array: how far the program parts from itself, as the reference's recording has it."""
+        arrays = self._prefixed("weights", weights) | self._batches(steps)
+        return self.program.ask("noise", arrays, batch=self.batch, steps=steps)[0]["noise"]
+
     def train(self, weights: Arrays, steps: int) -> list[float]:
         arrays = self._prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]

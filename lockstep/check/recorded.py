@@ -10,10 +10,11 @@ from lockstep.check.modules import Calls
 from lockstep.check.port import Port, Run, aliases_of
 from lockstep.check.program import Program
 from lockstep.check.prove import Prover
-from lockstep.check.rungs import gap, labels_of
+from lockstep.check.rungs import labels_of
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError, require
 from lockstep.model.params import Arrays
+from lockstep.parity.compare import norm_gap
 from lockstep.parity.tolerances import NORM
 from lockstep_recorder.main import write
 
@@ -35,8 +36,9 @@ class RecordedPort(Port):
         """Raises UserError where the recording started from other weights."""
         about = self.facts
         for name, x in weights.items():
-            require(gap(x, self.initial[name]) <= NORM.bound, f"{about['program']}: the trace's",
-                    name, f"is not the reference's; {REMEDY}")  # fmt: skip
+            alike = norm_gap(x, self.initial[name]) <= NORM.bound
+            whose = f"{about['program']}: the trace's"
+            require(alike, whose, name, f"is not the reference's; {REMEDY}")
         calls = Calls(about["events"], about["kinds"], self.recorded.arrays,
                       aliases_of(about["tied"]))  # fmt: skip
         group = self.recorded.group

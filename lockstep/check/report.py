@@ -58,7 +58,7 @@ def _of_root(number: int, root: Root) -> list[str]:
     if root.remedy:
         lines.append(f"  try: {root.remedy}")
     if root.direction == "initial values":
-        lines += [f"  {names.wildcard(s.where)}: {s.note}" for s in _one_of_each(root)[:4]]
+        lines += [f"  {names.wildcard(s.where)}: {s.detail}" for s in _one_of_each(root)[:4]]
     return lines
 
 
@@ -81,12 +81,11 @@ def _of_rung(rung: Rung) -> str:
     name = f"rung {rung.number:2} {rung.name:22}"
     if rung.lacks:
         return f"{name} not run: {rung.lacks}"
-    verdict = f"{len(rung.spots)} of {rung.compared} different" if rung.spots else (
-        f"{rung.compared} equal")  # fmt: skip
+    total, different, worst = len(rung.findings), len(rung.spots), rung.worst
     if rung.number == "1":
-        total = rung.compared + len(rung.spots)
-        return f"{name} {rung.compared} of {total} paired"
-    return f"{name} {verdict}; largest {rung.largest:.2g} (bound {rung.bound:.2g}), {rung.at}"
+        return f"{name} {total - different} of {total} paired"
+    verdict = f"{different} of {total} different" if different else f"{total} equal"
+    return f"{name} {verdict}; largest {worst.figure:.2g} (bound {worst.bound:.2g}), {worst.where}"
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -97,12 +96,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "roots": [_root_json(root) for root in result.roots],
         "accepted": [_root_json(root) for root in result.accepted],
         "echoes": result.echoes,
-        "rungs": [
-            {"rung": rung.number, "name": rung.name, "compared": rung.compared,
-             "different": len(rung.spots), "largest": _number(rung.largest),
-             "bound": _number(rung.bound), "at": rung.at, "not_run": rung.lacks}
-            for rung in result.rungs
-        ],
+        "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],
         "reference": _about(result.reference), "port": _about(result.port),
@@ -124,6 +118,15 @@ def tensors_json(mapping: Mapping) -> list[dict[str, Any]]:
          **({"tied": e.alias} if e.alias else {})}
         for e in mapping.entries
     ]  # fmt: skip
+
+
+def _rung_json(rung: Rung) -> dict[str, Any]:
+    worst = rung.worst
+    return {
+        "rung": rung.number, "name": rung.name, "compared": len(rung.findings),
+        "different": len(rung.spots), "largest": _number(worst.figure),
+        "bound": _number(worst.bound), "at": worst.where, "not_run": rung.lacks,
+    }  # fmt: skip
 
 
 def _root_json(root: Root) -> dict[str, Any]:

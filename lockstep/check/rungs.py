@@ -11,49 +11,49 @@ from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
-from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, LAG, NOISE, NORM, epsilon
+from lockstep.parity.envelope import compare_curves
+from lockstep.parity.tolerances import FLOOR, NOISE, NORM, epsilon
+from lockstep.parity.verdict import Finding, Outcome, Verdict, check_bound
 
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
 
 
-@dataclass
-class Spot:
-    """One figure beyond its bound: where, and both sides' arrays for whoever looks for a cause."""
+@dataclass(frozen=True, kw_only=True)
+class Spot(Finding):
+    """A figure beyond its bound, and both sides' arrays for whoever looks for a cause.
+
+    Its rule is what was compared: input, output, loss, state, cotangent, gradient, update, initial,
+    mapping or curve; it stands at a call or a tensor of the reference.
+    """
 
     rung: str
-    what: str  # input, output, loss, cotangent, gradient, update, initial
-    where: str  # a call or a tensor of the reference
-    figure: float
-    bound: float
     port: str = ""  # the port's call or tensor
     ours: np.ndarray | None = None
     theirs: np.ndarray | None = None
-    note: str = ""
 
 
-@dataclass
-class Rung:
+@dataclass(kw_only=True)
+class Rung(Outcome):
     number: str
     name: str
-    compared: int = 0
-    largest: float = 0.0  # the figure nearest its bound
-    bound: float = 0.0
-    at: str = ""
-    spots: list[Spot] = field(default_factory=list)
     lacks: str = ""  # why it was not run
     masked: list[str] = field(default_factory=list)  # calls that differ where no loss looks
-    figures: list[tuple[str, str, float, float]] = field(default_factory=list)  # of every spot
     kept: tuple[np.ndarray, ...] = ()  # the curves
 
-    def add(self, spot: Spot) -> None:
-        self.compared += 1
-        self.figures.append((spot.what, spot.where, spot.figure, spot.bound))
-        share = spot.figure / spot.bound if spot.figure == spot.figure else np.inf
-        if not self.at or share > self.largest / self.bound:
-            self.largest, self.bound, self.at = spot.figure, spot.bound, spot.where
-        if not share <= 1:
-            self.spots.append(spot)
+    def add(
+        self, what: str, where: str, figure: float, bound: float, port: str = "",
+        ours: np.ndarray | None = None, theirs: np.ndarray | None = None, detail: str = "",
+    ) -> None:  # fmt: skip
+        """The arrays are kept of what differs alone."""
+        found = check_bound(what, where, figure, bound, detail)
+        if found.verdict is Verdict.DIFFERENT:
+            found = Spot(**vars(found), rung=self.number, port=port, ours=ours, theirs=theirs)
+        self.findings.append(found)
+
+    @property
+    def spots(self) -> list[Spot]:
+        return [found for found in self.findings if isinstance(found, Spot)]
 
 
 class Bounds:
@@ -72,23 +72,9 @@ class Bounds:
         return NOISE.bound * (max(noises) + FLOOR)
 
 
-def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
-    if ours.size != theirs.size:
-        return np.inf
-    finite = np.isfinite(theirs)
-    if not finite.all():  # such as the minus infinity of a mask
-        alike = np.array_equal(ours[~finite], theirs[~finite], equal_nan=True)
-        ours, theirs = ours[finite], theirs[finite]
-        if not alike:
-            return np.inf
-    if not np.isfinite(ours).all():
-        return np.inf
-    return norm_gap(ours, theirs) if ours.size else 0.0
-
-
 def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
     """Rung 0: mean, spread and shape of each tensor, against their sampling error."""
-    rung = Rung("0", "initial values")
+    rung = Rung(number="0", name="initial values")
     moments = reference.about["initial"]
     done: set[tuple[str, str]] = set()
     for entry in entries:
@@ -97,12 +83,13 @@ def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
             continue
         done.add(key)
         theirs = {**moments[entry.reference.name], "size": size_of(entry.shape)}
-        rung.add(_initial_spot(entry, port.moments(entry.port), theirs))
+        figure, said = _farthest_moment(port.moments(entry.port), theirs)
+        rung.add("initial", str(entry.reference), figure, SIGMAS, str(entry.port), detail=said)
     return rung
 
 
-def _initial_spot(entry: Entry, ours: dict[str, float], theirs: dict[str, float]) -> Spot:
-    """In sampling errors of the moment that is farthest off."""
+def _farthest_moment(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, str]:
+    """In sampling errors, and both sides' figures."""
     spread, least = max(ours["std"], theirs["std"]), min(ours["std"], theirs["std"])
     means = abs(ours["mean"] - theirs["mean"])
     if not least >= 1e-12:  # a constant on one side
@@ -124,7 +111,7 @@ def _initial_spot(entry: Entry, ours: dict[str, float], theirs: dict[str, float]
         elif means > SIGMAS >= spreads:
             note = f"mean {ours['mean']:.4g}, reference {theirs['mean']:.4g}"
         figure = float(np.max([spreads, means, tails]))
-    return Spot("0", "initial", str(entry.reference), figure, SIGMAS, str(entry.port), note=note)
+    return figure, note
 
 
 def _say(mean: float, std: float) -> str:
@@ -136,7 +123,7 @@ def activations(
     reference_loss: float, bounds: Bounds, states: list[Pieces],
 ) -> Rung:  # fmt: skip
     """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
-    rung = Rung(number, name)
+    rung = Rung(number=number, name=name)
     for p in ran.calls.names:
         r = pairing.calls.get(p, "")
         for what, prefix in (("input", "in"), ("output", "act")) if r else ():
@@ -145,20 +132,18 @@ def activations(
             if a is None or b is None:
                 continue
             bound = bounds.of(f"{prefix}/{r}", f"{prefix}/{p}")
-            figure = gap(a, b)
+            figure = norm_gap(a, b)
             masked = pairing.masked.get(b.shape[:-1])
             if not figure <= bound and masked is not None:
-                elsewhere = gap(a[~masked], b[~masked])
+                elsewhere = norm_gap(a[~masked], b[~masked])
                 rung.masked += [r] * (elsewhere <= bound)
                 figure = min(figure, elsewhere)
-            rung.add(Spot(number, what, r, figure, bound, p, a, b))
+            rung.add(what, r, figure, bound, p, a, b)
     for name, ours, theirs, entry in states:
         bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
-        rung.add(
-            Spot(number, "state", name, gap(ours, theirs), bound, str(entry.port), ours, theirs)
-        )
+        rung.add("state", name, norm_gap(ours, theirs), bound, str(entry.port), ours, theirs)
     a, b = np.array([ran.loss]), np.array([reference_loss])
-    rung.add(Spot(number, "loss", "loss", gap(a, b), bounds.of("loss", "loss"), "loss", a, b))
+    rung.add("loss", "loss", norm_gap(a, b), bounds.of("loss", "loss"), "loss", a, b)
     return rung
 
 
@@ -167,7 +152,7 @@ def gradients(
     calls: Calls, ran: Run, bounds: Bounds,
 ) -> Rung:  # fmt: skip
     """Rung 3, and 3i: of each parameter, and in the forced run what arrives at each output."""
-    rung = Rung(number, name)
+    rung = Rung(number=number, name=name)
     _add_gradients(rung, ran.grads, "grad", reference, entries, bounds)
     if number == "3":
         return rung
@@ -177,7 +162,7 @@ def gradients(
         a, b = pairing.value(f"dact/{p}", arrays), theirs.get(f"dact/{r}")
         if a is not None and b is not None:
             bound = bounds.of(f"dact/{r}", f"dact/{p}")
-            rung.add(Spot(number, "cotangent", r, gap(a, b), bound, p, a, b))
+            rung.add("cotangent", r, norm_gap(a, b), bound, p, a, b)
     return rung
 
 
@@ -187,12 +172,12 @@ def _add_gradients(
     theirs_of = reference.group(kind)
     whole = max((float(np.linalg.norm(g)) for g in theirs_of.values()), default=0.0)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
-        figure = gap(ours, theirs)
+        figure = norm_gap(ours, theirs)
         # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
         if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
             figure = 0.0
         bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
-        rung.add(Spot(rung.number, "gradient", name, figure, bound, str(entry.port), ours, theirs))
+        rung.add("gradient", name, figure, bound, str(entry.port), ours, theirs)
 
 
 def _with_zeros(calls: Calls) -> Arrays:
@@ -235,7 +220,7 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Rung:
 
     Where it accumulates gradients, until the weights have changed twice.
     """
-    rung = Rung("4i", "update, isolated")
+    rung = Rung(number="4i", name="update, isolated")
     labels = labels_of(reference)
     rung.lacks = reference.about["lacks"].get("optimizer", "" if labels else "no update recorded")
     for label, steps in labels.items():
@@ -248,7 +233,7 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Rung:
                 size = float(np.linalg.norm(entry.reference.take(reference.weights)))
                 figure, bound = _update_gap(a, b, size, precision_of(port, reference))
                 where = f"{name}, {scale}, step {step}"
-                rung.add(Spot("4i", "update", where, figure, bound, str(entry.port), a, b, name))
+                rung.add("update", where, figure, bound, str(entry.port), a, b, name)
     return rung
 
 
@@ -282,30 +267,23 @@ def _update_gap(
 
 def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Rung:
     """Rung 5: several batches in a row: their losses, gradients summed, and the state left."""
-    rung = Rung("5", "accumulation")
+    rung = Rung(number="5", name="accumulation")
     losses = reference.about["accumulated"]
     ours, sums, carried = port.accumulate(port.weights(reference.weights), len(losses))
     for step, (a, b) in enumerate(zip(ours, losses)):
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("loss", "loss")
-        rung.add(Spot("5", "loss", f"loss of batch {step}", gap(x, y), bound, "loss", x, y))
+        rung.add("loss", f"loss of batch {step}", norm_gap(x, y), bound, "loss", x, y)
     _add_gradients(rung, sums, "sum", reference, entries, bounds)
     for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
-        rung.add(Spot("5", "state", name, gap(x, y), bound, str(entry.port), x, y))
+        rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
     return rung
-
-
-def _look_ahead(reference: Trace) -> np.ndarray:
-    """The envelope of the noise; below float64 that of some steps later, as for our own curves."""
-    envelope = np.maximum.accumulate(reference.about["envelope"])
-    ahead = LAG if reference.about["precision"] != "float64" else 0
-    return envelope[np.minimum(np.arange(len(envelope)) + ahead, len(envelope) - 1)]
 
 
 def curves(port: Port, reference: Trace) -> Rung:
     """Rung 8: the losses of whole runs, against rounding and the reference's own noise."""
-    rung = Rung("8", "loss curves")
+    rung = Rung(number="8", name="loss curves")
     losses = np.array(reference.about.get("losses", []))
     if not len(losses):
         rung.lacks = reference.about["lacks"].get("optimizer", "no curve in the trace")
@@ -318,13 +296,12 @@ def curves(port: Port, reference: Trace) -> Rung:
         rung.lacks = f"the port's trace has {len(ours)} steps, and not {len(losses)}"
         return rung
     rung.kept = ours, losses
-    envelope = _look_ahead(reference)
     exact = precision_of(port, reference) == "float64"
-    ulp = CURVE.bound if exact else 4 * epsilon("float32")
-    allowed = ulp * np.maximum(np.abs(losses), 1) + ENVELOPE.bound * envelope
-    gaps = np.abs(ours - losses)
-    gaps = np.where(np.isfinite(gaps), gaps, np.inf)
-    step = int(np.argmax(gaps / allowed))
-    rung.add(Spot("8", "curve", f"step {step + 1} of {len(losses)}", float(gaps[step]),
-                  float(allowed[step]), "", ours, losses))  # fmt: skip
+    envelope = np.maximum.accumulate(reference.about["envelope"])
+    found = compare_curves(ours, losses, envelope, np.inf, exact=exact).finding
+    if found.verdict is Verdict.INCONCLUSIVE:
+        rung.lacks = f"{found.detail}: the reference's own curve is not finite"
+    else:
+        where = f"{found.where} of {len(losses)}"
+        rung.add("curve", where, found.figure, found.bound, ours=ours, theirs=losses)
     return rung

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep.check import report
+from lockstep.check.check import Result
 from lockstep.check.compare import Options, compare_programs
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -30,25 +31,27 @@ def batch(step):
 
 
 def describe_difference(reference: Side, other: Side, config: Config) -> list[str]:
-    """Lines: the roots of what differs, or that nothing does there.
+    """Lines: the roots of what differs, or that nothing does there."""
+    try:
+        result = check_twins(reference, other, config)
+    except UserError as error:
+        return [f"cannot be located: {error}"]
+    if result.verdict != "different":
+        return ["no module differs in float64: a matter of precision, accumulation, remat, dropout "
+                "or the loss scale"]  # fmt: skip
+    return report.roots(result)
 
-    One micro-batch without dropout and remat: what differs all the same is a module, its
-    gradient, or the optimizer.
-    """
+
+def check_twins(reference: Side, other: Side, config: Config) -> Result:
+    """One micro-batch without dropout and remat: what differs all the same is a module, its
+    gradient, or the optimizer. Raises UserError."""
     plain = config.replace(
         policy="fp64", eval_policy="fp64", numerics="strict", remat="none", layers="unroll",
         accum=1, dropout=0.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="lockstep-place-") as folder:
         files = [str(_write(Path(folder), side, plain)) for side in (reference, other)]
-        try:
-            result = compare_programs(files[0], files[1], Options(steps=2))
-        except UserError as error:
-            return [f"cannot be located: {error}"]
-    if result.verdict != "different":
-        return ["no module differs in float64: a matter of precision, accumulation, remat, dropout "
-                "or the loss scale"]  # fmt: skip
-    return report.roots(result)
+        return compare_programs(files[0], files[1], Options(steps=2))
 
 
 def _write(folder: Path, side: Side, config: Config) -> Path:

@@ -12,10 +12,19 @@ RESTARTS = 2  # from nearby weights: with the given ones three starts
 
 
 def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
-    """The larger of the relative gaps in 2-norm and in maximum norm; 0 for two zeros."""
+    """The larger of the relative gaps in 2-norm and in maximum norm; 0 for two zeros.
+
+    Infinite where sizes differ, or what is not finite; such as the minus infinity of a mask.
+    """
     a, b = (np.asarray(x, np.float64).ravel() for x in (a, b))
-    gaps = []
-    for order in (2, np.inf):
+    if a.size != b.size:
+        return np.inf
+    finite, gaps = np.isfinite(b), [0.0]
+    if not finite.all() and np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        a, b = a[finite], b[finite]
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return np.inf
+    for order in (2, np.inf) if a.size else ():
         gap, size = np.linalg.norm(a - b, order), np.linalg.norm(b, order)
         gaps.append(0.0 if gap == 0 else float(gap / size) if size else np.inf)
     return max(gaps)
@@ -113,12 +122,6 @@ def changed_tensors(before: TrainState, after: TrainState) -> list[str]:
         for name, array in getattr(before, field).items()
         if not np.array_equal(array, getattr(after, field)[name])
     ]
-
-
-def decisive(findings: list[Finding]) -> Finding:
-    """The finding that decides: the worst verdict, then the figure nearest its tolerance."""
-    order = list(Verdict)
-    return max(findings, key=lambda f: (order.index(f.verdict), f.share))
 
 
 def _norms(a: np.ndarray, b: np.ndarray) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from lockstep.parity.noise import PLAIN, Perturbation
-from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, LAG
+from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR_ULPS, LAG
 from lockstep.parity.verdict import Finding, Verdict, median_finding
 
 NUDGED = 5  # runs from nudged weights
@@ -74,7 +74,7 @@ def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
 
 
 def compare_curves(
-    ours: np.ndarray, theirs: np.ndarray, envelope: np.ndarray, cap: float
+    ours: np.ndarray, theirs: np.ndarray, envelope: np.ndarray, cap: float, *, exact: bool = False
 ) -> Comparison:
     """max over t of M(t) / (env(t + 5) + 2 ulp(L)) <= 3, up to the horizon.
 
@@ -82,15 +82,17 @@ def compare_curves(
         ours, theirs: losses (steps,).
         envelope: (steps,), see `spread`.
         cap: the width of the envelope, in nats, beyond which this configuration tells nothing.
+        exact: in float64: no step ahead, and for the ulps float64's tolerance.
     """
     gap = np.maximum.accumulate(np.abs(ours - theirs))
     # A running maximum as the gap is: or a gap of one early step would fail when the loss, and with
     # it the ulp, has fallen.
-    largest = np.fmax(np.abs(ours), np.abs(theirs)).astype(np.float32)
-    ulp = np.maximum.accumulate(np.spacing(largest).astype(np.float64))
+    largest = np.maximum.accumulate(np.fmax(np.abs(ours), np.abs(theirs)))
+    ulps = FLOOR_ULPS * np.spacing(largest.astype(np.float32)).astype(np.float64)
+    floor = CURVE.bound / ENVELOPE.bound * np.fmax(largest, 1) if exact else ulps
     # A rounding that flips in all of them flips some steps earlier in one than in another.
-    ahead = envelope[np.minimum(np.arange(len(ours)) + LAG, len(ours) - 1)]
-    noise = np.fmax(envelope, np.fmin(ahead, cap)) + FLOOR_ULPS * ulp
+    ahead = envelope[np.minimum(np.arange(len(ours)) + LAG * (not exact), len(ours) - 1)]
+    noise = np.fmax(envelope, np.fmin(ahead, cap)) + floor
     beyond = np.flatnonzero(~(envelope <= cap))
     horizon = int(beyond[0]) if len(beyond) else len(ours)
     return Comparison(

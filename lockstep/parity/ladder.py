@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from lockstep.parity import automaton, rungs, trajectories, worlds
 from lockstep.parity.case import Case
-from lockstep.parity.compare import decisive
-from lockstep.parity.verdict import Finding, Verdict
+from lockstep.parity.verdict import Finding, Outcome, Verdict
 
 WORLDS = 11  # the rung of several devices
 
@@ -75,27 +74,8 @@ RUNGS = [
 # fmt: on
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one rung said of one case."""
-
-    rung: int
-    policy: str
-    verdict: Verdict
-    worst: Finding
-    findings: list[Finding]
-
-
 def climb(rung: Rung, case: Case) -> Outcome:
-    findings = list(rung.climb(case))
-    worst = decisive(findings)
-    return Outcome(
-        rung=rung.number,
-        policy=case.config.precision.policy,
-        verdict=worst.verdict,
-        worst=worst,
-        findings=findings,
-    )
+    return Outcome(list(rung.climb(case)))
 
 
 def verdict(rung: Rung, case: Case) -> Verdict:

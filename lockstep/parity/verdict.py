@@ -1,7 +1,7 @@
 """What an instrument says: equal, different, or that this configuration cannot tell."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -34,6 +34,26 @@ class Finding:
             f"{self.verdict}: {self.rule} at {self.where} is {self.figure:.3g}, "
             f"tolerance {self.bound:.3g}{'; ' + self.detail if self.detail else ''}"
         )
+
+
+NOTHING = Finding(rule="", where="", figure=0.0, bound=0.0, verdict=Verdict.EQUAL)
+
+
+@dataclass
+class Outcome:
+    """What one rung finds."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def worst(self) -> Finding:
+        """The finding that decides: the worst verdict, then the figure nearest its tolerance."""
+        order = list(Verdict)
+        return max(self.findings, key=lambda f: (order.index(f.verdict), f.share), default=NOTHING)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.worst.verdict
 
 
 def locate(where: str, findings: list[Finding]) -> list[Finding]:

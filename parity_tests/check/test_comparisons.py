@@ -9,10 +9,10 @@ import pytest
 from lockstep.check import check, layout, mapping, trace
 from lockstep.check.modules import Calls, make_pairing, masked_positions
 from lockstep.check.recorded import RecordedPort, require_same_batches
-from lockstep.check.rungs import gap
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
+from lockstep.parity.compare import norm_gap
 from lockstep_recorder import recording
 from lockstep_recorder.main import open_side, write
 from parity_tests.check.inside import check_inside
@@ -99,7 +99,7 @@ def test_a_dropout_that_is_off_is_no_hint(attention: Trace, tmp_path: Path) -> N
     ([1.0, 1.0], [np.nan, 1.0], False), ([], [], True), ([1.0], [1.0, 1.0], False),
 ])  # fmt: skip
 def test_values_that_are_not_finite(a: list[float], b: list[float], alike: bool) -> None:
-    assert (gap(np.array(a), np.array(b)) == 0) is alike
+    assert (norm_gap(np.array(a), np.array(b)) == 0) is alike
 
 
 def test_axes_in_another_order_are_found_by_values() -> None:

@@ -54,7 +54,7 @@ def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Pa
     said = " ".join(read.texts)
     assert "DIFFERENT" in said and "GELU (erf) for GELU (tanh)" in said
     assert all(call in said for call in result.pairs.values())
-    assert text.count("<circle") == len(next(r for r in result.rungs if r.number == "2i").figures)
+    assert text.count("<circle") == len(next(r for r in result.rungs if r.number == "2i").findings)
     assert text.count("<polyline") == 2
     assert "prefers-color-scheme: dark" in text
 

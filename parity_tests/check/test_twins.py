@@ -6,6 +6,7 @@ import re
 import pytest
 
 from lockstep.check import twins
+from lockstep.model.params import shapes
 from lockstep.parity import matrix
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.pair import GPT
@@ -40,7 +41,13 @@ def test_the_first_root_is_the_mutant(name: str, request: pytest.FixtureRequest)
     assert re.match(f"1 {(PLACES | MORE)[name]}", " ".join(first)), lines
 
 
-def test_equal_twins_have_no_place() -> None:
+def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found without knowing a twin is what `Twin` says: the same names on both sides."""
     jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
-    (line,) = twins.describe_difference(jax, torch, matrix.config({}, "cpu"))
+    config = matrix.config({}, "cpu")
+    result = twins.check_twins(jax, torch, config)
+    named = {str(e.port): str(e.reference) for e in result.mapping.entries}
+    assert named == {name: name for name in shapes(config.model)}
+    monkeypatch.setattr(twins, "check_twins", lambda *compared: result)
+    (line,) = twins.describe_difference(jax, torch, config)
     assert line.startswith("no module differs in float64")

@@ -8,14 +8,13 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.compare import (
     compare_measures,
-    decisive,
     noise_rule,
     norm_gap,
     norm_rule,
 )
 from lockstep.parity.noise import Measure, nudge_weights, permute_rows, relative_gaps
 from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY, epsilon
-from lockstep.parity.verdict import Verdict
+from lockstep.parity.verdict import Outcome, Verdict
 from parity_tests.pair import perturbed, toy
 
 STATE = perturbed(toy())
@@ -91,9 +90,9 @@ def test_no_batch_speaks_for_all() -> None:
     a = {"x": np.ones((64, 3))}
     b = {"x": a["x"] * [1, 1, 1.01]}
     still = {"x": np.zeros(3)}
-    assert decisive(noise_rule(a, b, (still, still))).verdict is Verdict.EQUAL
+    assert Outcome(noise_rule(a, b, (still, still))).worst.verdict is Verdict.EQUAL
     b["x"][:, 1] *= 1.1
-    found = decisive(noise_rule(a, b, (still, still)))
+    found = Outcome(noise_rule(a, b, (still, still))).worst
     assert found.verdict is Verdict.DIFFERENT
 
 
@@ -123,11 +122,10 @@ def test_another_order_of_sums_is_equal_and_a_wrong_factor_is_not(compute: str) 
         (product(compute, order=-1), Verdict.EQUAL),
         (product(compute, factor=1 + 30 * epsilon(compute)), Verdict.DIFFERENT),
     ):
-        found = decisive(compare_measures(plain, other, STATE, compute=compute))
+        found = Outcome(compare_measures(plain, other, STATE, compute=compute)).worst
         assert found.verdict is verdict, str(found)
-    found = decisive(
-        compare_measures(plain, product(compute, factor=1 + 1e-3), STATE, compute="float64")
-    )
+    other = product(compute, factor=1 + 1e-3)
+    found = Outcome(compare_measures(plain, other, STATE, compute="float64")).worst
     assert found.bound == NORM.bound and found.verdict is Verdict.DIFFERENT
 
 
@@ -151,4 +149,4 @@ def test_what_is_called_different_must_be_so_from_other_weights() -> None:
 def test_a_narrower_format_is_seen_by_every_wider_one() -> None:
     """bfloat16 inside a float32 program; TF32, with 3 more bits, is 1,000 times float32's ulp."""
     found = compare_measures(product("float32"), product("bfloat16"), STATE, compute="float32")
-    assert decisive(found).figure > 1000
+    assert Outcome(found).worst.figure > 1000

@@ -46,7 +46,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
 def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
     """Two tensors in each other's place, such as the gains of query and key."""
     spot = root.spots[0]
-    inside = spot.where if spot.what == "output" else evidence.calls.parents().get(spot.where, "")
+    inside = spot.where if spot.rule == "output" else evidence.calls.parents().get(spot.where, "")
     found = evidence.prover.find_exchange(names.wildcard(inside.partition("#")[0]))
     if not found:
         return None
@@ -83,9 +83,9 @@ def _cause_of(root: Root, evidence: Evidence) -> Cause | None:
         return backward.explain(root, evidence)
     if root.direction != "forward":
         return None
-    if root.largest.what == "loss":
+    if root.largest.rule == "loss":
         return loss.explain(evidence)
-    if root.largest.what == "state":
+    if root.largest.rule == "state":
         return statistics.explain(root.spots[0], evidence)
     for scene in scenes_of(root.spots[0], evidence):
         for solver in FORWARD if scene.last is None else (glue.activation, attention.attention):

@@ -16,7 +16,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         remedy = "look for stop_gradient, detach, or a parameter that is frozen or unused"
         module = spot.where.partition("#")[0]
         calls = [c for c in evidence.calls.names if c.partition("#")[0] == module]
-        if spot.what == "cotangent" and calls[-1:] != [spot.where]:
+        if spot.rule == "cotangent" and calls[-1:] != [spot.where]:
             text = f"no gradient arrives from a later call of {module}: what is carried is stopped"
             return Cause("stopped carry", text, remedy)
         return Cause("no gradient", "no gradient arrives here", remedy)

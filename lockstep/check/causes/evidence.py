@@ -77,8 +77,8 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
     if spot.ours is None or spot.theirs is None:
         return
     parents = calls.parents()
-    leaf = spot.what == "output" and spot.where not in parents.values()
-    around = parents.get(spot.where, "") if spot.what == "input" else spot.where
+    leaf = spot.rule == "output" and spot.where not in parents.values()
+    around = parents.get(spot.where, "") if spot.rule == "input" else spot.where
     operands: Arrays = {}
     if f"in/{around}" in calls.arrays:
         operands["input"] = calls.arrays[f"in/{around}"]
@@ -88,14 +88,14 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
         if parents.get(call) == around and f"act/{call}" in calls.arrays:
             operands[call] = calls.arrays[f"act/{call}"]
     weights = _weights_of(spot.where, evidence) if leaf else {}
-    scene = Scene(spot.what, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
+    scene = Scene(spot.rule, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
                   weights, evidence.framework, evidence.reference.group("batch/0"))  # fmt: skip
     yield scene
     inner = next((c for c in reversed(operands) if c != "input"), "")
     same = inner and np.array_equal(operands[inner].ravel(), spot.theirs.ravel())
     held = _weights_of(inner, evidence) if same else {}
     kernel, given = held.get("weight", held.get("kernel")), calls.arrays.get(f"in/{inner}")
-    if kernel is None or given is None or kernel.ndim != 2 or spot.what != "output":
+    if kernel is None or given is None or kernel.ndim != 2 or spot.rule != "output":
         return
     kernel = kernel if calls.kinds[inner] in ("Dense", "Conv1D") else kernel.T
     if kernel.shape == (given.shape[-1], spot.theirs.shape[-1]):
