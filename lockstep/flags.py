@@ -11,6 +11,8 @@ from lockstep.config import PRESETS
 from lockstep.config.fields import flag_name
 from lockstep.errors import UserError
 
+DEVICES = ("cpu", "cuda")
+
 
 class Parser(argparse.ArgumentParser):
     """argparse, within 80 columns, whose errors are `UserError`s of one line."""
@@ -38,6 +40,28 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def add_sections(parser: Any, *sections: Any, defaults: dict[str, Any] | None = None) -> Any:
+    """A group for each section of a configuration, a flag for each field; the last group."""
+    for section in sections:
+        group = parser.add_argument_group(section.__doc__)
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                add_flag(group, field, default=(defaults or {}).get(field.name))
+    return group
+
+
+def add_number(parser: Any, name: str, default: float, about: str) -> None:
+    """A whole number where the default is one."""
+    parser.add_argument(name, type=reader(type(default)), default=default,
+                        metavar="N" if isinstance(default, int) else "X",
+                        help=f"{about} (default: {default})")  # fmt: skip
+
+
+def add_device(parser: Any, about: str) -> None:
+    parser.add_argument("--device", default="cpu", metavar="|".join(DEVICES),
+                        help=f"{about} (default: cpu)")  # fmt: skip
 
 
 def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:

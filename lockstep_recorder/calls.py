@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+MOST = 4  # of a module's inputs, and of its outputs, that are looked at
+
+
+def slot(call: str, at: int) -> str:
+    """`name` of a call's first float input or output, `name:1` of its second."""
+    return f"{call}:{at}" if at else call
+
 
 class Calls:
     def __init__(self) -> None:

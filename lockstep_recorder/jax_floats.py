@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+WIDE = (jnp.float64, jnp.complex128)
+
 
 def narrow_operations(jaxpr: Any) -> Iterator[str]:
     """The operations that make a narrower float of a float64, in inner programs too."""
     for eqn in jaxpr.eqns:
-        wide = any(getattr(v.aval, "dtype", None) == jnp.float64 for v in eqn.invars)
+        wide = any(getattr(v.aval, "dtype", None) in WIDE for v in eqn.invars)
         for out in eqn.outvars:
             dtype = getattr(out.aval, "dtype", None)
-            narrower = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-            if wide and narrower and dtype != jnp.float64 and out.aval.size > 1:
+            narrower = dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+            if wide and narrower and dtype not in WIDE and out.aval.size > 1:
                 yield f"{eqn.primitive.name} gives {dtype}"
         for inner in inner_programs(eqn):
             yield from narrow_operations(inner)
@@ -29,7 +31,7 @@ def rounded_values(jaxpr: Any) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is lax.convert_element_type_p:
             x, y = eqn.invars[0].aval, eqn.outvars[0].aval
-            if y.dtype == jnp.float64 != x.dtype and jnp.issubdtype(x.dtype, jnp.floating):
+            if y.dtype in WIDE and x.dtype not in WIDE and jnp.issubdtype(x.dtype, jnp.inexact):
                 yield from [f"{x.dtype} of shape {x.shape}"] * (x.size > 1)
         for inner in inner_programs(eqn):
             yield from rounded_values(inner)
@@ -64,9 +66,9 @@ def nothing_narrower() -> Iterator[None]:
         bind = type(primitive).bind
 
         def widened_bind(*args: Any, **params: Any) -> Any:
-            wide = all(getattr(x, "dtype", None) == jnp.float64 for x in args)
-            if wide and params[option] is not None and jnp.issubdtype(params[option], jnp.floating):
-                params[option] = np.dtype(np.float64)
+            wide = all(getattr(x, "dtype", None) in WIDE for x in args)
+            if wide and params[option] is not None and jnp.issubdtype(params[option], jnp.inexact):
+                params[option] = np.result_type(params[option], np.float64)
             return bind(primitive, *args, **params)
 
         return widened_bind

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lockstep_recorder.tree import to_complex
 from lockstep_recorder.user import User
 
 METHODS = ("__call__", "attend")  # of modules; attend is the tied head of an embedding
@@ -34,9 +35,9 @@ class Model:
         self.user = user
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
-        # Such as an activation function, which an Equinox module has for a leaf.
-        self.constants = jax.tree.map(lambda x: None if is_array(x) else x, whole["params"])
-        self.params = jax.tree.map(lambda x: x if is_array(x) else None, whole["params"])
+        # Such as an activation function or a count, which an Equinox module has for a leaf.
+        self.constants = jax.tree.map(lambda x: None if is_float_leaf(x) else x, whole["params"])
+        self.params = jax.tree.map(lambda x: x if is_float_leaf(x) else None, whole["params"])
         self.state = {name: x for name, x in whole.items() if name != "params"}
 
     def path_name(self, path: Any) -> str:
@@ -60,9 +61,11 @@ class Model:
         def leaf(path: Any, x: Any) -> Any:
             if not is_float_leaf(x):
                 return x
-            return jax.numpy.asarray(arrays[self.path_name(path)], dtype or x.dtype).reshape(
-                x.shape
-            )
+            values = arrays[self.path_name(path)]
+            if is_complex := jax.numpy.iscomplexobj(x):
+                values = to_complex(values)
+            wide = "complex128" if is_complex and dtype else dtype
+            return jax.numpy.asarray(values, wide or x.dtype).reshape(x.shape)
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
@@ -180,12 +183,8 @@ def wrapped(function: Callable[..., Any], method: str, tape: Any) -> Callable[..
     return call
 
 
-def is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") and hasattr(x, "shape")
-
-
 def is_float_leaf(x: Any) -> bool:
-    return hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+    return hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
 
 
 def _is_variables(built: Any) -> bool:

@@ -64,7 +64,7 @@ class JaxSide:
 
     def initial(self) -> Arrays:
         trees = {**self.model.flat(self.model.params), **self.model.flat(self.model.state)}
-        return {name: np.asarray(x, np.float64) for name, x in trees.items()}
+        return {name: tree.to_numpy(x).astype(np.float64) for name, x in trees.items()}
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))
@@ -96,7 +96,8 @@ class JaxSide:
 
     def _batch(self, spec: Any, batch: Arrays) -> Any:
         def leaf(x: np.ndarray) -> Any:
-            return jnp.asarray(x.astype(np.float64) if x.dtype.kind == "f" else x)
+            wide = np.result_type(x, np.float64) if x.dtype.kind in "fc" else x.dtype
+            return jnp.asarray(x.astype(wide))
 
         return tree.put_together(spec, batch, leaf)
 
@@ -128,10 +129,10 @@ class JaxSide:
         params, state = self._trees(weights)
         answer = self._run(params, state, self._batch(spec, batch), forced or {})
         (loss, (arrays, new)), (grads, cotangents) = answer
-        seen = {name: np.asarray(x) for name, x in arrays.items()}
-        seen.update({f"dact/{call}": np.asarray(x) for call, x in cotangents.items()})
-        seen.update({f"grad/{n}": np.asarray(x) for n, x in self.model.flat(grads).items()})
-        seen.update({f"state/{n}": np.asarray(x) for n, x in self.model.flat(new).items()})
+        seen = arrays | {f"dact/{name}": x.conj() for name, x in cotangents.items()}
+        seen |= {f"grad/{n}": x.conj() for n, x in self.model.flat(grads).items()}
+        seen |= {f"state/{n}": x for n, x in self.model.flat(new).items()}
+        seen = {name: tree.to_numpy(x) for name, x in seen.items()}
         about = {"loss": float(loss), "events": self.tape.calls.events,
                  "kinds": self.tape.calls.kinds, "hidden": self.tape.hidden}  # fmt: skip
         return about, seen
@@ -143,10 +144,11 @@ class JaxSide:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]
         given = {
-            name: (jnp.asarray(forced[name], zeros.dtype).reshape(zeros.shape), jnp.ones(()))
-            if name in forced else (zeros, no)
+            name: (like(zeros, forced[name], name.startswith("dact/")), jnp.ones(()))
+            if name in forced
+            else (zeros, no)
             for name, (zeros, no) in empty.items()
-        }  # fmt: skip
+        }
         return program(params, slots, state, given, batch)
 
     def _compile(self, params: Any, state: Any, batch: Any) -> Any:
@@ -200,8 +202,10 @@ class JaxSide:
         """One optimizer step from given weights and gradients; the weights after it."""
         params, _ = self._trees(weights)
         given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")
+        given = jax.tree.map(jnp.conj, given)  # torch's is the conjugate of JAX's gradient
         params, self.optimizer_state = self.apply(params, given, self.optimizer_state)
-        after = {n: np.asarray(x, np.float64) for n, x in self.model.flat(params).items()}
+        flat = self.model.flat(params)
+        after = {n: tree.to_numpy(x).astype(np.float64) for n, x in flat.items()}
         return {**weights, **after}
 
     def train(self, weights: Arrays, batches: list[Any]) -> list[float]:
@@ -214,6 +218,17 @@ class JaxSide:
             losses.append(float(loss))
             params, self.optimizer_state = self.apply(params, grads, self.optimizer_state)
         return losses
+
+
+def like(x: Any, values: np.ndarray, cotangent: bool) -> Any:
+    """Values, of which a complex array's are pairs, in an array's format and shape.
+
+    Args:
+        cotangent: torch's, which is the conjugate of JAX's.
+    """
+    given = tree.to_complex(values) if jnp.iscomplexobj(x) else values
+    given = given.conj() if cotangent else given
+    return jnp.asarray(given, x.dtype).reshape(x.shape)
 
 
 def widen_count(x: Any) -> Any:

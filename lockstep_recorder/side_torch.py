@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from lockstep_recorder import tree
-from lockstep_recorder.calls import Calls
+from lockstep_recorder.calls import MOST, Calls, slot
 from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.torch_modes import (
     Formats,
     Narrowing,
     NothingNarrower,
-    first_float,
-    replace_first,
+    is_float,
+    replace_floats,
     without_dropout,
     without_functional_dropout,
 )
@@ -68,7 +68,7 @@ class TorchSide:
 
     def initial(self) -> Arrays:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        return {n: tree.to_numpy(x) for n, x in named.items() if x.is_floating_point()}
+        return {n: tree.to_numpy(x) for n, x in named.items() if is_float(x)}
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))
@@ -80,7 +80,7 @@ class TorchSide:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         with torch.no_grad():
             for name, x in weights.items():
-                named[name].copy_(torch.from_numpy(np.asarray(x)))
+                named[name].copy_(like(named[name], x))
         self.model.zero_grad(set_to_none=True)
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
@@ -92,7 +92,7 @@ class TorchSide:
             self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
             return
         for self.wide in (False, True):
-            self.model.double()
+            self.model._apply(widest)
             try:
                 self.load(weights)
                 with Narrowing() as mode:
@@ -108,8 +108,10 @@ class TorchSide:
             self.model.float()
 
     def _leaf(self, x: np.ndarray) -> torch.Tensor:
-        if x.dtype.kind == "f":
-            x = x.astype(next(self.model.parameters()).detach().cpu().numpy().dtype)
+        if x.dtype.kind in "fc":
+            own = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+            dtype = np.dtype(str(own.dtype).split(".")[1]) if own is not None else x.real.dtype
+            x = x.astype(np.result_type(dtype, np.complex64) if x.dtype.kind == "c" else dtype)
         elif x.dtype.kind in "iu":
             x = x.astype(np.int64)
         return torch.from_numpy(np.array(x)).to(self.device)
@@ -144,7 +146,7 @@ class TorchSide:
             grad = p.grad if p.grad is not None else torch.zeros_like(p)
             seen[f"grad/{name}"] = tree.to_numpy(grad)
         for name, x in self.model.named_buffers():
-            if x.is_floating_point():
+            if is_float(x):
                 seen[f"state/{name}"] = tree.to_numpy(x)
         about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
         return about, seen
@@ -159,19 +161,29 @@ class TorchSide:
     def _hooks(self, calls: Calls, forced: Arrays) -> Iterator[None]:
         def before(module: Any, args: Any, kwargs: Any) -> Any:
             call = calls.begin(self.names[id(module)], type(module).__name__)
-            x = first_float((args, kwargs))
-            if x is None:
-                return None
-            calls.arrays[f"in/{call}"] = tree.to_numpy(x)
-            if f"in/{call}" not in forced:
-                return None
-            given = torch.from_numpy(forced[f"in/{call}"]).to(x).reshape(x.shape)
-            value = Force.apply(x, given, None, ignore)
-            return replace_first((args, kwargs), lambda _: value)
+
+            def look(at: int, x: torch.Tensor) -> Any:
+                if at >= MOST:
+                    return x
+                key = f"in/{slot(call, at)}"
+                calls.arrays[key] = tree.to_numpy(x)
+                if key not in forced:
+                    return x
+                return Force.apply(x, like(x, forced[key]), None, ignore)
+
+            return replace_floats((args, kwargs), look)
 
         def after(module: Any, args: Any, y: Any) -> Any:
             call = calls.end()
-            return replace_first(y, lambda x: self._point(x, call, calls, forced))
+
+            def look(at: int, x: torch.Tensor) -> Any:
+                if at >= MOST:
+                    return x
+                if not (at or x.requires_grad):  # what arrives is wanted all the same, as in JAX
+                    x = x.detach().requires_grad_().clone()
+                return self._point(x, slot(call, at), calls, forced)
+
+            return replace_floats(y, look)
 
         handles = []
         for module in self.model.modules():
@@ -183,19 +195,17 @@ class TorchSide:
             for handle in handles:
                 handle.remove()
 
-    def _point(self, y: Any, call: str, calls: Calls, forced: Arrays) -> Any:
-        calls.arrays[f"act/{call}"] = tree.to_numpy(y)
-        if not y.requires_grad:  # what arrives at it is wanted all the same, as in JAX
-            y = y.detach().requires_grad_().clone()
+    def _point(self, y: Any, name: str, calls: Calls, forced: Arrays) -> Any:
+        calls.arrays[f"act/{name}"] = tree.to_numpy(y)
+        if y.requires_grad:  # zero where the backward pass never comes
+            calls.arrays[f"dact/{name}"] = np.zeros_like(calls.arrays[f"act/{name}"])
 
         def keep(g: torch.Tensor) -> None:
-            calls.arrays[f"dact/{call}"] = tree.to_numpy(g)
+            calls.arrays[f"dact/{name}"] = tree.to_numpy(g)
 
-        if f"act/{call}" in forced:
-            given = [forced.get(f"{kind}/{call}") for kind in ("act", "dact")]
-            value, cotangent = (
-                None if x is None else torch.from_numpy(x).to(y).reshape(y.shape) for x in given
-            )
+        if f"act/{name}" in forced:
+            given = [forced.get(f"{kind}/{name}") for kind in ("act", "dact")]
+            value, cotangent = (None if x is None else like(y, x) for x in given)
             return Force.apply(y, value, cotangent, keep)
         # Another tensor than a child's output; its hook would go with what is done in place.
         return Force.apply(y, y.detach(), None, keep)
@@ -216,7 +226,7 @@ class TorchSide:
         """One optimizer step from given weights and gradients; the weights after it."""
         self.load(weights)
         for name, p in self.model.named_parameters():
-            p.grad = torch.tensor(grads[name]).to(p)
+            p.grad = like(p, grads[name]).clone()
             if name in self.pending:
                 p.grad += self.pending[name]
         self._step(step)
@@ -259,6 +269,16 @@ class Force(torch.autograd.Function):
     def backward(ctx: Any, g: Any) -> Any:
         ctx.keep(g)
         return (g if ctx.cotangent is None else ctx.cotangent), None, None, None
+
+
+def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Values, of which a complex tensor's are pairs, in a tensor's format and shape."""
+    given = tree.to_complex(values) if x.is_complex() else np.asarray(values)
+    return torch.from_numpy(given).to(x).reshape(x.shape)
+
+
+def widest(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.complex128) if x.is_complex() else x.double() if is_float(x) else x
 
 
 def ignore(g: torch.Tensor) -> None:

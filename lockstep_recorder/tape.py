@@ -8,7 +8,7 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 
-from lockstep_recorder.calls import Calls
+from lockstep_recorder.calls import MOST, Calls, slot
 
 
 class Tape:
@@ -26,18 +26,18 @@ class Tape:
         self.hidden: list[str] = []
 
     def begin(self, module: str, kind: str, inputs: Any) -> Any:
-        """The inputs, the first float of them forced where it is given."""
+        """The inputs, those floats of them forced that are given."""
         leaves, nest = jax.tree.flatten(inputs)
-        at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
-        if at is not None and not self._is_ours(leaves[at]):
+        places = [i for i, x in enumerate(leaves) if is_float(x)]
+        if places and not self._is_ours(leaves[places[0]]):
             self.calls.open.append("")  # such as flax's look at a scan's body before it runs
             return inputs
         call = self.calls.begin(module, kind)
-        if at is None:
-            return inputs
-        x = self.calls.arrays[f"in/{call}"] = leaves[at]
-        if f"in/{call}" in self.given:
-            leaves[at] = replace(x, *self.given[f"in/{call}"])
+        for at, place in enumerate(places[:MOST]):
+            key = f"in/{slot(call, at)}"
+            x = self.calls.arrays[key] = leaves[place]
+            if key in self.given:
+                leaves[place] = replace(x, *self.given[key])
         return jax.tree.unflatten(nest, leaves)
 
     def end(self, y: Any) -> Any:
@@ -45,12 +45,12 @@ class Tape:
         if not call:
             return y
         leaves, nest = jax.tree.flatten(y)
-        at = next((i for i, x in enumerate(leaves) if is_float(x)), None)
-        if at is None or not self._is_ours(leaves[at]):
-            if at is not None:
-                self.hidden.append(call)
+        places = [i for i, x in enumerate(leaves) if is_float(x)]
+        if places and not self._is_ours(leaves[places[0]]):
+            self.hidden.append(call)
             return y
-        leaves[at] = self.point(call, leaves[at])
+        for at, place in enumerate(places[:MOST]):
+            leaves[place] = self.point(slot(call, at), leaves[place])
         return jax.tree.unflatten(nest, leaves)
 
     def tap(self, name: str, x: Any) -> Any:
@@ -71,12 +71,12 @@ class Tape:
 
         return point
 
-    def point(self, call: str, y: Any) -> Any:
-        self.calls.arrays[f"act/{call}"] = y
-        if call not in self.slots:
+    def point(self, name: str, y: Any) -> Any:
+        self.calls.arrays[f"act/{name}"] = y
+        if name not in self.slots:
             return y
-        act, dact = (self.given[f"{kind}/{call}"] for kind in ("act", "dact"))
-        return force(y, self.slots[call], *act, *dact)
+        act, dact = (self.given[f"{kind}/{name}"] for kind in ("act", "dact"))
+        return force(y, self.slots[name], *act, *dact)
 
     def _is_ours(self, x: Any) -> bool:
         trace = getattr(x, "_trace", None)
@@ -125,8 +125,4 @@ force.defvjp(_force_forward, _force_backward)
 
 
 def is_float(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and hasattr(x, "reshape")
-
-
-def first_float(nest: Any) -> Any:
-    return next((x for x in jax.tree.leaves(nest) if is_float(x)), None)
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) and hasattr(x, "reshape")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+WIDE = (torch.float64, torch.complex128)
 
 
 class Narrowing(TorchDispatchMode):
@@ -22,12 +25,12 @@ class Narrowing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
         given = list(floats((args, kwargs)))
-        wide = any(x.dtype == torch.float64 for x in given)
+        wide = any(x.dtype in WIDE for x in given)
         for out in floats(y):
             for x in given:
-                if x.dtype != torch.float64 == out.dtype and x.numel() > 1:
+                if x.dtype not in WIDE and out.dtype in WIDE and x.numel() > 1:
                     self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
-            if wide and out.dtype != torch.float64 and out.numel() > 1:
+            if wide and out.dtype not in WIDE and out.numel() > 1:
                 name = f"{func} gives {str(out.dtype).split('.')[1]}"
                 if name not in self.found:
                     self.found.append(name)
@@ -50,23 +53,28 @@ class Formats(TorchDispatchMode):
 class NothingNarrower(TorchFunctionMode):
     """What would make a narrower float makes a float64, however it is written."""
 
-    NARROW = (torch.float32, torch.float16, torch.bfloat16)
+    WIDER = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+    WIDER |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
     METHODS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = torch.Tensor.double if func in self.METHODS else func
 
         def widen(x: Any) -> Any:
-            return torch.float64 if isinstance(x, torch.dtype) and x in self.NARROW else x
+            return self.WIDER.get(x, x) if isinstance(x, torch.dtype) else x
 
         wide = {name: widen(x) for name, x in (kwargs or {}).items()}
         return func(*map(widen, args), **wide)
 
 
+def is_float(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
 def floats(nest: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of a nest, in order."""
+    """The tensors of a nest that hold floats, in order."""
     if isinstance(nest, torch.Tensor):
-        if nest.is_floating_point():
+        if is_float(nest):
             yield nest
     elif isinstance(nest, dict):
         for each in nest.values():
@@ -76,17 +84,13 @@ def floats(nest: Any) -> Iterator[torch.Tensor]:
             yield from floats(each)
 
 
-def first_float(nest: Any) -> Any:
-    return next(floats(nest), None)
-
-
-def replace_first(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """The nest with its first floating-point tensor changed."""
-    target = first_float(nest)
+def replace_floats(nest: Any, change: Callable[[int, Any], Any]) -> Any:
+    """The nest with its tensors of floats changed; they are counted from 0."""
+    count = itertools.count()
 
     def walk(x: Any) -> Any:
-        if x is target and target is not None:
-            return change(x)
+        if isinstance(x, torch.Tensor):
+            return change(next(count), x) if is_float(x) else x
         if isinstance(x, dict):
             for key, value in list(x.items()):
                 if (new := walk(value)) is not value:

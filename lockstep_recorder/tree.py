@@ -21,7 +21,8 @@ def take_apart(tree: Any, path: str = "") -> tuple[Any, dict[str, np.ndarray]]:
     if tree is None or isinstance(tree, (bool, str)):
         return {"value": tree}, {}
     x = to_numpy(tree)
-    return {"array": path or "batch", "dtype": x.dtype.name}, {path or "batch": x}
+    dtype = np.asarray(tree).dtype.name if np.iscomplexobj(tree) else x.dtype.name
+    return {"array": path or "batch", "dtype": dtype}, {path or "batch": x}
 
 
 def put_together(
@@ -36,14 +37,21 @@ def put_together(
         return tuple(parts) if kind == "tuple" else parts
     if kind == "value":
         return inner
-    return leaf(arrays[inner].astype(spec["dtype"]))
+    x = arrays[inner]
+    return leaf((to_complex(x) if "complex" in spec["dtype"] else x).astype(spec["dtype"]))
 
 
 def to_numpy(x: Any) -> np.ndarray:
+    """What is complex as pairs of reals, the last axis."""
     if hasattr(x, "detach"):
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_conj()
         x = (x.double() if x.dtype.is_floating_point else x).numpy().copy()
-    return np.asarray(x)
+    x = np.asarray(x)
+    return np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x
+
+
+def to_complex(x: np.ndarray) -> np.ndarray:
+    return x[..., 0] + 1j * x[..., 1]
 
 
 def merge(parts: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.check import causes, locate, mapping, notes, rungs
+from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, Run, aliases_of, tensors_of
@@ -49,7 +50,7 @@ def run(
     trial, entries = prover.search(), found.entries
     say(f"modules: {len(trial.pairing.calls)} calls paired of {len(calls.names)} in the reference")
     bounds = _bounds(reference, port, trial)
-    climbed = [rungs.initial_values(entries, port, reference), _mapping_rung(found)]
+    climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
     climbed += _runs(reference, calls, trial, entries, bounds)
     say("activations and gradients compared")
     climbed += [rungs.updates(port, reference, entries),

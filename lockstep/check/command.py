@@ -11,11 +11,12 @@ from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
 from lockstep.check.program import require_python
 from lockstep.check.recorded import record_like
+from lockstep.config.fields import require_choice
 from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.flags import reader
+from lockstep.flags import DEVICES, add_device, add_number
 from lockstep.run import directory
 
 STATUS = {"equal": DONE, "different": FAILED, "incomplete": INCOMPLETE}
@@ -85,15 +86,12 @@ def _add_python(sub: Any, flag: str, whose: str) -> None:
 
 
 def _add_common(sub: Any) -> None:
-    for name, default, what in (("--seed", 0, "given to build"),
-                                ("--steps", 20, "of the loss curve")):  # fmt: skip
-        sub.add_argument(name, type=reader(int), default=default, metavar="N",
-                         help=f"{what} (default: {default})")  # fmt: skip
+    add_number(sub, "--seed", 0, "given to build")
+    add_number(sub, "--steps", 20, "of the loss curve")
     sub.add_argument("--own-precision", action="store_true", help="run the programs in the "
                      "precision in which they are written, such as autocast, and judge them by "
                      "their own noise (default: in float64)")  # fmt: skip
-    sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
-                     help="where the programs run (default: cpu)")  # fmt: skip
+    add_device(sub, "where the programs run")
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -150,7 +148,7 @@ def _record(given: argparse.Namespace) -> int:
 def _options(given: argparse.Namespace, python: str, reference_python: str) -> compare.Options:
     require_range("--seed", given.seed, 0, 2**31 - 1)
     require_range("--steps", given.steps, 3, 10_000)
-    require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
+    require_choice("--device", given.device, DEVICES)
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision,

@@ -240,9 +240,8 @@ def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
     """The reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
-    return [
-        f"the reference's {names.wildcard(r)} ({calls.kinds[r]}) has no partner" for r in inside
-    ]
+    kinds = dict.fromkeys(f"{names.wildcard(r)} ({calls.kinds[r]})" for r in inside)
+    return [f"the reference's {kind} has no partner" for kind in kinds]
 
 
 def _changes(call: str, calls: Calls) -> bool:

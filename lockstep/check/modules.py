@@ -8,6 +8,7 @@ from lockstep.check import names
 from lockstep.check.layout import Axes, Entry, Shape, axes_between
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
+from lockstep_recorder.calls import MOST, slot
 
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
 CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
@@ -27,6 +28,11 @@ class Calls:
     def names(self) -> list[str]:
         """In the order in which they end."""
         return [e[1:] for e in self.events if e[0] == "-"]
+
+    def slots(self, kind: str, call: str) -> list[str]:
+        """The keys of its inputs, "in", or outputs, "act", in order."""
+        keys = (f"{kind}/{slot(call, at)}" for at in range(MOST))
+        return [key for key in keys if key in self.arrays]
 
     def parents(self) -> dict[str, str]:
         """Call -> the call inside which it is, "" where none."""
@@ -51,6 +57,11 @@ class Calls:
                 latest.pop()
                 latest[-1] = event[1:] if event[1:] in among else latest[-1]
         return found
+
+
+def call_of(key: str) -> str:
+    """CALL of dact/CALL:1."""
+    return key.partition("/")[2].partition(":")[0]
 
 
 def module_of(call: str) -> str:
@@ -87,6 +98,7 @@ def _tensors_held(
     groups: list[dict[frozenset[int], list[str]]] = []
     for side, calls in (("reference", reference), ("port", port)):
         found: dict[frozenset[int], list[str]] = {}
+        repeated = {module_of(call) for call in calls.names if "#" in call}
         for call in calls.names:
             module, _, number = call.partition("#")
             module = module.removesuffix(".attend")
@@ -100,8 +112,8 @@ def _tensors_held(
                 inside = any(
                     module == "(root)" or name.startswith(module + ".") for name in names_of
                 )
-                mine = piece.layer in (None, int(number or 0)) or module == "(root)"
-                if inside and mine:
+                scanned = module in repeated and module != "(root)"  # a call for each layer
+                if inside and not (scanned and piece.layer not in (None, int(number or 0))):
                     holds.add(at)
             if holds:
                 found.setdefault(frozenset(holds), []).append(call)
@@ -151,9 +163,14 @@ def _same_value(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
 
 
 def _is_one_value(p: str, r: str, reference: Calls, port: Calls) -> bool:
-    if not _same_size(p, r, reference, port):
+    x, y = port.arrays.get(f"act/{p}"), reference.arrays.get(f"act/{r}")
+    return x is not None and y is not None and is_one_value(x, y)
+
+
+def is_one_value(x: np.ndarray, y: np.ndarray) -> bool:
+    """But for the order of axes."""
+    if x.size != y.size:
         return False
-    x, y = port.arrays[f"act/{p}"], reference.arrays[f"act/{r}"]
     size = np.linalg.norm(x)
     return bool(abs(size - np.linalg.norm(y)) <= ALIKE * size and nearest(x, y)[1] < ALIKE)
 
@@ -205,25 +222,29 @@ class Pairing:
     """Which call of the port is which of the reference, and how its axes stand there."""
 
     calls: dict[str, str]  # the port's -> the reference's
-    axes: dict[str, Axes]  # in/CALL, act/CALL of the port
+    slots: dict[str, dict[str, str]]  # the port's call -> its in/SLOT, act/SLOT -> the reference's
+    axes: dict[str, Axes]  # in/SLOT, act/SLOT of the port
     masked: dict[Shape, np.ndarray]  # positions, all axes but the last, that reach no loss
 
     def value(self, key: str, arrays: Arrays) -> np.ndarray | None:
         """The port's array, in the reference's axes."""
-        kind, _, call = key.partition("/")
-        axes = self.axes.get(f"in/{call}" if kind == "in" else f"act/{call}")
-        x = arrays.get(key)
+        axes, x = self.axes.get(key.removeprefix("d")), arrays.get(key)
         return axes.to_theirs(x) if axes and x is not None else None
+
+    def outputs(self) -> list[tuple[str, str]]:
+        """act/SLOT of the port and of the reference."""
+        return [pair for slots in self.slots.values() for pair in slots.items()
+                if pair[0].startswith("act/")]  # fmt: skip
 
     def forced(self, reference: Calls) -> Arrays:
         """The reference's inputs, outputs and cotangents, in the port's axes."""
         found: Arrays = {}
-        for p, r in self.calls.items():
-            for kind in ("in", "act", "dact"):
-                axes = self.axes.get(f"{'in' if kind == 'in' else 'act'}/{p}")
-                theirs = reference.arrays.get(f"{kind}/{r}")
-                if axes and theirs is not None and theirs.shape == axes.theirs:
-                    found[f"{kind}/{p}"] = axes.to_ours(theirs)
+        for slots in self.slots.values():
+            for p, r in slots.items():
+                for d in ("", "d") if p.startswith("act/") else ("",):
+                    theirs = reference.arrays.get(d + r)
+                    if theirs is not None and theirs.shape == self.axes[p].theirs:
+                        found[d + p] = self.axes[p].to_ours(theirs)
         return found
 
     @property
@@ -231,22 +252,46 @@ class Pairing:
         return [key for key, axes in self.axes.items() if axes.moved]
 
 
-def make_pairing(calls: dict[str, str], reference: Calls, port: Calls) -> Pairing:
-    """By the values of a run, where the shapes leave the order of axes open.
+def make_pairing(
+    calls: dict[str, str], reference: Calls, port: Calls, *, guess: bool = False
+) -> Pairing:
+    """By the values of a run: which input and output is which, and in what order its axes are.
 
-    An input's axes are in an unusual order only if its module's output is right: else it is a bug.
+    What has no value in common is the first beside the first; and if that is to be guessed, the
+    second beside the second. An input's axes are in an unusual order only if its module's output
+    is right: else it is a bug.
     """
-    axes = {}
+    slots: dict[str, dict[str, str]] = {}
+    axes: dict[str, Axes] = {}
     for p, r in calls.items():
-        right = False
+        right, found = False, dict[str, str]()
         for kind in ("act", "in"):
-            ours, theirs = port.arrays.get(f"{kind}/{p}"), reference.arrays.get(f"{kind}/{r}")
-            if ours is not None and theirs is not None and ours.size == theirs.size:
-                found, gap = nearest(ours, theirs)
+            ours, theirs = port.slots(kind, p), reference.slots(kind, r)
+            pairs = _pair_slots(ours, theirs, port.arrays, reference.arrays, guess)
+            for mine, other in pairs.items():
+                a, b = port.arrays[mine], reference.arrays[other]
+                axes[mine], gap = nearest(a, b)
                 if kind == "in" and not right:
-                    found = axes_between(ours.shape, theirs.shape)[0]
-                axes[f"{kind}/{p}"], right = found, gap < ALIKE
-    return Pairing(calls, axes, masked_positions(reference))
+                    axes[mine] = axes_between(a.shape, b.shape)[0]
+                right |= kind == "act" and gap < ALIKE
+            found = pairs | found
+        slots[p] = found
+    return Pairing(calls, slots, axes, masked_positions(reference))
+
+
+def _pair_slots(
+    ours: list[str], theirs: list[str], port: Arrays, reference: Arrays, guess: bool
+) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for r in theirs:
+        alike = (p for p in ours if p not in pairs and is_one_value(port[p], reference[r]))
+        if p := next(alike, ""):
+            pairs[p] = r
+    for at, (p, r) in enumerate(zip(ours, theirs)):
+        free = p not in pairs and r not in pairs.values()
+        if free and port[p].size == reference[r].size and (guess or not at):
+            pairs[p] = r
+    return {p: pairs[p] for p in ours if p in pairs}
 
 
 def masked_positions(reference: Calls) -> dict[Shape, np.ndarray]:
@@ -256,7 +301,7 @@ def masked_positions(reference: Calls) -> dict[Shape, np.ndarray]:
     """
     found: dict[Shape, list[np.ndarray]] = {}
     for key, x in reference.arrays.items():
-        if key.startswith("dact/") and x.ndim > 1:
+        if key.startswith("dact/") and x.ndim > 1 and x.any():
             found.setdefault(x.shape[:-1], []).append((x == 0).all(-1))
     masks = {shape: np.all(each, axis=0) for shape, each in found.items() if len(each) > 1}
     return {shape: mask for shape, mask in masks.items() if mask.any() and not mask.all()}

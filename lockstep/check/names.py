@@ -18,6 +18,7 @@ WORDS = {
     "pos": "wpe pos position positions positional",
     "head": "head lmhead classifier unembed logits attend decoder",
     "final": "f final last",
+    "reverse": "reverse reversed rev backward bwd bw",
     "conv": "conv convolution", "shortcut": "shortcut downsample skip",
     "mean": "mean runningmean", "var": "var variance runningvar",
 }  # fmt: skip
@@ -73,6 +74,13 @@ def without_prefix(leaf: str) -> str | None:
     """o of wo and bo, 1 of w1 and b1: a tree without modules; None where it is no such name."""
     rest = leaf[1:]
     return rest if leaf[:1] in ("w", "b") and (rest.isdigit() or rest in MEANING) else None
+
+
+def parting(a: str, b: str) -> tuple[str, str]:
+    """Two names up to where they part: gru.fw and gru.bw of gru.fw.kernel and gru.bw.kernel."""
+    ours, theirs = segments(a), segments(b)
+    at = next((i for i, (x, y) in enumerate(zip(ours, theirs)) if x != y), len(ours))
+    return ".".join(ours[: at + 1]), ".".join(theirs[: at + 1])
 
 
 def is_bias(name: str) -> bool | None:

@@ -41,18 +41,29 @@ class Prover:
         self.best = self.trial()
 
     def trial(self) -> Trial:
-        port, loss = self.port, self.reference.about["loss"]
+        port = self.port
         weights = port.weights(self.reference.weights)
         free = port.run(weights)
         calls = pair_calls(self.mapping.entries, self.calls, free.calls)
-        pairing = make_pairing(calls, self.calls, free.calls)
-        ran = free
-        if port.isolates:
-            ran = port.run(weights, forced=pairing.forced(self.calls))
+        first = self._isolate(weights, free, make_pairing(calls, self.calls, free.calls))
+        if not first.wrong or not first.isolated:
+            return first
+        # Fed the reference's values, what is right has the same values, however late it comes.
+        trials = [first]
+        for guess in (False, True):
+            pairing = make_pairing(calls, self.calls, first.isolated.calls, guess=guess)
+            if pairing.slots not in [trial.pairing.slots for trial in trials]:
+                trials.append(self._isolate(weights, free, pairing))
+        return min(reversed(trials), key=lambda trial: len(trial.wrong))
+
+    def _isolate(self, weights: Arrays, free: Run, pairing: Pairing) -> Trial:
+        ran, loss = free, self.reference.about["loss"]
+        if self.port.isolates:
+            ran = self.port.run(weights, forced=pairing.forced(self.calls))
         bounds = rungs.Bounds(self.reference)
         rung = rungs.activations("2i", "", pairing, self.calls, ran, loss, bounds, [])
         wrong = {spot.where.partition("#")[0] for spot in rung.spots}
-        return Trial(weights, free, pairing, ran if port.isolates else None, wrong)
+        return Trial(weights, free, pairing, ran if self.port.isolates else None, wrong)
 
     def search(self) -> Trial:
         """Of the mappings that names leave open, the one under which least is wrong."""
@@ -122,11 +133,19 @@ class Prover:
         return list(groups.values())
 
     def _rivals(self) -> list[list[tuple[str, str]]]:
-        """Tensors of the port whose names say as much for each other's partners; all layers."""
-        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        """Tensors of the port whose names say as much for each other's partners; all layers.
+
+        First all that two modules hold, then each by itself.
+        """
+        held = {entry.port.name for entry in self.mapping.entries}
+        found: tuple[dict[frozenset[str], dict[str, str]], ...] = {}, {}
         for a, b in self.mapping.rivals:
-            groups.setdefault((names.wildcard(a), names.wildcard(b)), []).append((a, b))
-        return list(groups.values())
+            x, y = names.parting(a, b)
+            inside = {n: y + n.removeprefix(x) for n in held if n.startswith(x + ".")}
+            for groups, ends, pairs in ((found[0], (x, y), inside), (found[1], (a, b), {a: b})):
+                group = groups.setdefault(frozenset(map(names.wildcard, ends)), {})
+                group |= {n: m for n, m in pairs.items() if m in held and n not in group.values()}
+        return [list(group.items()) for groups in found for group in groups.values() if group]
 
     def find_exchange(self, place: str) -> str:
         """Two siblings of one parent that the port exchanges, inside a place; "" where none.

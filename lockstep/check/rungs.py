@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lockstep.check.fused import size_of
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls, Pairing
+from lockstep.check.modules import Calls, Pairing, call_of
 from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -16,7 +15,6 @@ from lockstep.parity.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.parity.verdict import Finding, Outcome, Verdict, check_bound
 
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
-SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,52 +70,6 @@ class Bounds:
         return NOISE.bound * (max(noises) + FLOOR)
 
 
-def initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
-    """Rung 0: mean, spread and shape of each tensor, against their sampling error."""
-    rung = Rung(number="0", name="initial values")
-    moments = reference.about["initial"]
-    done: set[tuple[str, str]] = set()
-    for entry in entries:
-        key = (entry.reference.name, entry.port.name)
-        if key in done or entry.reference.name not in moments or entry.alias:
-            continue
-        done.add(key)
-        theirs = {**moments[entry.reference.name], "size": size_of(entry.shape)}
-        figure, said = _farthest_moment(port.moments(entry.port), theirs)
-        rung.add("initial", str(entry.reference), figure, SIGMAS, str(entry.port), detail=said)
-    return rung
-
-
-def _farthest_moment(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, str]:
-    """In sampling errors, and both sides' figures."""
-    spread, least = max(ours["std"], theirs["std"]), min(ours["std"], theirs["std"])
-    means = abs(ours["mean"] - theirs["mean"])
-    if not least >= 1e-12:  # a constant on one side
-        same = means <= 1e-6 * max(abs(ours["mean"]), 1e-3) and spread < 1e-12
-        figure = 0.0 if same else np.inf
-        note = f"{_say(ours['mean'], ours['std'])}, reference {_say(theirs['mean'], theirs['std'])}"
-    else:
-        sizes = 1 / ours["size"] + 1 / theirs["size"]
-        tail = max(theirs["kurtosis"], 1.5) - 1
-        spreads = abs(np.log(ours["std"] / theirs["std"])) / np.sqrt(tail / 4 * sizes)
-        means /= spread * np.sqrt(sizes)
-        tails = abs(ours["kurtosis"] - theirs["kurtosis"]) / np.sqrt(24 * sizes)
-        if min(ours["size"], theirs["size"]) < 500:
-            tails = 0.0  # a fourth moment of few is no normal variable
-        note = f"standard deviation {ours['std']:.4g}, reference {theirs['std']:.4g}"
-        if tails > SIGMAS >= max(spreads, means):
-            note = f"kurtosis {ours['kurtosis']:.2f}, reference {theirs['kurtosis']:.2f}: "
-            note += "another distribution"
-        elif means > SIGMAS >= spreads:
-            note = f"mean {ours['mean']:.4g}, reference {theirs['mean']:.4g}"
-        figure = float(np.max([spreads, means, tails]))
-    return figure, note
-
-
-def _say(mean: float, std: float) -> str:
-    return f"constant {mean:.4g}" if std < 1e-12 else f"standard deviation {std:.4g}"
-
-
 def activations(
     number: str, name: str, pairing: Pairing, reference: Calls, ran: Run,
     reference_loss: float, bounds: Bounds, states: list[Pieces],
@@ -125,13 +77,12 @@ def activations(
     """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
     rung = Rung(number=number, name=name)
     for p in ran.calls.names:
-        r = pairing.calls.get(p, "")
-        for what, prefix in (("input", "in"), ("output", "act")) if r else ():
-            a, b = pairing.value(f"{prefix}/{p}", ran.calls.arrays), reference.arrays.get(
-                f"{prefix}/{r}")  # fmt: skip
+        for mine, other in pairing.slots.get(p, {}).items():
+            a, b = pairing.value(mine, ran.calls.arrays), reference.arrays.get(other)
             if a is None or b is None:
                 continue
-            bound = bounds.of(f"{prefix}/{r}", f"{prefix}/{p}")
+            what, r = "input" if other.startswith("in/") else "output", call_of(other)
+            bound = bounds.of(other, mine)
             figure = norm_gap(a, b)
             masked = pairing.masked.get(b.shape[:-1])
             if not figure <= bound and masked is not None:
@@ -156,35 +107,35 @@ def gradients(
     _add_gradients(rung, ran.grads, "grad", reference, entries, bounds)
     if number == "3":
         return rung
-    arrays = _with_zeros(ran.calls)
-    theirs = _with_zeros(calls)
-    for p, r in pairing.calls.items():
-        a, b = pairing.value(f"dact/{p}", arrays), theirs.get(f"dact/{r}")
+    whole = _largest({k: x for k, x in calls.arrays.items() if k.startswith("dact/")})
+    for ours, theirs in pairing.outputs():
+        p, r = f"d{ours}", f"d{theirs}"
+        a, b = pairing.value(p, ran.calls.arrays), calls.arrays.get(r)
         if a is not None and b is not None:
-            bound = bounds.of(f"dact/{r}", f"dact/{p}")
-            rung.add("cotangent", r, norm_gap(a, b), bound, p, a, b)
+            figure = _gradient_gap(a, b, whole)
+            rung.add("cotangent", call_of(r), figure, bounds.of(r, p), call_of(p), a, b)
     return rung
+
+
+def _largest(arrays: Arrays) -> float:
+    return max((float(np.linalg.norm(x)) for x in arrays.values()), default=0.0)
+
+
+def _gradient_gap(ours: np.ndarray, theirs: np.ndarray, whole: float) -> float:
+    """None where the true gradient is zero, as of a key's bias: rounding beside the others."""
+    zero = np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole
+    return 0.0 if zero else norm_gap(ours, theirs)
 
 
 def _add_gradients(
     rung: Rung, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
 ) -> None:
     theirs_of = reference.group(kind)
-    whole = max((float(np.linalg.norm(g)) for g in theirs_of.values()), default=0.0)
+    whole = _largest(theirs_of)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
-        figure = norm_gap(ours, theirs)
-        # A key's bias has a true gradient of zero: rounding noise beside the other gradients.
-        if np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole:
-            figure = 0.0
+        figure = _gradient_gap(ours, theirs, whole)
         bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
         rung.add("gradient", name, figure, bound, str(entry.port), ours, theirs)
-
-
-def _with_zeros(calls: Calls) -> Arrays:
-    """Where the backward pass never came, the cotangent is zero."""
-    zeros = {f"d{key}": np.zeros_like(x) for key, x in calls.arrays.items()
-             if key.startswith("act/")}  # fmt: skip
-    return zeros | calls.arrays
 
 
 def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:

@@ -20,7 +20,7 @@ AGAIN = "record it again: lockstep record FILE -o TRACE"
 
 # Of a batch's arrays, which the file holds as floats.
 DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
-          "uint16", "uint32", "uint64", "bool"}  # fmt: skip
+          "uint16", "uint32", "uint64", "bool", "complex64", "complex128"}  # fmt: skip
 # What JSON must hold, by the types of its values.
 FIELDS: dict[str, type] = {
     "program": str, "framework": str, "versions": dict, "device": str, "precision": str,

@@ -17,13 +17,16 @@ from lockstep.config import (
     RunConfig,
     from_flags,
 )
+from lockstep.config.fields import require_choice
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
-from lockstep.flags import add_flag, reader
+from lockstep.flags import DEVICES, add_device, add_flag, add_number, add_sections
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.verdict import Verdict
 from lockstep.run import directory
+
+SECTIONS = (ModelConfig, DataConfig, OptimConfig)
 
 
 def add(commands: Any) -> None:
@@ -46,7 +49,7 @@ def _add_curves(commands: Any) -> None:
     about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
     for side in ("A", "B"):
         sub.add_argument(side.lower(), metavar=side, help=about)
-    _add_flags(sub, curves.DEFAULTS)
+    add_sections(sub, *SECTIONS, defaults=curves.DEFAULTS)
     for section, name in ((PrecisionConfig, "loss_scale_init"), (ExecutionConfig, "remat"),
                           (RunConfig, "device")):  # fmt: skip
         add_flag(sub, next(f for f in dataclasses.fields(section) if f.name == name))
@@ -56,15 +59,6 @@ def _add_curves(commands: Any) -> None:
                      help="plant a bug in the operand of its framework; `lockstep power --list` "
                      "names them (default: none)")  # fmt: skip
     sub.set_defaults(command=_curves)
-
-
-def _add_flags(sub: Any, defaults: dict[str, Any]) -> None:
-    """Those of model, data and optimization."""
-    for section in (ModelConfig, DataConfig, OptimConfig):
-        group = sub.add_argument_group(section.__doc__)
-        for field in dataclasses.fields(section):
-            if "help" in field.metadata:
-                add_flag(group, field, default=defaults.get(field.name))
 
 
 def _add_power(commands: Any) -> None:
@@ -94,12 +88,8 @@ def _add_specificity(commands: Any) -> None:
     sub.add_argument("parts", metavar="PART", nargs="*",
                      help=f"{', '.join(specificity.SEEDED)}, rewrites, machines, or one of these: "
                      f"{', '.join(MACHINES)} (default: all)")  # fmt: skip
-    for name, default, what in (
-        ("--seeds", 20, "seeds of weights and batches for every rung"),
-        ("--curve-seeds", 50, "seeds for rung 8, the curves"),
-    ):
-        sub.add_argument(name, type=reader(int), default=default, metavar="N",
-                         help=f"{what} (default: {default})")  # fmt: skip
+    add_number(sub, "--seeds", 20, "seeds of weights and batches for every rung")
+    add_number(sub, "--curve-seeds", 50, "seeds for rung 8, the curves")
     sub.add_argument("--python", default="", metavar="PATH",
                      help="of another JAX: one machine more (default: none)")  # fmt: skip
     _add_device_and_out(sub)
@@ -120,14 +110,13 @@ def _add_sensitivity(commands: Any) -> None:
                      help="the policy with half precision, or tf32 (default: bf16)")  # fmt: skip
     sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
                      help="which computes (default: torch, which compiles nothing)")  # fmt: skip
-    _add_flags(sub, sensitivity.DEFAULTS)
+    add_sections(sub, *SECTIONS, defaults=sensitivity.DEFAULTS)
     _add_device_and_out(sub)
     sub.set_defaults(command=_sensitivity)
 
 
 def _add_device_and_out(sub: Any) -> None:
-    sub.add_argument("--device", default="cpu", metavar="cpu|cuda",
-                     help="where the twins run (default: cpu)")  # fmt: skip
+    add_device(sub, "where the twins run")
     sub.add_argument("--out", default=None, metavar="FILE",
                      help="put the result's rows there, as JSON (default: not)")  # fmt: skip
 
@@ -159,8 +148,7 @@ def _specificity(given: argparse.Namespace) -> int:
 
 def _sensitivity(given: argparse.Namespace) -> int:
     framework, device, out = given.framework, _device(given), _out_file(given)
-    known = [*twin.MODULES, "both"]
-    require(framework in known, "--framework", framework, f"unknown; use {', '.join(known)}")
+    require_choice("--framework", framework, (*twin.MODULES, "both"))
     chosen = list(twin.MODULES) if framework == "both" else [framework]
     own = {k: v for k, v in vars(given).items() if k not in ("framework", "out", "command")}
     config = from_flags({**sensitivity.DEFAULTS, **own, "device": device}, accelerator=False)
@@ -173,7 +161,7 @@ def _say(line: str) -> None:
 
 
 def _device(given: argparse.Namespace) -> str:
-    require(given.device in ("cpu", "cuda"), "--device", given.device, "unknown; use cpu, cuda")
+    require_choice("--device", given.device, DEVICES)
     return given.device
 
 

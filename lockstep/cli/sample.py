@@ -8,7 +8,7 @@ from typing import Any
 from lockstep import twin
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import reader
+from lockstep.flags import add_number, reader
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
 
@@ -20,14 +20,10 @@ def add(commands: Any) -> None:
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--prompt", default="def ", metavar="TEXT",
                      help="text to continue (default: 'def ')")  # fmt: skip
-    sub.add_argument("--length", type=reader(int), default=300, metavar="N",
-                     help="bytes to write (default: 300)")  # fmt: skip
-    sub.add_argument("--temperature", type=reader(float), default=0.8, metavar="X",
-                     help="0 takes the likeliest byte each time (default: 0.8)")  # fmt: skip
-    sub.add_argument("--top-k", type=reader(int), default=40, metavar="N",
-                     help="choose among the N likeliest; 0 among all (default: 40)")  # fmt: skip
-    sub.add_argument("--seed", type=reader(int), default=0, metavar="N",
-                     help="seed of the choices (default: 0)")  # fmt: skip
+    add_number(sub, "--length", 300, "bytes to write")
+    add_number(sub, "--temperature", 0.8, "0 takes the likeliest byte each time")
+    add_number(sub, "--top-k", 40, "choose among the N likeliest; 0 among all")
+    add_number(sub, "--seed", 0, "seed of the choices")
     sub.add_argument("--step", type=reader(int), metavar="N",
                      help="that of this step (default: the newest)")  # fmt: skip
     sub.add_argument("--framework", metavar="|".join(twin.MODULES),

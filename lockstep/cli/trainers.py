@@ -13,7 +13,7 @@ from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
-from lockstep.flags import Parser, add_flag
+from lockstep.flags import Parser, add_sections
 from lockstep.run import directory
 from lockstep.train import trainer
 
@@ -93,11 +93,7 @@ def trainer_parser(module: str) -> Parser:
         epilog=EXAMPLES.format(module=module),
         argument_default=argparse.SUPPRESS,
     )
-    for section in dataclasses.fields(Config):
-        group = parser.add_argument_group(section.type.__doc__)
-        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
-            if "help" in field.metadata:
-                add_flag(group, field)
+    group = add_sections(parser, *(section.type for section in dataclasses.fields(Config)))
     about = "the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)"
     group.add_argument("--out", metavar="DIR", help=about)
     about = f"go on with the run in --out, with its own config; only {MAY_CHANGE_FLAGS} may change"

@@ -1,7 +1,6 @@
 """`lockstep compile`: its flags, and what it prints."""
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from lockstep.compile.targets import NAMES
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
 from lockstep.errors import require
 from lockstep.exits import DONE
-from lockstep.flags import add_flag
+from lockstep.flags import add_sections
 from lockstep.run import directory
 
 
@@ -32,11 +31,7 @@ def add(commands: Any) -> None:
     sub.add_argument("--device", required=True, metavar="NAME", help=", ".join(NAMES))
     sub.add_argument("--framework", metavar="|".join(twin.MODULES), default=None,
                      help="this one alone (default: both)")  # fmt: skip
-    for section in (ModelConfig, PrecisionConfig, OptimConfig, ExecutionConfig):
-        group = sub.add_argument_group(section.__doc__)
-        for field in dataclasses.fields(section):
-            if "help" in field.metadata:
-                add_flag(group, field)
+    add_sections(sub, ModelConfig, PrecisionConfig, OptimConfig, ExecutionConfig)
     sub.add_argument("--json", action="store_true", default=False,
                      help="print it as JSON (default: off)")  # fmt: skip
     sub.add_argument("--hlo", metavar="FILE", default="",

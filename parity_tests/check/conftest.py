@@ -1,5 +1,7 @@
 """The recorded references, each made once a worker."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +23,15 @@ def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Tra
 
 
 @pytest.fixture(scope="session")
-def jax_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """The NNX example, which torch ports are checked against: they cost no compilation."""
-    return record("gpt_nnx.py", tmp_path_factory.mktemp("traces"))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
+    """An example in NNX, which torch ports are checked against: they cost no compilation."""
+    folder = tmp_path_factory.mktemp("traces")
+    return functools.cache(lambda example: record(f"{example}_nnx.py", folder, room=example))
 
 
 @pytest.fixture(scope="session")
-def conv_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return record("conv_nnx.py", tmp_path_factory.mktemp("traces"), room="conv")
-
-
-@pytest.fixture(scope="session")
-def resnet_reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return record("resnet_nnx.py", tmp_path_factory.mktemp("traces"), room="resnet")
+def jax_reference(traces: Callable[[str], Trace]) -> Trace:
+    return traces("gpt")
 
 
 @pytest.fixture(scope="session")

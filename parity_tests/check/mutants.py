@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from lockstep.process import ROOT
 
-EXAMPLES = ROOT / "examples" / "gpt"
+EXAMPLES = ROOT / "examples"
+PORTS = {"gpt": "gpt_torch.py", "conv": "conv_torch.py", "resnet": "resnet_transformers.py"}
 
 
 class Mutant(NamedTuple):
-    """Text changed in `gpt_torch.py`; the first root's place, and a word of its cause."""
+    """Text changed in an example's port; the first root's place, and a word of its cause."""
 
+    example: str
     name: str
     old: str
     new: str
@@ -34,18 +36,20 @@ ELSEWHERE = {
     "embedding-initial-values": "initial values",
 }  # fmt: skip
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-BUGS = [Mutant(**row) for row in TABLE["bug"]]
-REWRITES = [Mutant(**row) for row in TABLE["rewrite"]]
-HELD_OUT = [Mutant(**row) for row in TABLE["held_out"]]
-CONV = [Mutant(**row) for row in TABLE["conv"]]
-CONV_REWRITES = [Mutant(**row) for row in TABLE["conv_rewrite"]]
-RESNET = [Mutant(**row) for row in TABLE["resnet"]]
-RESNET_REWRITES = [Mutant(**row) for row in TABLE["resnet_rewrite"]]
+BUGS, REWRITES = (
+    [Mutant(example, **row) for example in PORTS for row in TABLE[example][kind]]
+    for kind in ("bug", "rewrite")
+)
+BY_NAME = {mutant.name: mutant for mutant in BUGS if mutant.example == "gpt"}
 
 
-def changed(mutant: Mutant, folder: Path, source: str = "gpt/gpt_torch.py") -> Path:
+def port_of(example: str) -> Path:
+    return EXAMPLES / example / PORTS[example]
+
+
+def changed(mutant: Mutant, folder: Path) -> Path:
     """A copy of the example with the mutant's change, which must be one."""
-    text = (ROOT / "examples" / source).read_text()
+    text = port_of(mutant.example).read_text()
     assert mutant.old in text, f"{mutant.name}: nothing to change"
     text = text.replace(mutant.old, mutant.new)
     path = folder / f"{mutant.name.replace('-', '_')}.py"

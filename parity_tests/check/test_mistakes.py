@@ -18,7 +18,7 @@ from lockstep_recorder import recording, wire
 from lockstep_recorder.main import open_side, write
 from lockstep_recorder.user import Mistake, User
 from parity_tests.check.inside import Inside, check_inside
-from parity_tests.check.mutants import EXAMPLES
+from parity_tests.check.mutants import port_of
 
 SMALL = """
 import numpy as np
@@ -294,7 +294,7 @@ def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
 def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
     from lockstep.check import report
 
-    port = EXAMPLES / "gpt_torch.py"
+    port = port_of("gpt")
     saved = report.map_json(check_inside(jax_reference, port))
     assert check_inside(jax_reference, port, overrides=saved).verdict == "equal"
     swapped = json.loads(json.dumps(saved))

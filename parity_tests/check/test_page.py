@@ -10,7 +10,7 @@ import pytest
 from lockstep.check import compare, page, report
 from lockstep.check.trace import Trace
 from parity_tests.check.inside import check_inside
-from parity_tests.check.mutants import BUGS, changed
+from parity_tests.check.mutants import BY_NAME, changed
 
 VOID = {"meta", "br"}
 
@@ -47,7 +47,7 @@ def parse(text: str) -> Reader:
 
 
 def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Path) -> None:
-    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    mutant = BY_NAME["gelu-erf"]
     result = check_inside(jax_reference, changed(mutant, tmp_path))
     text = page.page(result, "lockstep check a.py b.py")
     read = parse(text)
@@ -60,7 +60,7 @@ def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Pa
 
 
 def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path) -> None:
-    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    mutant = BY_NAME["gelu-erf"]
     result = check_inside(jax_reference, changed(mutant, tmp_path))
     evil = "</td><script>alert(1)</script><img src=https://x.invalid>"
     result.roots[0] = replace(result.roots[0], where=evil, cause=evil, remedy=evil)
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path
 def test_assert_equivalent_fails_with_the_report(
     jax_reference: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    mutant = BY_NAME["gelu-erf"]
     result = check_inside(jax_reference, changed(mutant, tmp_path))
     monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: result)
     with pytest.raises(AssertionError, match="GELU"):

@@ -10,7 +10,7 @@ from lockstep.check.trace import Trace
 from parity_tests.check import browser
 from parity_tests.check.browser import Browser
 from parity_tests.check.inside import check_inside
-from parity_tests.check.mutants import BUGS, changed
+from parity_tests.check.mutants import BY_NAME, changed
 
 # The least contrast of a text to what is behind it; that of WCAG's level AA is 4.5.
 CONTRAST = """
@@ -50,7 +50,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def file(jax_reference: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    mutant = next(m for m in BUGS if m.name == "gelu-erf")
+    mutant = BY_NAME["gelu-erf"]
     result = check_inside(jax_reference, changed(mutant, folder))
     path = folder / "page.html"
     path.write_text(page.page(result, "lockstep check a.py b.py"))

@@ -9,8 +9,8 @@ from lockstep.check import assert_equivalent
 from lockstep.cli import commands
 from lockstep.process import ROOT
 from parity_tests.check.conftest import record_torch
-from parity_tests.check.mutants import EXAMPLES
 
+EXAMPLES = ROOT / "examples" / "gpt"
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
 
 

@@ -4,33 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 from lockstep.process import ROOT
-from parity_tests.check.mutants import (
-    BUGS,
-    CONV,
-    CONV_REWRITES,
-    HELD_OUT,
-    RESNET,
-    RESNET_REWRITES,
-    REWRITES,
-    changed,
-)
+from parity_tests.check.mutants import BUGS, REWRITES, changed, port_of
 from parity_tests.check.tolerances import TOOLS, flagged
-
-MUTANTS = {
-    "gpt/gpt_torch.py": ([*BUGS, *HELD_OUT], REWRITES),
-    "conv/conv_torch.py": (CONV, CONV_REWRITES),
-    "resnet/resnet_transformers.py": (RESNET, RESNET_REWRITES),
-}
 
 
 def rows(folder: Path) -> list[str]:
     """The table's rows: mutants seen, and false positives."""
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for source, kinds in MUTANTS.items():
-        for count, mutants in zip(counts, kinds):
-            count["all"] += len(mutants)
-            for mutant in mutants:
-                count.update(flagged(changed(mutant, folder, source), source))
+    for count, mutants in zip(counts, (BUGS, REWRITES)):
+        count["all"] += len(mutants)
+        for mutant in mutants:
+            count.update(flagged(changed(mutant, folder), port_of(mutant.example)))
     bugs, rewrites = counts
     ours = f"| `lockstep check` | {bugs['all']} of {bugs['all']} | 0 of {rewrites['all']} |"
     return [ours, *(f"| {name} | {bugs[name]} of {bugs['all']} | {rewrites[name]} of "

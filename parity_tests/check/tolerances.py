@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.process import ROOT
 from lockstep_recorder.user import User
 
 Differ = Callable[[Tensor, Tensor], bool]
@@ -56,10 +55,10 @@ def outputs(
     return seen[0], model.state_dict()
 
 
-def flagged(changed: Path, source: str) -> set[str]:
+def flagged(changed: Path, example: Path) -> set[str]:
     """The tools that call a changed example different from the example."""
     torch.manual_seed(0)
-    theirs, weights = outputs(ROOT / "examples" / source)
+    theirs, weights = outputs(example)
     ours, _ = outputs(changed, weights)
     if ours.shape != theirs.shape:
         return set(TOOLS)

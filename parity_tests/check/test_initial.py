@@ -1,0 +1,38 @@
+"""Initial values: few elements that are drawn alike are no difference, and a constant is one."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lockstep.check.initial import SIGMAS, farthest_moment
+from lockstep_recorder.recording import moments
+
+
+def figure(a: np.ndarray, b: np.ndarray) -> float:
+    return farthest_moment(*({**moments(x), "size": x.size} for x in (a, b)))[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 30, 64])
+@pytest.mark.parametrize("rule", ["normal", "uniform"])
+def test_draws_of_one_rule_are_equal(n: int, rule: str) -> None:
+    draw = getattr(np.random.default_rng(0), rule)
+    pairs = [(draw(size=n), draw(size=n)) for _ in range(2000)]
+    assert max(figure(a, b) for a, b in pairs) <= SIGMAS
+
+
+@pytest.mark.parametrize(
+    ("n", "times"), [(2, 1e20), (3, 1e5), (8, 50), (30, 4), (64, 3), (500, 1.5)]
+)
+def test_another_spread_is_different(n: int, times: float) -> None:
+    draw = np.random.default_rng(0).normal
+    assert figure(draw(size=n), times * draw(size=n)) > SIGMAS
+
+
+def test_another_constant_is_different() -> None:
+    drawn = np.array([0.3141])
+    assert figure(drawn, np.array([0.2718])) == 0  # each may be a draw
+    for other in (np.zeros(1), np.ones(1)):
+        assert figure(drawn, other) == figure(other, 1 - other) == math.inf
+    assert figure(np.zeros(5), np.array([0.1, 0.2, 0.3, 0.1, 0.2])) == math.inf
+    assert figure(np.zeros(5), np.zeros(5)) == 0

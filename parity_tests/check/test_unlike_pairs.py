@@ -1,0 +1,199 @@
+"""Right ports that are made unlike their references are equal; a bug in them is named first."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lockstep.check.check import Result
+from parity_tests.check.inside import check_inside
+from parity_tests.check.test_comparisons import record
+
+FRAME = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+B, T, D = 4, 6, 8
+
+{model}
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {{"x": np.random.default_rng(step).normal(size=(B, T, D))}}
+"""
+
+
+class Pair(NamedTuple):
+    reference: str
+    port: str
+    bugs: dict[str, tuple[str, str]]  # the first root's place -> text changed in the port
+
+
+TWO_OUTPUTS = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.spread = nn.Linear(D, 3), nn.Linear(D, 3)
+
+    def forward(self, x):
+        return self.mean(x), self.spread(x).clamp(-1, 1) / 2
+
+class Draw(nn.Module):
+    def forward(self, mean, spread):
+        return mean + spread.exp(), (2 * spread).exp()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.draw, self.head = Encoder(), Draw(), nn.Linear(3, D)
+
+    def forward(self, x):
+        z, variance = self.draw(*self.encoder(x))
+        return self.head(z) + variance.sum(-1, keepdim=True)
+"""
+ONE_WAY = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.i, self.h = nn.Linear(D, 3), nn.Linear(3, 3)
+
+    def forward(self, x, h):
+        return torch.tanh(self.i(x) + self.h(h))
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Cell(), Cell()
+
+    def forward(self, x):
+        a = b = torch.zeros(len(x), 3).to(x)
+        for t in range(T):
+            a, b = self.a(x[:, t], a), self.b(x[:, -1 - t], b)
+        return torch.cat([a, b], 1), a - a.detach()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both, self.head = Both(), nn.Linear(6, D)
+
+    def forward(self, x):
+        y, nothing = self.both(x)
+        return self.head(y) + nothing.sum()
+"""
+EXPERTS = """
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 5, bias=False), nn.Linear(5, D, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.up(x)))
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, 3)
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(-1)
+        return sum(weights[..., k, None] * e(x) for k, e in enumerate(self.experts))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mixture, self.head = nn.LayerNorm(D), Mixture(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(x + self.mixture(self.norm(x)))
+"""
+STACKED = """
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(D, 3)
+        self.up = nn.Parameter((2 * torch.rand(3, D, 5) - 1) * D**-0.5)
+        self.down = nn.Parameter((2 * torch.rand(3, 5, D) - 1) * 5**-0.5)
+
+    def forward(self, x):
+        hidden = F.silu(torch.einsum("btd,edf->btef", x, self.up))
+        return torch.einsum("btef,efd,bte->btd", hidden, self.down, self.router(x).softmax(-1))
+"""
+SPECTRAL = """
+class Filter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(T // 2 + 1, D, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return x * self.weight
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter, self.head = Filter(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(torch.fft.irfft(self.filter(torch.fft.rfft(x, dim=1)), n=T, dim=1))
+"""
+PAIRS = {
+    "another convention of a second output": Pair(
+        TWO_OUTPUTS,
+        TWO_OUTPUTS.replace("(-1, 1) / 2", "(-1, 1)").replace(
+            "spread.exp(), (2 * spread)", "(spread / 2).exp(), spread"),
+        {"draw": ("mean + (spread / 2).exp()", "mean - (spread / 2).exp()")},
+    ),
+    "a second output": Pair(
+        TWO_OUTPUTS, TWO_OUTPUTS,
+        {"encoder, after encoder.spread": ("(-1, 1) / 2", "(-1, 1)"),
+         "draw": ("(2 * spread)", "(3 * spread)"),
+         "what uses encoder": ("mean + spread.exp()", "mean + spread.exp().detach()")},
+    ),
+    "two modules whose names say nothing": Pair(
+        ONE_WAY,
+        ONE_WAY.replace("self.a, self.b = Cell(), Cell()", "self.b, self.a = Cell(), Cell()")
+        .replace("self.a", "self.q").replace("self.b", "self.p")
+        .replace("a, b = self.q(x[:, t], a), self.p(x[:, -1 - t], b)",
+                 "b, a = self.p(x[:, -1 - t], b), self.q(x[:, t], a)"),
+        {"both": ("torch.cat([a, b], 1)", "torch.cat([b, a], 1)")},
+    ),
+    "experts in one tensor": Pair(
+        EXPERTS, STACKED + EXPERTS[EXPERTS.index("class Model"):],
+        {"mixture": ("softmax(-1))", "softmax(-1) ** 2)")},
+    ),
+    "complex tensors": Pair(
+        SPECTRAL, SPECTRAL.replace("x * self.weight", "torch.mul(self.weight, x)"),
+        {"filter": ("torch.mul(self.weight, x)", "torch.mul(self.weight.conj(), x)"),
+         "before filter": ("rfft(x, dim=1)", "rfft(x, dim=1, norm='ortho')"),
+         "filter.weight": ("return torch.mul(self.weight", "return torch.mul(self.weight.data")},
+    ),
+}  # fmt: skip
+BUGS = [(name, place) for name, pair in PAIRS.items() for place in ("", *pair.bugs)]
+
+
+def check(name: str, place: str, folder: Path) -> Result:
+    pair = PAIRS[name]
+    old, new = pair.bugs.get(place, ("", ""))
+    assert old in pair.port
+    model = pair.port.replace(old, new) if place else pair.port
+    (folder / "port.py").write_text(FRAME.format(model=model))
+    trace = record(FRAME.format(model=pair.reference), folder)
+    return check_inside(trace, folder / "port.py")
+
+
+@pytest.mark.parametrize(("name", "place"), BUGS)
+def test_the_verdict_and_the_first_place(name: str, place: str, tmp_path: Path) -> None:
+    result = check(name, place, tmp_path)
+    found = [root.name for root in result.roots]
+    assert result.verdict == ("different" if place else "equal"), found
+    assert not place or place in found[0], found
