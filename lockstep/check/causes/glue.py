@@ -195,9 +195,9 @@ def scaled(scene: Scene) -> Cause | None:
 
 
 def factor_between(ours: np.ndarray, theirs: np.ndarray) -> float | None:
-    """c where ours = c * theirs to rounding, and c is not 1."""
+    """c where ours = c * theirs to rounding, and c is not 1; of one number there always is one."""
     size = float((theirs**2).sum())
-    if not size:
+    if not size or theirs.size == 1:
         return None
     factor = float((ours * theirs).sum() / size)
     if abs(factor) < FITS or abs(factor - 1) < FITS:
