@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
-from lockstep.check.modules import Calls
+from lockstep.check.modules import Calls, above
 from lockstep.check.rungs import Rung, Spot
 
 # The free runs, and the roots after which they differ, too.
@@ -160,7 +160,8 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
     dead = [spot for spot in spots if spot.rule == "cotangent" and spot.ours is not None
             and not spot.ours.any()]  # fmt: skip
     if dead:
-        inside = [s for s in dead if not any(_is_inside(s.where, d.where, parents) for d in dead)]
+        places = {spot.where for spot in dead}
+        inside = [spot for spot in dead if places.isdisjoint(above(spot.where, parents))]
         ended = {call: at for at, call in enumerate(calls.names)}
         last: dict[str, Spot] = {}
         for spot in sorted(inside, key=lambda spot: ended[spot.where]):
@@ -177,13 +178,6 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
     cotangents = sorted((spot for spot in spots if spot.rule == "cotangent"),
                         key=lambda spot: ended[spot.where])  # fmt: skip
     return cotangents + [spot for spot in spots if spot.rule == "gradient"]
-
-
-def _is_inside(call: str, other: str, parents: dict[str, str]) -> bool:
-    while call := parents.get(call, ""):
-        if call == other:
-            return True
-    return False
 
 
 def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[str]) -> list[Root]:

@@ -1,5 +1,6 @@
 """Which call of the port is which of the reference: by the tensors held, by values, by names."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from lockstep_recorder.calls import MOST, slot
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
 CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
 ORDERS = 24  # of axes that are tried
+IMAGE = 4  # axes, from which two of one size may stand in each other's place
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,24 @@ class Calls:
         return found
 
     def before(self, among: set[str]) -> dict[str, str]:
-        """Call -> the one of `among` that ended last before it began, in the same call, or ""."""
+        """Call -> the one of `among` that ended last before it began, in the same one, or ""."""
         found: dict[str, str] = {}
         latest: list[str] = [""]
         for event in self.events:
+            call = event[1:]
             if event[0] == "+":
-                found[event[1:]] = latest[-1]
-                latest.append("")
+                found[call] = latest[-1]
+                latest.append("" if call in among else latest[-1])
             else:
-                latest.pop()
-                latest[-1] = event[1:] if event[1:] in among else latest[-1]
+                inner = latest.pop()
+                latest[-1] = call if call in among else inner
         return found
+
+
+def above(call: str, parents: dict[str, str]) -> Iterator[str]:
+    """The calls inside which one is, the nearest first."""
+    while call := parents.get(call, ""):
+        yield call
 
 
 def call_of(key: str) -> str:
@@ -206,7 +215,7 @@ def wildcard_digits(name: str) -> str:
 def nearest(ours: np.ndarray, theirs: np.ndarray) -> tuple[Axes, float]:
     """The order of axes under which two activations are alike, else the usual one; their gap."""
     orders = axes_between(ours.shape, theirs.shape)[:ORDERS]
-    if ours.shape == theirs.shape or not theirs.size:
+    if (ours.shape == theirs.shape and ours.ndim < IMAGE) or not theirs.size:
         orders = orders[:1]
     first = np.inf
     for axes in orders:

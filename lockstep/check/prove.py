@@ -7,7 +7,7 @@ from itertools import combinations
 from lockstep.check import names, rungs
 from lockstep.check.layout import Entry
 from lockstep.check.mapping import Mapping, exchange
-from lockstep.check.modules import Calls, Pairing, make_pairing, pair_calls
+from lockstep.check.modules import Calls, Pairing, above, make_pairing, pair_calls
 from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -38,6 +38,7 @@ class Prover:
         self.port, self.reference, self.calls = port, reference, calls
         self.mapping: Mapping = port.mapping
         self.left = TRIALS
+        self.apart: set[str] = set()  # the reference's modules that end elsewhere than the port's
         self.best = self.trial()
 
     def trial(self) -> Trial:
@@ -45,6 +46,7 @@ class Prover:
         weights = port.weights(self.reference.weights)
         free = port.run(weights)
         calls = pair_calls(self.mapping.entries, self.calls, free.calls)
+        calls = {p: r for p, r in calls.items() if names.wildcard(r) not in self.apart}
         first = self._isolate(weights, free, make_pairing(calls, self.calls, free.calls))
         if not first.wrong or not first.isolated:
             return first
@@ -69,11 +71,12 @@ class Prover:
         """Of the mappings that names leave open, the one under which least is wrong."""
         if not self.port.isolates:  # its weights are as they are
             return self.best
+        self._part_boundaries()
         self._turn_all()
         for group in self._open_groups():
             for choice in range(1, min(len(group[0].choices), 4)):
                 if self._spent():
-                    return self.best
+                    break
                 former = [entry.chosen for entry in group]
                 for entry in group:
                     entry.chosen = choice
@@ -86,7 +89,21 @@ class Prover:
             if self.exchange_helps(pairs):
                 self.mapping.notes.append(f"forward values decide: {pairs[0][0]} and {pairs[0][1]} "
                                           "are paired against the order of calls")  # fmt: skip
+        self._part_boundaries()
         return self.best
+
+    def _part_boundaries(self) -> None:
+        """Modules that hold others, and are wrong as a whole alone: one side's last function, such
+        as a ReLU, stands in its module and the other's behind it."""
+        parents = self.calls.parents()
+        around = {outer for r in self.best.pairing.calls.values() for outer in above(r, parents)}
+        wrong = [r for r in self.calls.names if r in around & self.best.wrong]
+        for place in dict.fromkeys(map(names.wildcard, wrong)):
+            if self._spent():
+                return
+            self.apart.add(place)
+            if not self._improves():
+                self.apart.remove(place)
 
     def exchange_helps(self, pairs: list[tuple[str, str]]) -> bool:
         """Exchanges the partners of the port's tensors; back again if not less is wrong."""

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (programs in strings)
 """Right ports that are made unlike their references are equal; a bug in them is named first."""
 
 from pathlib import Path
@@ -146,7 +147,80 @@ class Model(nn.Module):
     def forward(self, x):
         return self.head(torch.fft.irfft(self.filter(torch.fft.rfft(x, dim=1)), n=T, dim=1))
 """
+SQUARE = """
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, T, 3, padding=1, bias=False), nn.GroupNorm(2, T)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)))
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(T, D), nn.Linear(D, D))
+
+    def forward(self, x):
+        return torch.tanh(self.net(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.mlp, self.head = Stem(), Mlp(), nn.Linear(D, D)
+        self.bias = nn.Parameter(torch.randn(D // 2, T // 3))
+
+    def forward(self, x):
+        x = self.stem(x[:, None, :, :T]).mean((2, 3)) + self.bias.view(-1)[:T]
+        return self.head(2 * self.mlp(x))
+"""
+LAST = """
+class Last(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+"""
+TABLE = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x):
+        return x + self.table.view(-1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()])
+        self.final, self.head = nn.LayerNorm(D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(self.final(self.blocks[0](x)))
+"""
 PAIRS = {
+    "what is last in a module, behind it": Pair(
+        SQUARE,
+        SQUARE.replace("F.relu(self.norm(self.conv(x)))", "self.norm(self.conv(x))")
+        .replace("self.stem(x[:, None, :, :T])", "F.relu(self.stem(x[:, None, :, :T]))")
+        .replace("torch.tanh(self.net(x))", "self.net(x)")
+        .replace("2 * self.mlp(x)", "2 * torch.tanh(self.mlp(x))"),
+        {"mlp": ("2 * torch.tanh(self.mlp(x))", "2 * F.hardtanh(self.mlp(x))"),
+         "between stem.norm and mlp.net": ("F.relu(self.stem(", "F.gelu(self.stem(")},
+    ),
+    "an image as high as it has channels": Pair(
+        SQUARE,
+        LAST + SQUARE.replace("nn.Conv2d(", "Last(").replace("x[:, None, :, :T]", "x[..., :T, None]")
+        .replace("self.norm(self.conv(x))", "self.norm(self.conv(x).movedim(-1, 1)).movedim(1, -1)")
+        .replace("mean((2, 3))", "mean((1, 2))"),
+        {"stem.conv": ("forward(x.movedim(-1, 1))", "forward(x.movedim(-1, 1).flip(2))"),
+         "between stem and mlp": ("mean((1, 2))", "mean((1, 3))")},
+    ),
+    "a table as large as a gain": Pair(
+        TABLE,
+        TABLE.replace("blocks = nn.ModuleList([Block()])", "relative = nn.Parameter(torch.randn(4, 2))")
+        .replace("self.blocks[0](x)", "x + self.relative.view(-1)"),
+        {"final": ("x + self.relative", "x - self.relative")},
+    ),
     "another convention of a second output": Pair(
         TWO_OUTPUTS,
         TWO_OUTPUTS.replace("(-1, 1) / 2", "(-1, 1)").replace(
