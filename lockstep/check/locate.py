@@ -208,6 +208,8 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
         parent = calls.parents().get(spot.where, "")
         if not before and not parent:
             return "what the model is given"
+        if before and names.wildcard(before) == here:  # such as net.0 and net.2
+            return f"between {_in_layers(before)} and {_in_layers(spot.where)}"
         if before:
             return f"between {names.wildcard(before)} and {here}"
         return f"{names.wildcard(parent) or '(root)'}, before {here}"
@@ -219,6 +221,12 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     if spot.rule == "cotangent":
         return f"what uses {here}"
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
+
+
+def _in_layers(call: str) -> str:
+    """blocks.*.net.2 of blocks.3.net.2."""
+    outer, _, last = call.rpartition(".")
+    return f"{names.wildcard(outer)}.{last}" if outer else last
 
 
 def _everywhere(spots: list[Spot], calls: Calls) -> str:

@@ -23,7 +23,12 @@ class Trial:
     free: Run
     pairing: Pairing
     isolated: Run | None  # None of a recorded port
-    wrong: set[str]  # the calls, and "loss"
+    spots: set[tuple[str, str]]  # what is wrong: a call and its input or output, or the loss
+
+    @property
+    def wrong(self) -> set[str]:
+        """The modules, and "loss"."""
+        return {where.partition("#")[0] for where, _ in self.spots}
 
     def touches(self, entry: Entry) -> bool:
         owner = (entry.alias or entry.reference.name).rpartition(".")[0]
@@ -64,8 +69,8 @@ class Prover:
             ran = self.port.run(weights, forced=pairing.forced(self.calls))
         bounds = rungs.Bounds(self.reference)
         rung = rungs.activations("2i", "", pairing, self.calls, ran, loss, bounds, [])
-        wrong = {spot.where.partition("#")[0] for spot in rung.spots}
-        return Trial(weights, free, pairing, ran if self.port.isolates else None, wrong)
+        spots = {(spot.where, spot.rule) for spot in rung.spots}
+        return Trial(weights, free, pairing, ran if self.port.isolates else None, spots)
 
     def search(self) -> Trial:
         """Of the mappings that names leave open, the one under which least is wrong."""
@@ -102,7 +107,11 @@ class Prover:
             if self._spent():
                 return
             self.apart.add(place)
-            if not self._improves():
+            self.left -= 1
+            tried = self.trial()
+            if tried.spots < self.best.spots:  # and nothing behind it is wrong instead
+                self.best = tried
+            else:
                 self.apart.remove(place)
 
     def exchange_helps(self, pairs: list[tuple[str, str]]) -> bool:

@@ -159,7 +159,7 @@ class Stem(nn.Module):
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(T, D), nn.Linear(D, D))
+        self.net = nn.Sequential(nn.Linear(T, D), nn.GELU(), nn.Linear(D, D))
 
     def forward(self, x):
         return torch.tanh(self.net(x))
@@ -202,10 +202,12 @@ PAIRS = {
         SQUARE,
         SQUARE.replace("F.relu(self.norm(self.conv(x)))", "self.norm(self.conv(x))")
         .replace("self.stem(x[:, None, :, :T])", "F.relu(self.stem(x[:, None, :, :T]))")
-        .replace("torch.tanh(self.net(x))", "self.net(x)")
+        .replace("nn.GELU(), ", "").replace("self.net(x)", "self.net[1](F.gelu(self.net[0](x)))")
+        .replace("torch.tanh(self.net[1](F.gelu(self.net[0](x))))", "self.net[1](F.gelu(self.net[0](x)))")
         .replace("2 * self.mlp(x)", "2 * torch.tanh(self.mlp(x))"),
         {"mlp": ("2 * torch.tanh(self.mlp(x))", "2 * F.hardtanh(self.mlp(x))"),
-         "between stem.norm and mlp.net": ("F.relu(self.stem(", "F.gelu(self.stem(")},
+         "between mlp.net.0 and mlp.net.2": ("F.gelu", "F.silu"),
+         "between stem.norm and mlp": ("F.relu(self.stem(", "F.gelu(self.stem(")},
     ),
     "an image as high as it has channels": Pair(
         SQUARE,
