@@ -208,7 +208,8 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
         parent = calls.parents().get(spot.where, "")
         if not before and not parent:
             return "what the model is given"
-        if before and names.wildcard(before) == here:  # such as net.0 and net.2
+        alike = before and names.wildcard(before) == here
+        if alike and not _are_layers(before, spot.where, calls):  # such as net.0 and net.2
             return f"between {_in_layers(before)} and {_in_layers(spot.where)}"
         if before:
             return f"between {names.wildcard(before)} and {here}"
@@ -221,6 +222,13 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     if spot.rule == "cotangent":
         return f"what uses {here}"
     return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
+
+
+def _are_layers(a: str, b: str, calls: Calls) -> bool:
+    """Of one kind, the second next to the first."""
+    first, second = (names.numbered(names.segments(call)[-1].partition("#")[0]) for call in (a, b))
+    following = first and second and second[1] == first[1] + 1
+    return bool(following) and calls.kinds[a] == calls.kinds[b]
 
 
 def _in_layers(call: str) -> str:
