@@ -138,11 +138,11 @@ def test_what_is_called_different_must_be_so_from_other_weights() -> None:
         made, moved = right(state), np.abs(state.params[WEIGHT] - near).max()
         return {name: x * np.float32(1.01 if moved < 1e-6 else 1) for name, x in made.items()}
 
-    found = decisive(compare_measures(right, flips, STATE, compute="bfloat16"))
+    found = Outcome(compare_measures(right, flips, STATE, compute="bfloat16")).worst
     assert found.verdict is Verdict.EQUAL
     assert "the median of three starts" in found.detail
     wrong = product("bfloat16", factor=1.01)
-    found = decisive(compare_measures(right, wrong, STATE, compute="bfloat16"))
+    found = Outcome(compare_measures(right, wrong, STATE, compute="bfloat16")).worst
     assert found.verdict is Verdict.DIFFERENT
 
 
