@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.config import from_flags
+from lockstep.errors import require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
@@ -28,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--chunks", default="4", metavar="N", help="(default: 4)")
     parser.add_argument("--rounds", type=reader(int), default=7, metavar="N", help="(default: 7)")
     given = parser.parse_args(argv)
+    require_range("--rounds", given.rounds, 1)
     for framework in twin.MODULES:
         print(json.dumps(ratio(framework, given.chunks, given.rounds)), flush=True)
     return DONE

@@ -72,6 +72,30 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
     return recompute(kernel)(x)
 
 
+@jax.custom_vjp
+def cross_entropy(logits: Array, targets: Array) -> Array:
+    """Logits (..., V) and targets (...) -> (...), in float32 inside."""
+    return _cross_entropy_forward(logits, targets)[0]
+
+
+def _cross_entropy_forward(logits, targets):  # type: ignore[no-untyped-def]
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_sums = jax.nn.logsumexp(wide, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1).squeeze(-1)
+    return log_sums - chosen.astype(wide.dtype), (logits, targets, log_sums)
+
+
+def _cross_entropy_backward(residuals, dy):  # type: ignore[no-untyped-def]
+    """Softmax less one at the target, in one pass: autodiff would scatter into wide logits."""
+    logits, targets, log_sums = residuals
+    probs = jnp.exp(logits.astype(dy.dtype) - log_sums[..., None])
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    return ((probs - is_target) * dy[..., None]).astype(logits.dtype), None
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
 def scaled_dot_product_attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:
     """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")

@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
 
-from .precision import dtype
+from . import functional as F
 from .remat import recompute
 
 
@@ -21,8 +20,7 @@ def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
 
 def row_losses(logits: Array, targets: Array, dtypes: Dtypes) -> Array:
     """Logits (..., V) and targets (...) -> (...)."""
-    logits = logits.astype(dtype(dtypes.output))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return F.cross_entropy(logits, targets).astype(dtypes.output)
 
 
 def mean_loss_in_chunks(

@@ -7,7 +7,6 @@ rotation, loss) says so here. A module whose dtype is not the policy's has a pol
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,13 +17,13 @@ from jax import Array
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.model import rotary
-from lockstep.model.attention import Kernel
+from lockstep.model.attention import Kernel, block_edges
 from lockstep.model.constants import NORM_EPS
 
 from . import functional as F
 from .dropout import Dropout
 from .precision import dtype, matmul
-from .remat import recompute_cheap, remat_sublayer, through_blocks
+from .remat import recompute, recompute_cheap, remat_sublayer, through_blocks
 from .rounding import Narrow, keep
 
 Tap = Callable[[str, Array], Array]
@@ -106,15 +105,17 @@ def attend_in_blocks(
     wide: jnp.dtype,
     narrow: Narrow = keep,
     *,
-    blocks: int,
+    kernel: Kernel,
 ) -> Array:
     """The same, each block of queries without the keys behind it, which would all be masked."""
-    t = q_BTHK.shape[1]
-    edges = [t * i // blocks for i in range(blocks + 1)]
-    parts = [
-        attend(q_BTHK[:, start:stop], k_BTHK[:, :stop], v_BTHK[:, :stop], wide, narrow)
-        for start, stop in pairwise(edges)
-    ]
+
+    def block(start: int, stop: int, q: Array, k: Array, v: Array) -> Array:
+        return attend(q[:, start:stop], k[:, :stop], v[:, :stop], wide, narrow)
+
+    # Cut out inside of what is recomputed: no block keeps keys of its own.
+    run = recompute(block, static_argnums=(0, 1)) if kernel.recompute else block
+    edges = block_edges(q_BTHK.shape[1], kernel.blocks)
+    parts = [run(*edge, q_BTHK, k_BTHK, v_BTHK) for edge in edges]
     return jnp.concatenate(parts, axis=1)
 
 
@@ -127,7 +128,7 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
         self.config, self.wide = config, dtype(dtypes.output)
         fused = kernel.fused and dtypes.at("attend").mixed  # cuDNN's is in half precision
-        in_blocks = partial(attend_in_blocks, blocks=kernel.blocks)
+        in_blocks = partial(attend_in_blocks, kernel=kernel)
         written_out: Callable = in_blocks if kernel.blocks > 1 else attend
         self.attend = matmul(attend_fused if fused else written_out, dtypes.at("attend"))
         linear = partial(Linear, bias=config.bias)

@@ -19,7 +19,7 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.devices import AMPERE
 from lockstep.errors import UserError
-from lockstep.model.attention import Kernel, query_blocks, wants_fused
+from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
 from .kernels import cudnn_works, require_float16
 from .rounding import NARROW
@@ -133,10 +133,10 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kern
     """cuDNN's is for half precision on CUDA, and for some head dims; strict numerics write it out,
     with all that is masked."""
     possible = wants_fused(config.precision) and device.platform == "gpu" and dtypes.mixed
-    free = config.precision.attention == "auto" and not config.precision.strict
     return Kernel(
         fused=possible and cudnn_works(dtypes.compute, config.model.d_head),
-        blocks=query_blocks(config.model.context) if free else 1,
+        blocks=written_out_blocks(config.precision, config.model.context),
+        recompute=device.platform == "gpu",  # on a CPU time is dearer than memory
     )
 
 

@@ -58,6 +58,8 @@ BUGS: dict[str, Plant] = {
     "donation-lost": wrap(jax, "jit", keep_arguments),
     "cudnn-lost": with_kernel(False),
     "cudnn-unasked": with_kernel(True),
+    "scores-kept": wrap(step, "attention_kernel", lambda right, *args: right(*args)._replace(
+        recompute=False)),
     "accumulator-narrowed": wrap(optax, "MultiSteps", accumulate_narrowly),
     "moments-narrowed": wrap(optax, "adamw", lambda right, *args, **rest: right(
         *args, mu_dtype=jnp.bfloat16, **rest)),

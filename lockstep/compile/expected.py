@@ -13,19 +13,24 @@ from lockstep.compile.program import (
 )
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
+from lockstep.model.attention import block_edges
 from lockstep.model.segments import segments
 
 
-def matmuls(config: Config, target: Target, fused: Collection[str]) -> list[Matmul]:
+def matmuls(
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1
+) -> list[Matmul]:
     """Of one optimizer step, layers unrolled; attention's own are inside a kernel where they
-    compute in one of the dtypes `fused`."""
-    return gather_matmuls(_each(config, target, fused))
+    compute in one of the dtypes `fused`, else in so many blocks of queries."""
+    return gather_matmuls(_each(config, target, fused, blocks))
 
 
-def flops(config: Config, target: Target, fused: Collection[str]) -> Counter[tuple[str, str]]:
+def flops(
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1
+) -> Counter[tuple[str, str]]:
     """By units and phase."""
     found: Counter[tuple[str, str]] = Counter()
-    for m in matmuls(config, target, fused):
+    for m in matmuls(config, target, fused, blocks):
         found[m.units, m.phase] += m.flops
     return found
 
@@ -72,7 +77,7 @@ def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Matmul]:
+def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -> Iterator[Matmul]:
     model, accum = config.model, config.optim.accum
     rows = config.optim.batch_size * model.context
     tf32 = config.precision.roles.tf32
@@ -97,14 +102,18 @@ def _each(config: Config, target: Target, fused: Collection[str]) -> Iterator[Ma
         for name, shape in linears(model).items():
             yield from linear(f"blocks.{layer}.{name}", shape, last if name in ends else once)
         if attention_dtype(config, layer) not in fused:
-            t, batch = model.context, config.optim.batch_size * model.n_head
-            scores = matmul_size(t, t, model.d_head, batch)
-            values = matmul_size(t, model.d_head, t, batch)
             name = f"blocks.{layer}.attn.attend"
-            for size in (scores, values):
-                yield from add(name, size, FORWARD, 1)
-                yield from add(name, size, RECOMPUTED, attend)
-            yield from add(name, scores, BACKWARD, 1)  # of the probabilities
-            yield from add(name, values, BACKWARD, 3)  # of values, queries and keys
+            for start, stop in block_edges(model.context, blocks):
+                t, batch = stop - start, config.optim.batch_size * model.n_head
+                scores = matmul_size(t, stop, model.d_head, batch)
+                values = matmul_size(t, model.d_head, stop, batch)
+                for size in (scores, values):
+                    yield from add(name, size, FORWARD, 1)
+                    yield from add(name, size, RECOMPUTED, attend)
+                # A block keeps no scores, and so makes them once more.
+                yield from add(name, scores, RECOMPUTED, int(blocks > 1))
+                yield from add(name, scores, BACKWARD, 1)  # of the probabilities
+                yield from add(name, values, BACKWARD, 1)  # of the queries
+                yield from add(name, matmul_size(stop, model.d_head, t, batch), BACKWARD, 2)
     for part in chunks.sizes(rows, config.chunks):
         yield from linear("head", (model.d_model, model.vocab), int(config.chunks > 1), part)

@@ -9,7 +9,7 @@ from lockstep.compile.program import PHASES, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
-from lockstep.model.attention import query_blocks, wants_fused
+from lockstep.model.attention import wants_fused, written_out_blocks
 from lockstep.model.stacked import scans_layers
 
 
@@ -51,14 +51,12 @@ def _names(units: set[str]) -> str:
 
 
 def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """By units and phase. A loop over layers recomputes what its last turn need not; attention
-    written out in blocks leaves out what is masked."""
-    in_blocks = program.framework == "jax" and not program.attention and not config.precision.strict
-    if (program.framework == "jax" and scans_layers(config)) or (
-        in_blocks and query_blocks(config.model.context) > 1
-    ):
+    """By units and phase. A loop over layers recomputes what its last turn need not."""
+    if program.framework == "jax" and scans_layers(config):
         return
-    wanted = expected.flops(config, target, {a.dtype for a in program.attention})
+    in_blocks = written_out_blocks(config.precision, config.model.context)
+    blocks = in_blocks if program.framework == "jax" else 1
+    wanted = expected.flops(config, target, {a.dtype for a in program.attention}, blocks)
     found: Counter[tuple[str, str]] = Counter()
     for m in program.matmuls:
         found[m.units, m.phase] += m.flops

@@ -45,6 +45,8 @@ BUGS = [
     Bug("jax", "cudnn-lost", BF16, r"wanted and possible, but not there"),
     Bug("jax", "cudnn-unasked", BF16, r"cudnn attention needs", "t4"),
     Bug("jax", "cudnn-unasked", BF16 | STRICT, r"strict numerics run fused attention"),
+    Bug("jax", "scores-kept", {"policy": "fp32", "n_layer": 1, "context": 256},
+        r"recomputed: 0 FLOPs"),
     Bug("jax", "accumulator-narrowed", BF16 | {"accum": 2}, r"accumulators in bfloat16"),
     Bug("jax", "moments-narrowed", BF16, r"moments in bfloat16"),
     Bug("jax", "recomputed-twice", BF16 | BLOCK, TWICE),

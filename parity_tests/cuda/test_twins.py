@@ -39,8 +39,9 @@ def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
         {"policy": "bf16", "remat": "block", "layers": "scan", "accum": 2},
         {"policy": "params=bfloat16,compute=bfloat16,output=float32"},
         {"policy": "fp64"},
+        {"policy": "fp32", "remat": "block", "context": 256},
     ],
-    ids=["islands", "scan", "spec", "fp64"],
+    ids=["islands", "scan", "spec", "fp64", "blocks"],
 )
 def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     """A loop recomputes the matmul that its last turn would not need; no other count may differ."""

@@ -53,6 +53,12 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--steps x", ["--steps", "'x'", "whole number"]),
     ],
     "benchmarks.resnet_memory": [("stray", ["stray", "--help"])],
+    "benchmarks.cuda_grid": [("stray", ["stray", "--help"])],
+    "benchmarks.loss_chunks": [
+        ("--chunks 0", ["--loss-chunks", "0"]),
+        ("--rounds x", ["--rounds", "'x'", "whole number"]),
+        ("--rounds 0", ["--rounds", "0", "at least 1"]),
+    ],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),

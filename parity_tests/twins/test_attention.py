@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend
 
 import jax_impl.model
 import jax_impl.precision
+from lockstep.model.attention import Kernel
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
 from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
@@ -138,6 +139,22 @@ def test_blocks_of_queries_are_the_whole(family: str) -> None:
     assert max(norm_gap(others[name], grad) for name, grad in grads.items()) <= 1e-12
     window = batch[None]
     assert blocks.step_flops(window) < whole.step_flops(window)
+
+
+def test_recomputed_blocks_keep_no_scores() -> None:
+    """As on CUDA without a kernel: the same gradients, of nothing but queries, keys and values."""
+    t = 3 * 64 + 5
+    q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
+
+    def outputs(recompute: bool) -> tuple[list[jax.Array], int]:
+        kernel = Kernel(blocks=3, recompute=recompute)
+        function = partial(jax_impl.model.attend_in_blocks, wide=q.dtype, kernel=kernel)
+        y, backward = jax.vjp(function, q, k, v)
+        return [y, *backward(upstream)], max(x.size for x in jax.tree.leaves(backward))
+
+    (found, largest), (wanted, most) = outputs(True), outputs(False)
+    assert max(norm_gap(np.asarray(a), np.asarray(b)) for a, b in zip(found, wanted)) <= 1e-6
+    assert largest == q.size and most > t * t // 3
 
 
 def test_strict_numerics_leave_nothing_out() -> None:
