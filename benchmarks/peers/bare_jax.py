@@ -88,6 +88,7 @@ class BareJax:
             "device": self.device.device_kind,
             "platform": "cuda" if platform == "gpu" else platform,
             "attention": self.attention,
+            "emulated": "",
             "versions": {module.__name__: module.__version__ for module in (jax, jaxlib)},
         }
 

@@ -118,6 +118,7 @@ class HuggingFace:
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "platform": self.device.type,
             "attention": attention(self.config.precision),
+            "emulated": "",
             "versions": {name: version(name) for name in packages},
         }
 

@@ -57,6 +57,7 @@ class NanoGPT:
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "platform": self.device.type,
             "attention": "sdpa",
+            "emulated": "",
             "versions": {"torch": torch.__version__},
         }
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "kernels": {"functional"},
     "precision": {"kernels", "rounding"},
     "model": {"dropout", "functional", "precision", "remat", "rounding"},
-    "loss": {"precision", "remat"},
+    "loss": {"functional", "precision", "remat"},
     "pure": {"model"},
     "taps": {"model", "pure"},
     "mesh": {"model"},

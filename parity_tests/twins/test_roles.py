@@ -91,6 +91,8 @@ def saved_roles(framework: str, config: Config) -> dict[tuple[int, ...], set[str
     table |= dict.fromkeys([(B, H, T, 1), (B, T, V), (B * T, V), (B, T), ()], output)
     table |= dict.fromkeys([(B * T, f), (B, T, H, k)], compute)
     table |= dict.fromkeys([(B * H, T, k), (B * H, k, T), (B * H, T, T)], compute)
+    if framework == "jax":  # whose loss reads the logits again, as the head gave them
+        table[B, T, V] = compute
     table[B, H, T, T] = output | compute  # probabilities: softmax's own, and the next matmul's
     table[B * T, D] = output | compute  # how many of each is counted
     for name, shape in shapes(config.model).items():
