@@ -50,8 +50,9 @@ def config(row: Row, device: str) -> Config:
     the gradient's scale, and rungs that ask for one config share its compiled program.
     """
     flags = {**SMALL, **row}
-    if "mesh" in row:
+    if "mesh" in row:  # of the compiler's time, one layer says as much
         flags["batch_size"] = max(1, 4 // parse_mesh(row["mesh"]).size)
+        flags["n_layer"] = row.get("n_layer", 1)
     if flags["layers"] == "scan":
         flags["n_layer"] = row.get("n_layer", 4)
     if flags["policy"] != "fp64":
