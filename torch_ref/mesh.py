@@ -40,6 +40,8 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
     require(processes == config.mesh.size, "--mesh", config.mesh, remedy)
     if config.mesh.size == 1:
         return None
+    if device.type == "cuda":  # "cuda" is then this process's own
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     return init_device_mesh(device.type, config.mesh, mesh_dim_names=AXES)

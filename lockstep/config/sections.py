@@ -278,9 +278,9 @@ class Config:
         for name, on in (
             ("--compile", self.execution.compile),
             ("--debug-nans", self.run.debug_nans),
-            ("--loss-chunks", self.execution.loss_chunks.lstrip("1")),
+            ("--loss-chunks", self.execution.loss_chunks != "1" and self.execution.loss_chunks),
         ):
-            remedy = f"is for one device, not for --mesh {self.mesh}; drop one"
+            remedy = f"is for one device, not for --mesh {self.mesh}; drop it or use --mesh data=1"
             require(not on or self.mesh.size == 1, name, on, remedy)
         rows, row = self.global_batch_size, self.model.context + 1
         for name, count in (("accum", self.optim.accum), ("eval-batches", self.run.eval_batches)):

@@ -98,10 +98,12 @@ def test_what_is_no_mesh(text: str) -> None:
         parse_mesh(text)
 
 
-@pytest.mark.parametrize("flag", ["compile", "debug_nans"])
-def test_what_is_for_one_device(flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value"), [("compile", True), ("debug_nans", True), ("loss_chunks", "11")]
+)
+def test_what_is_for_one_device(flag: str, value: bool | str) -> None:
     with pytest.raises(UserError, match="is for one device, not for --mesh fsdp=2"):
-        Config().replace(mesh="fsdp=2", **{flag: True})
+        Config().replace(mesh="fsdp=2", **{flag: value})
 
 
 def test_the_rows_of_a_batch_are_those_of_all_devices() -> None:
