@@ -1,11 +1,14 @@
 """One measurement: who trains, what, and for how long."""
 
+import importlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.config import Config, from_flags
 from lockstep.errors import require
+from lockstep.train.memory import keep_freed_memory
+from lockstep.twin import Runner
 
 Flags = dict[str, Any]
 
@@ -16,16 +19,26 @@ class Contender(NamedTuple):
     module: str
     what: str
     flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
+    keeps: bool = False  # its process keeps the memory that it frees
+
+    def build(self, config: Config) -> Runner:
+        """In this process, which is its own."""
+        if self.keeps:
+            keep_freed_memory()
+        return importlib.import_module(self.module).build(config)
 
 
 CONTENDERS = {
-    "jax": Contender("jax_impl.train", "ours in JAX"),
+    "jax": Contender("jax_impl.train", "ours in JAX", keeps=True),
     "torch": Contender("torch_ref.train", "ours in PyTorch, eager"),
     "torch-compiled": Contender("torch_ref.train", "ours in PyTorch, compiled", {"compile": True}),
     "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
     "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
     "nanogpt": Contender("benchmarks.peers.nanogpt", "an eager loop as in nanoGPT"),
     "bare-jax": Contender("benchmarks.peers.bare_jax", "a jitted step written by hand"),
+    "bare-jax-keeping": Contender(
+        "benchmarks.peers.bare_jax", "the same, told to keep the memory it frees", keeps=True
+    ),
 }
 
 # The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ

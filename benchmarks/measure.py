@@ -1,6 +1,5 @@
 """One cell (JSON), in a process of its own: `python -m benchmarks.measure CELL NAME FILE`."""
 
-import importlib
 import os
 import statistics
 import sys
@@ -37,7 +36,7 @@ def measure(cell: Cell, ask: Callable[[Any, Config], Result] = lambda *_: {}) ->
         ask: what else is wanted of the runner, when it has taken its steps.
     """
     config, clock = cell.config, Clock()
-    runner: Runner = importlib.import_module(CONTENDERS[cell.contender].module).build(config)
+    runner = CONTENDERS[cell.contender].build(config)
     state = initial_state(config)
     runner.load(state)
     clock.lap("start")

@@ -66,7 +66,7 @@ def cpu(device: str) -> Suite:
     base = SMALL | {"batch_size": 4}
     rows = policies(base, "bf16", "fp32")
     return Suite("what an hour on two cores can tell", device, 2, [
-        *cells("frameworks", OURS + PEERS, rows, **whole),
+        *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
         *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
         *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
         *matmuls(device), *laws(device), Command("speed", ("benchmarks.speed", "--out", "{out}")),

@@ -3,8 +3,10 @@
 import sys
 
 from lockstep.cli import trainers
+from lockstep.train.memory import keep_freed_memory, resident_peak
 
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
+    keep_freed_memory()
     sys.exit(trainers.train("jax"))
 
 from collections.abc import Callable
@@ -17,7 +19,6 @@ from jax import Array
 from lockstep.config import Config
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
-from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
 
 from . import bridge
