@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_impl import precision, step
 from jax_impl.pure import State
-from lockstep.compile import hlo, memory, xla
+from lockstep.compile import hlo, memory, traffic, xla
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config, chunks
@@ -66,6 +66,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         versions={m.__name__: m.__version__ for m in (jax, jaxlib)},
         attention_asked=precision.attention_backend(config, device),
         seconds=time.perf_counter() - began, peak=peak,
+        kernels=list(traffic.kernels(module, target)),
         parts=memory.live_parts(placed, live, xla.state(module), parts, peak),
         **xla.facts(module, asked, dumped["ptx"], target),
     )  # fmt: skip

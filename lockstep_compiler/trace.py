@@ -1,7 +1,9 @@
 """What a step dispatches: its operations with dtypes and phases, and the storages that live."""
 
+import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from lockstep.compile.program import (
     attention_flops,
     gather_matmuls,
     matmul_size,
+    purpose,
 )
 from lockstep.compile.targets import Target
 
@@ -39,6 +42,15 @@ PRECISE = {
     "_log_softmax": "log_softmax", "_log_softmax_backward_data": "log_softmax",
     "nll_loss_forward": "loss", "nll_loss_backward": "loss", "pow": "power",
 }  # fmt: skip
+# What the backward pass and the library run, where none of the twin's functions is seen.
+GROUP = {
+    **dict.fromkeys(("_to_copy",), "casts"),
+    **dict.fromkeys(("cat", "clone", "copy_", "slice_backward"), "copies"),
+    **dict.fromkeys((name for name, kind in PRECISE.items() if kind == "norm"), "norms"),
+    **dict.fromkeys(("_softmax", "_softmax_backward_data"), "attention"),
+    **dict.fromkeys((name for name in PRECISE if "log_softmax" in name or "nll" in name), "loss"),
+}
+BATCHED = {"bmm", "baddbmm"}  # attention's alone
 # Of torch's list of what is not deterministic unless it is told to be, what such a model uses.
 ATOMIC = {
     "index_put", "index_put_", "_index_put_impl_", "index_add_", "scatter_add", "scatter_add_",
@@ -108,15 +120,15 @@ class Trace(TorchDispatchMode):
     def _record(
         self, name: str, func: Any, ins: list[Tensor], outs: list[Tensor], args: Any
     ) -> None:
-        if not outs or all(x.device.type != "cuda" for x in outs):
+        if not any(x.device.type == "cuda" for x in outs or ins):
             return
-        when, dtype = phase(), str(outs[0].dtype)[6:]
-        flops, units, group = 0, "", "rest"
+        when, dtype = phase(), str((outs or ins)[0].dtype)[6:]
+        flops, units, group = 0, "", purpose(_callers()) or GROUP.get(name, "other")
         if size := _matmul(name, args):
             operands = str(ins[-1].dtype)[6:]
             units = self.target.units(operands, torch.backends.cuda.matmul.fp32_precision == "tf32")
             m, n, k = size
-            flops, group = 2 * m * n * k, "matmuls"
+            flops, group = 2 * m * n * k, "attention" if name in BATCHED else "matmuls"
             self.matmuls.append(Matmul(units, operands, size, when, 1))
         elif kernel := FUSED.get(name):
             q = ins[1] if name.endswith("backward") else ins[0]
@@ -133,7 +145,7 @@ class Trace(TorchDispatchMode):
             told = torch.are_deterministic_algorithms_enabled()
             if not told or name in NEVER_DETERMINISTIC:
                 self.atomics[name] += 1
-        moved = _moved(func, ins, outs)
+        moved = _moved(func, ins, outs, args)
         if moved or flops:
             self.kernels.append(Kernel(f"{when} {name}", group, flops, units, moved, 1))
 
@@ -182,13 +194,25 @@ def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:
     return matmul_size(m, right.shape[-1], k, batch[0] if batch else 1)
 
 
-def _moved(func: Any, ins: list[Tensor], outs: list[Tensor]) -> int:
-    """Bytes read and written; nothing by a view."""
+def _moved(func: Any, ins: list[Tensor], outs: list[Tensor], args: Any) -> int:
+    """Bytes read and written; nothing by a view. What gives nothing back writes into what it
+    takes: all that its schema says, but for gradients, which AdamW writes where it unscales."""
     given = {storage_key(x) for x in ins}
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-    if not writes and all(storage_key(x) in given for x in outs):
+    writes = [
+        a.alias_info is not None and a.alias_info.is_write and a.name != "grads"
+        for a in func._schema.arguments
+    ]
+    if not any(writes) and all(storage_key(x) in given for x in outs):
         return 0
-    return sum(x.numel() * x.element_size() for x in [*ins, *outs] if x.device.type == "cuda")
+    written = outs or [x for arg, w in zip(args, writes) if w for x in _tensors(arg)]
+    return sum(x.numel() * x.element_size() for x in [*ins, *written] if x.device.type == "cuda")
+
+
+def _callers() -> Iterator[str]:
+    """The functions that run, innermost first; a backward pass has none of ours."""
+    frame = sys._getframe(1)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        yield frame.f_code.co_qualname
 
 
 def _tensors(tree: Any) -> list[Tensor]:

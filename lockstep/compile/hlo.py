@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
@@ -17,6 +18,9 @@ OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 OPERAND = re.compile(r"%([\w.\-]+)")
 TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
 CALLED = re.compile(r"\b(?:calls|to_apply|body|called_computations)=\{?%([\w.\-]+)")
+FUNCTION = re.compile(r'^(\d+) "(.*)"$')
+LOCATION = re.compile(r"^(\d+) \{.*\bfunction_name_id=(\d+)")
+FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 BRANCHES = re.compile(
     r"\b(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))"
 )
@@ -84,6 +88,7 @@ class Module:
     header: str = ""
     entry: str = ""
     computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+    frames: dict[int, tuple[str, int]] = field(default_factory=dict)  # function, caller's frame
 
     @cached_property
     def aliased(self) -> set[int]:
@@ -112,6 +117,14 @@ class Module:
             elif instruction.opcode not in FREE:
                 yield instruction, times
 
+    def functions(self, instruction: Instruction) -> tuple[str, ...]:
+        """The Python functions that it comes from, innermost first; none of what XLA made."""
+        found, (frame, *_) = [], (*instruction.numbers("stack_frame_id"), 0)
+        while frame in self.frames:
+            name, frame = self.frames[frame]
+            found.append(name)
+        return tuple(found)
+
     def inner(self, instruction: Instruction) -> dict[str, Instruction]:
         """What a fusion holds; of anything else, itself."""
         if instruction.opcode == "fusion":
@@ -132,10 +145,11 @@ FREE = {
 
 def read(text: str) -> Module:
     """The text of `compiled.as_text()`."""
-    module = Module(header=text.partition("\n")[0])
+    lines = text.splitlines()
+    module = Module(header=lines[0], frames=_frames(takewhile(lambda x: not HEAD.match(x), lines)))
     body: dict[str, Instruction] = {}
     name = ""
-    for line in text.splitlines()[1:]:
+    for line in lines[1:]:
         if head := HEAD.match(line):
             name, body = head[1], {}
             module.computations[name] = body
@@ -145,6 +159,21 @@ def read(text: str) -> Module:
             instruction = _instruction(line, name)
             body[instruction.name] = instruction
     return module
+
+
+def _frames(lines: Iterable[str]) -> dict[int, tuple[str, int]]:
+    """The tables that stand before the computations. A caller's number is one too high."""
+    section, names, places, frames = "", {}, {}, {}
+    for line in lines:
+        if re.fullmatch(r"[A-Z]\w+", line):
+            section = line
+        elif section == "FunctionNames" and (row := FUNCTION.match(line)):
+            names[int(row[1])] = row[2]
+        elif section == "FileLocations" and (row := LOCATION.match(line)):
+            places[int(row[1])] = names[int(row[2])]
+        elif section == "StackFrames" and (row := FRAME.match(line)):
+            frames[int(row[1])] = places[int(row[2])], int(row[3] or 1) - 1
+    return frames
 
 
 def _instruction(line: str, computation: str) -> Instruction:

@@ -6,10 +6,18 @@ torch's are those of the operations that its step dispatches on fake CUDA tensor
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 PARTS = ("weights", "moments", "accumulators", "gradients", "activations", "logits", "workspace")
+GROUPS = ("matmuls", "attention", "norms", "loss", "optimizer", "casts", "copies", "other")
+# What the functions of the twins are for; both have those of `Trainer`, and of the loss.
+PURPOSE = {
+    **dict.fromkeys(("attend", "attend_fused"), "attention"),
+    **dict.fromkeys(("layer_norm", "rms_norm"), "norms"),
+    **dict.fromkeys(("row_losses", "_cross_entropy_backward"), "loss"),
+    **dict.fromkeys(("Trainer.unscale", "Trainer.clip", "Trainer.update"), "optimizer"),
+}
 FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
 
@@ -65,7 +73,7 @@ class Kernel:
     """What the device is told to run at once; bytes that it reads and writes, each time."""
 
     name: str
-    group: str
+    group: str  # of `GROUPS`; casts and copies do nothing else, whatever for
     flops: int
     units: str
     bytes: int
@@ -98,6 +106,21 @@ class Program:
     def moved(self) -> int:
         return sum(kernel.bytes * kernel.times for kernel in self.kernels)
 
+    def moved_by_group(self) -> dict[str, int]:
+        """Bytes, of every group."""
+        found = dict.fromkeys(GROUPS, 0)
+        for kernel in self.kernels:
+            found[kernel.group] += kernel.bytes * kernel.times
+        return found
+
+    def largest(self, count: int) -> list[Kernel]:
+        """Which move most; those that differ in nothing but their layer are one."""
+        times: Counter[Kernel] = Counter()
+        for kernel in self.kernels:
+            times[replace(kernel, times=1)] += kernel.times
+        found = [replace(kernel, times=n) for kernel, n in times.items()]
+        return sorted(found, key=lambda k: -k.bytes * k.times)[:count]
+
     def share(self) -> dict[str, float]:
         """Of the FLOPs, by the units that do them."""
         total: Counter[str] = Counter()
@@ -122,6 +145,11 @@ class Program:
             row["size"] = tuple(row["size"])
         parts = {name: [kind(**row) for row in given[name]] for name, kind in kinds.items()}
         return cls(**{**given, **parts})
+
+
+def purpose(functions: Iterable[str]) -> str:
+    """The group of what was called so, innermost first; "" of what says none."""
+    return next((PURPOSE[name] for name in functions if name in PURPOSE), "")
 
 
 def gather_matmuls(found: Iterable[Matmul]) -> list[Matmul]:

@@ -1,9 +1,10 @@
 """A compiled or traced program as plain text, and its roofline."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from lockstep.compile.program import PARTS, PHASES, Kernel, Program
+from lockstep.compile.program import GROUPS, PARTS, PHASES, Kernel, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config
 
@@ -48,15 +49,16 @@ def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any
     kernels = facts.pop("kernels")
     return {
         "device": target.device.name, **facts, "kernels": len(kernels), "flops": program.flops,
-        "bytes_moved": program.moved, "roofline_seconds": roofline(program, target),
-        "largest": [vars(k) for k in _largest(program)], "warnings": found,
+        "bytes_moved": program.moved, "bytes_by_group": program.moved_by_group(),
+        "roofline_seconds": roofline(program, target),
+        "largest": [vars(k) for k in program.largest(TOP)], "warnings": found,
     }  # fmt: skip
 
 
 def as_text(program: Program, target: Target, found: list[str]) -> str:
     lines = [_head(program, target), _matmuls(program), _attention(program), _precise(program),
              _memory(program, target), _state(program), _atomics(program),
-             _moved(program, target)]  # fmt: skip
+             _moved(program, target), *_groups(program)]  # fmt: skip
     return "\n".join([*lines, *(f"warning: {line}" for line in found)])
 
 
@@ -127,5 +129,9 @@ def _moved(program: Program, target: Target) -> str:
     return f"{text}; roofline {total}: what no run is faster than, if each kernel runs as written"
 
 
-def _largest(program: Program) -> list[Kernel]:
-    return sorted(program.kernels, key=lambda k: -k.bytes * k.times)[:TOP]
+def _groups(program: Program) -> Iterator[str]:
+    groups = program.moved_by_group()
+    yield "moved for " + ", ".join(f"{name} {_size(groups[name])}" for name in GROUPS)
+    yield "what moves most:"
+    for k in program.largest(TOP):
+        yield f"  {_size(k.bytes * k.times)} by {k.times} of {_size(k.bytes)}, {k.group}: {k.name}"

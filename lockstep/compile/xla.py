@@ -12,7 +12,6 @@ from lockstep.compile.program import (
     RECOMPUTED,
     Attention,
     Buffer,
-    Kernel,
     Matmul,
     Operation,
     attention_flops,
@@ -65,7 +64,7 @@ def matmuls(module: Module, target: Target) -> Iterator[Matmul]:
             if size := dot_size(module, inner):
                 operand = module.computations[inner.computation][inner.operands[0]]
                 dtype = NAMES.get(operand.shapes[0].dtype, operand.shapes[0].dtype)
-                units = target.units(dtype, tf32=_allows_tf32(inner))
+                units = target.units(dtype, tf32=allows_tf32(inner))
                 yield Matmul(units, dtype, size, _phase(module, kernel, inner), times)
 
 
@@ -97,7 +96,7 @@ def _product(dims: tuple[int, ...]) -> int:
     return total
 
 
-def _allows_tf32(dot: Instruction) -> bool:
+def allows_tf32(dot: Instruction) -> bool:
     """By the algorithm that it names, else by its precision: the default is TF32, "high" is not
     where XLA writes the kernel."""
     algorithm = dot.attribute("algorithm").lower()
@@ -113,13 +112,13 @@ def attention(module: Module) -> Iterator[Attention]:
         if "fmha" in target:
             backward = "Backward" in target
             when = BACKWARD if backward else _phase(module, kernel, kernel)
-            b, h, t, d = _bhtd(module, kernel)
+            b, h, t, d = attention_shape(module, kernel)
             flops = attention_flops(b, h, t, t, d, when) * times
             dtype = kernel.shapes[0].dtype
             yield Attention("cudnn", NAMES.get(dtype, dtype), when, times, flops)
 
 
-def _bhtd(module: Module, kernel: Instruction) -> tuple[int, ...]:
+def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
     """Batch, heads, length and width of a head: results are (B, H, T, K) and statistics (B, H, T)
     forward; backward the statistics are an operand."""
     scope = module.computations[kernel.computation]
@@ -177,74 +176,11 @@ def switches(module: Module) -> dict[str, str]:
     return {"matmuls by a library": str(count)} if count else {}
 
 
-# --- bytes moved
-
-
-def kernels(module: Module, found: list[Matmul], target: Target) -> Iterator[Kernel]:
-    for kernel, times in module.kernels():
-        flops, units, group = 0, "", "rest"
-        for inner in module.inner(kernel).values():
-            if size := dot_size(module, inner):
-                m, n, k = size
-                flops += 2 * m * n * k
-                operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
-                units = target.units(NAMES.get(operand.dtype, ""), _allows_tf32(inner))
-                group = "matmuls"
-        if "fmha" in (kernel.attribute("custom_call_target")):
-            group, units = "attention", NAMES.get(kernel.shapes[0].dtype, "")
-            b, h, t, d = _bhtd(module, kernel)
-            backward = "Backward" in kernel.attribute("custom_call_target")
-            flops = attention_flops(b, h, t, t, d, BACKWARD if backward else FORWARD)
-        yield Kernel(kernel.op_name or kernel.name, group, flops, units,
-                     moved(module, kernel), times)  # fmt: skip
-
-
-def moved(module: Module, kernel: Instruction) -> int:
-    """Bytes read and written. A slice reads what it gives; an update in place writes what it
-    gets."""
-    scope = module.computations[kernel.computation]
-    if kernel.opcode == "fusion":
-        inner = module.inner(kernel)
-        parameters = [i for i in inner.values() if i.opcode == "parameter"]
-        root = next(i for i in inner.values() if i.root)
-        return sum(_read(module, p) for p in parameters) + _written(inner, root)
-    if kernel.opcode == "dynamic-update-slice":
-        return 2 * scope[kernel.operands[1]].shapes[0].bytes
-    written = sum(shape.bytes for shape in kernel.shapes)
-    if kernel.opcode in ("dynamic-slice", "slice", "gather"):
-        return 2 * written
-    return written + sum(s.bytes for o in kernel.operands if o in scope for s in scope[o].shapes)
-
-
-def _read(module: Module, parameter: Instruction) -> int:
-    size = sum(shape.bytes for shape in parameter.shapes)
-    total = 0
-    for user in module.users(parameter):
-        first = user.operands[0] == parameter.name
-        if first and user.opcode in ("dynamic-slice", "slice", "gather"):
-            total += sum(shape.bytes for shape in user.shapes)
-        elif not (first and user.opcode == "dynamic-update-slice"):
-            return size
-    return min(size, total)
-
-
-def _written(inner: dict[str, Instruction], root: Instruction) -> int:
-    if root.opcode == "tuple":
-        return sum(_written(inner, inner[name]) for name in root.operands)
-    if root.opcode == "bitcast":
-        return _written(inner, inner[root.operands[0]])
-    if root.opcode == "dynamic-update-slice":
-        return inner[root.operands[1]].shapes[0].bytes
-    return sum(shape.bytes for shape in root.shapes)
-
-
 def facts(module: Module, asked: Module, ptx: str, target: Target) -> dict[str, Any]:
     """The fields of `Program` that its text has."""
-    found = gather_matmuls(matmuls(module, target))
     return {
-        "matmuls": found, "attention": list(attention(module)),
+        "matmuls": gather_matmuls(matmuls(module, target)), "attention": list(attention(module)),
         "operations": operations(asked), "state": [*state(module).values()],
         "atomics": atomics(ptx), "tensor_cores": tensor_cores(ptx),
         "switches": switches(module),
-        "kernels": list(kernels(module, found, target)),
     }  # fmt: skip

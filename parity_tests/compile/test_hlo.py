@@ -78,16 +78,6 @@ def test_tf32_is_told_from_float32(old: str, new: str, units: str) -> None:
     assert last.units == "float32"  # which has no such unit
 
 
-def test_bytes_of_slices_and_updates_in_place(module: hlo.Module) -> None:
-    moved = {k.name: xla.moved(module, k) for k, _ in module.kernels()}
-    assert moved == {
-        "y": 2 * 8 * 4 + 2 * 4 * 16 + 4 * 8 * 16,
-        "row": 2 * 16,
-        "mm": 2 * 4 * 256 + 4 * 64 * 64 + 1024,
-        "new": 16 + 16,  # the row is read, and written into its place
-    }
-
-
 def test_state_and_what_is_donated(module: hlo.Module) -> None:
     assert xla.state(module) == {0: Buffer("state.params['w']", "weights", "float32", 1024, True)}
     kept = hlo.read(TEXT.replace("{0}: (0, {}, may-alias)", ""))

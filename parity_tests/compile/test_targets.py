@@ -85,7 +85,7 @@ def right(config: Config, **changes: Any) -> Program:
         "tensor_cores": {"bfloat16": 9}, "peak": 10**9, "parts": {"weights": 10**9},
         "attention_asked": "cudnn",
         "kernels": [Kernel("dot", "matmuls", 989 * 10**9, "bfloat16", 1, 2),
-                    Kernel("add", "rest", 0, "", 335 * 10**7, 1)],
+                    Kernel("add", "other", 0, "", 335 * 10**7, 1)],
     }  # fmt: skip
     return Program(framework="jax", how="compiled for", versions={"jax": "0"}, seconds=1.0,
                    **{**facts, **changes})  # fmt: skip
@@ -121,7 +121,7 @@ def test_report_and_json() -> None:
     """A kernel takes the longer of its bytes and its FLOPs: 2 ms, and 1 ms, on an H100."""
     config = small()
     program = right(config)
-    assert report.roofline(program, H100) == pytest.approx({"matmuls": 2e-3, "rest": 1e-3})
+    assert report.roofline(program, H100) == pytest.approx({"matmuls": 2e-3, "other": 1e-3})
     text = report.as_text(program, H100, ["mind"])
     assert "compiled for h100" in text and "nothing was run" in text and "warning: mind" in text
     assert "measured" not in text and "peak 1.00 GB of 84.94 GB: weights 1.00 GB" in text

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.compile import expected, rules, targets
 from lockstep.compile.ask import Compiler
-from lockstep.compile.program import Matmul, Program, gather_matmuls
+from lockstep.compile.program import GROUPS, Matmul, Program, gather_matmuls
 from lockstep.parity.matrix import Row, label
 from parity_tests.cuda.cells import config, covering
 
@@ -48,6 +48,14 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     cell, target = config(flags), targets.find("h100")
     for compiler in compilers.values():
         assert rules.violations(compiler.program(cell, "h100"), cell, target) == []
+
+
+def test_bytes_belong_to_groups(compilers: dict[str, Compiler]) -> None:
+    """Each purpose has some, of both programs: no function of the twins goes unseen."""
+    written_out = config({"policy": "bf16", "numerics": "strict"})
+    for framework, compiler in compilers.items():
+        moved = compiler.program(written_out, "h100").moved_by_group()
+        assert all(moved[name] for name in GROUPS if name != "copies"), (framework, moved)
 
 
 def sizes(matmuls: list[Matmul]) -> list[Matmul]:

@@ -1,0 +1,114 @@
+"""Each kernel of a step that XLA compiled: the bytes that it reads and writes, and what for."""
+
+import re
+from collections.abc import Iterator
+
+from lockstep.compile.hlo import NAMES, Instruction, Module
+from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops, purpose
+from lockstep.compile.targets import Target
+from lockstep.compile.xla import allows_tf32, attention_shape, dot_size
+
+SLICES = {"dynamic-slice", "slice", "gather"}
+VIEWS = {"bitcast", "reshape"}
+# What only moves, and what goes along with it.
+MOVES = {"copy", "transpose", "concatenate", "pad", "reverse", "slice", "dynamic-slice",
+         "dynamic-update-slice"}  # fmt: skip
+ALONG = {"parameter", "constant", "broadcast", "tuple", "iota", "get-tuple-element"} | VIEWS
+# They need more of an operand than the elements that are asked of them.
+GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", "sort", "tuple",
+          "concatenate", "dynamic-update-slice", "broadcast"}  # fmt: skip
+
+
+def kernels(module: Module, target: Target) -> Iterator[Kernel]:
+    for kernel, times in module.kernels():
+        flops, units = 0, ""
+        for inner in module.inner(kernel).values():
+            if size := dot_size(module, inner):
+                m, n, k = size
+                flops += 2 * m * n * k
+                operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
+                units = target.units(NAMES.get(operand.dtype, ""), allows_tf32(inner))
+        if "fmha" in kernel.attribute("custom_call_target"):
+            units = NAMES.get(kernel.shapes[0].dtype, "")
+            b, h, t, d = attention_shape(module, kernel)
+            backward = "Backward" in kernel.attribute("custom_call_target")
+            flops = attention_flops(b, h, t, t, d, BACKWARD if backward else FORWARD)
+        yield Kernel(_name(module, kernel), group(module, kernel, flops), flops, units,
+                     moved(module, kernel), times)  # fmt: skip
+
+
+def group(module: Module, kernel: Instruction, flops: int) -> str:
+    """Of `program.GROUPS`: by the twin's functions that its result comes from."""
+    found = purpose(_functions(module, kernel))
+    inner = {i.opcode for i in module.inner(kernel).values()} - ALONG
+    if flops:
+        return "attention" if "fmha" in kernel.rest or found == "attention" else "matmuls"
+    if inner <= MOVES:
+        return "copies"
+    if inner <= MOVES | {"convert"}:
+        return "casts"
+    return found or "other"
+
+
+def _functions(module: Module, kernel: Instruction) -> tuple[str, ...]:
+    """Its own; of what XLA made anew, those of the last instruction inside that has any."""
+    inside = reversed(module.inner(kernel).values())
+    return next(filter(None, map(module.functions, (kernel, *inside))), ())
+
+
+def _name(module: Module, kernel: Instruction) -> str:
+    """Where it is from: the same for each layer."""
+    functions = _functions(module, kernel)
+    where = functions[0].replace("<locals>.", "") if functions else ""
+    operation = kernel.op_name.partition("/")[2] or re.sub(r"[.\d]+$", "", kernel.name)
+    return f"{operation} in {where}" if where else operation
+
+
+def moved(module: Module, kernel: Instruction) -> int:
+    """Bytes read and written. A slice reads what it gives; an update in place writes what it
+    gets."""
+    scope = module.computations[kernel.computation]
+    if kernel.opcode == "fusion":
+        inner = module.inner(kernel)
+        parameters = [i for i in inner.values() if i.opcode == "parameter"]
+        root = next(i for i in inner.values() if i.root)
+        return sum(_read(module, p) for p in parameters) + _written(inner, root)
+    if kernel.opcode == "dynamic-update-slice":
+        return 2 * scope[kernel.operands[1]].shapes[0].bytes
+    written = sum(shape.bytes for shape in kernel.shapes)
+    if kernel.opcode in SLICES:
+        return 2 * written
+    return written + sum(s.bytes for o in kernel.operands if o in scope for s in scope[o].shapes)
+
+
+def _read(module: Module, parameter: Instruction) -> int:
+    """At most all of it, and no more than its users need."""
+    size, elements = (sum(getattr(shape, what) for shape in parameter.shapes)
+                      for what in ("bytes", "elements"))  # fmt: skip
+    return min(size, _needed(module, parameter) * size // max(1, elements))
+
+
+def _needed(module: Module, value: Instruction) -> int:
+    """Elements of a value inside a fusion, which computes only what is asked of it."""
+    total = 0
+    for user in module.users(value):
+        first = user.operands[0] == value.name and value.name not in user.operands[1:]
+        if first and user.opcode in SLICES:
+            total += sum(shape.elements for shape in user.shapes)
+        elif first and user.opcode == "dynamic-update-slice":
+            continue
+        elif user.root or user.opcode in GATHER:
+            return sum(shape.elements for shape in value.shapes)
+        else:
+            total += _needed(module, user)
+    return total
+
+
+def _written(inner: dict[str, Instruction], root: Instruction) -> int:
+    if root.opcode == "tuple":
+        return sum(_written(inner, inner[name]) for name in root.operands)
+    if root.opcode == "bitcast":
+        return _written(inner, inner[root.operands[0]])
+    if root.opcode == "dynamic-update-slice":
+        return inner[root.operands[1]].shapes[0].bytes
+    return sum(shape.bytes for shape in root.shapes)
