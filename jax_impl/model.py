@@ -16,9 +16,9 @@ from jax import Array
 
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
+from lockstep.config.rope import parse_rope
 from lockstep.model import rotary
 from lockstep.model.attention import Kernel, block_edges
-from lockstep.model.constants import NORM_EPS
 
 from . import functional as F
 from .dropout import Dropout
@@ -51,28 +51,28 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    def __init__(self, d: int, *, bias: bool) -> None:
-        self.weight = nnx.Param(jnp.ones((d,)))
+    def __init__(self, d: int, eps: float, *, bias: bool) -> None:
+        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
         self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return F.layer_norm(x_RD, weight, bias, NORM_EPS)
+        return F.layer_norm(x_RD, weight, bias, self.eps)
 
 
 class RMSNorm(nnx.Module):
-    def __init__(self, d: int) -> None:
-        self.weight = nnx.Param(jnp.ones((d,)))
+    def __init__(self, d: int, eps: float) -> None:
+        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
 
     def __call__(self, x_RD: Array) -> Array:
-        return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), NORM_EPS)
+        return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
 
 
 def make_norm(config: ModelConfig) -> nnx.Module:
     if config.norm == "layernorm":
-        return LayerNorm(config.d_model, bias=config.bias)
-    return RMSNorm(config.d_model)
+        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
+    return RMSNorm(config.d_model, config.norm_eps)
 
 
 @recompute_cheap
@@ -85,12 +85,19 @@ def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
     return turned.astype(x_BTHK.dtype)
 
 
+def repeat_heads(x_BTGK: Array, heads: int) -> Array:
+    """Keys or values once for each head of queries: neighbours share theirs."""
+    groups = x_BTGK.shape[2]
+    return x_BTGK if groups == heads else jnp.repeat(x_BTGK, heads // groups, axis=2)
+
+
 def attend(
-    q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype, narrow: Narrow = keep
+    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, wide: jnp.dtype, narrow: Narrow = keep
 ) -> Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     # The queries, (B, t, H, K) with t <= T, are those of the last t places.
-    t, s, d_head = q_BTHK.shape[1], k_BTHK.shape[1], q_BTHK.shape[-1]
+    (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
+    k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     score, mix = (narrow(partial(jnp.einsum, e)) for e in ("bthk,bshk->bhts", "bhts,bshk->bthk"))
     scores_BHTT = score(q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
     causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
@@ -100,8 +107,8 @@ def attend(
 
 def attend_in_blocks(
     q_BTHK: Array,
-    k_BTHK: Array,
-    v_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
     wide: jnp.dtype,
     narrow: Narrow = keep,
     *,
@@ -115,13 +122,13 @@ def attend_in_blocks(
     # Cut out inside of what is recomputed: no block keeps keys of its own.
     run = recompute(block, static_argnums=(0, 1)) if kernel.recompute else block
     edges = block_edges(q_BTHK.shape[1], kernel.blocks)
-    parts = [run(*edge, q_BTHK, k_BTHK, v_BTHK) for edge in edges]
+    parts = [run(*edge, q_BTHK, k_BTGK, v_BTGK) for edge in edges]
     return jnp.concatenate(parts, axis=1)
 
 
-def attend_fused(q_BTHK: Array, k_BTHK: Array, v_BTHK: Array, wide: jnp.dtype) -> Array:
+def attend_fused(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, wide: jnp.dtype) -> Array:
     """The same in one kernel; only cuDNN has one (`precision.attention_backend` says)."""
-    return F.scaled_dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True)
+    return F.scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, is_causal=True)
 
 
 class Attention(nnx.Module):
@@ -131,27 +138,38 @@ class Attention(nnx.Module):
         in_blocks = partial(attend_in_blocks, kernel=kernel)
         written_out: Callable = in_blocks if kernel.blocks > 1 else attend
         self.attend = matmul(attend_fused if fused else written_out, dtypes.at("attend"))
-        linear = partial(Linear, bias=config.bias)
-        self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
-        self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
+        d, biased = config.d_model, config.bias or config.qkv_bias
+        self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
+        self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
 
     def __call__(self, x_RD: Array, t: int) -> Array:
-        parts = jnp.split(self.qkv(x_RD), 3, axis=-1)
-        q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
+        heads, groups = self.config.n_head, self.config.kv_heads
+        y_BTHK = self.qkv(x_RD).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+        q, k, v = jnp.split(y_BTHK, [heads, heads + groups], axis=2)
+        if self.config.qk_norm:
+            q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
-            tables = rotary.table(self.config.context, self.config.d_head)
+            rope = parse_rope(self.config.rope)
+            tables = rotary.table(self.config.context, self.config.d_head, rope)
             cos, sin = (jnp.asarray(table, self.wide) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BTHK = self.attend(q, k, v, self.wide)
-        return self.proj(y_BTHK.reshape(x_RD.shape))
+        return self.proj(y_BTHK.reshape(len(x_RD), -1))
+
+    def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
+        """Each head in the output dtype; back to the input's dtype."""
+        return norm(x_BTHK.astype(self.wide)).astype(x_BTHK.dtype)
 
 
 class MLP(nnx.Module):
-    """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+    """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         linear = partial(Linear, bias=config.bias)
         self.gated = config.mlp == "swiglu"
+        self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
             self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
@@ -161,7 +179,7 @@ class MLP(nnx.Module):
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
-        return self.down(F.gelu(self.up(x_RD), approximate="tanh"))
+        return self.down(self.gelu(self.up(x_RD)))
 
 
 class Block(nnx.Module):
@@ -207,7 +225,8 @@ class GPT(nnx.Module):
         scan: bool,
     ) -> None:
         self.remat, self.scan, self.wide = remat, scan, dtype(dtypes.output)
-        self.embed = Embedding(config.vocab, config.d_model)
+        self.vocab = config.vocab
+        self.embed = Embedding(config.d_vocab, config.d_model)
         if config.position == "learned":
             self.position = Embedding(config.context, config.d_model)
 
@@ -219,8 +238,8 @@ class GPT(nnx.Module):
         else:
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
         self.norm = make_norm(config)
-        head = dtypes.at("head")
-        self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
+        head, (v, d) = dtypes.at("head"), self.embed.weight.shape
+        self.head = None if config.tied else Linear(d, v, head, bias=False)
         self.tied_head = matmul(F.linear, head)
 
     def __call__(
@@ -248,7 +267,9 @@ class GPT(nnx.Module):
     def logits(self, x_RD: Array) -> Array:
         # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
         tied = self.embed.weight[...].T
-        return self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        padded = logits_RV.shape[-1] > self.vocab
+        return logits_RV[:, : self.vocab] if padded else logits_RV
 
     def split_blocks(self) -> list[Split] | Split:
         """Each block's graph and parameters: a list, or one with the parameters stacked."""

@@ -58,7 +58,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     peak = compiled.memory_analysis().peak_memory_in_bytes
     shapes = [shape.shape for shape in trainer.model.shapes.values()]
     rows = config.optim.batch_size * config.model.context
-    parts = Parts(rows, config.model.vocab, shapes, chunks.sizes(rows, config.chunks))
+    parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
     placed, live = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
     asked = hlo.read(dumped["before_optimizations.txt"])
     return Program(

@@ -35,7 +35,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         asked = precision.attention_backend(config, device)
         shapes = [tuple(p.shape) for p in trainer.model.parameters()]
         rows = optim.batch_size * context
-        parts = Parts(rows, config.model.vocab, shapes, chunks.sizes(rows, config.chunks))
+        parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
         window = torch.zeros(
             (optim.accum, optim.batch_size, context + 1), dtype=torch.int64, device=device
         )

@@ -50,6 +50,40 @@ def rotate_in_float32(right: Callable, x: Tensor, cos: Tensor, sin: Tensor) -> T
     return right(x, cos.float(), sin.float()).to(x.dtype)
 
 
+def with_rope(**changed: float) -> Plant:
+    return wrap(rotary, "table", lambda right, t, k, rope: right(t, k, rope._replace(**changed)))
+
+
+def with_norm_eps(eps: float) -> Plant:
+    """Of all norms."""
+    return wrap(model.GPT, "__init__", lambda right, self, config, *args, size=eps, **rest: right(
+        self, replace(config, norm_eps=size), *args, **rest))  # fmt: skip
+
+
+def tile_heads(x: Tensor, heads: int) -> Tensor:
+    """Heads that are neighbours get the keys of different groups."""
+    return x.repeat(1, 1, heads // x.shape[2], 1)
+
+
+def normalize_rotated(self: model.Attention, x: Tensor, t: int) -> Tensor:
+    heads, groups = self.config.n_head, self.config.kv_heads
+    y = self.qkv(x).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+    q, k, v = y.split([heads, groups, groups], dim=2)
+    q, k = (model.rotate(each, self.cos, self.sin) for each in (q, k))
+    q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
+    return self.proj(self.attend(q, k, v, self.wide).reshape(len(x), -1))
+
+
+def drop_bias(self: model.Attention, *args: Any) -> None:
+    right = self.qkv.linear
+    self.qkv.linear = lambda x, weight, bias: right(x, weight, 0 * bias)
+
+
+def count_padding(right: Callable, logits: Tensor, *rest: Any) -> Tensor:
+    """Rows of the head that are no token's, each with a logit of zero."""
+    return right(F.pad(logits, (0, 8)), *rest)
+
+
 def gate_up(self: Any, x: Tensor) -> Tensor:
     return self.down(self.gate(x) * F.silu(self.up(x)))
 
@@ -216,7 +250,13 @@ def lose_growth_tracker(trainer: Any, state: Any) -> None:
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
     **torch_world.BUGS,
-    "norm-eps": assign(model, "NORM_EPS", 1e-6),
+    "norm-eps": with_norm_eps(1e-6),
+    "norm-eps-by-default": with_norm_eps(1e-5),
+    "kv-heads-tiled": assign(model, "repeat_heads", tile_heads),
+    "norm-after-rotation": assign(model.Attention, "forward", normalize_rotated),
+    "qkv-bias-dropped": after(model.Attention, "__init__", drop_bias),
+    "padding-counts": wrap(step, "mean_loss", count_padding),
+    "rope-unscaled": with_rope(factor=1.0),
     "norms-in-bfloat16": both(
         wrap(model.LayerNorm, "forward", normalize_in_bfloat16),
         wrap(model.RMSNorm, "forward", normalize_in_bfloat16),
@@ -227,9 +267,9 @@ BUGS: dict[str, Plant] = {
     "values-of-next-head": attend_with(lambda q, k, v: (q, k, v.roll(1, 2))),
     "causal-mask-off-by-one": wrap(Tensor, "tril", lambda right, ones: right(ones, 1)),
     "fused-sees-all": wrap(
-        F, "scaled_dot_product_attention", lambda right, q, k, v, is_causal: right(q, k, v)
+        F, "scaled_dot_product_attention", lambda right, q, k, v, **how: right(q, k, v)
     ),
-    "rope-base": assign(rotary, "BASE", 500_000.0),
+    "rope-base": with_rope(base=500_000.0),
     "rope-interleaved": assign(model, "rotate", rotate_neighbours),
     "rope-in-float32": wrap(model, "rotate", rotate_in_float32),
     "swiglu-swapped": assign(model.MLP, "forward", gate_up),

@@ -81,12 +81,13 @@ def layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
     """By means and roots in place of its kernel."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
-    normal = centred * torch.rsqrt(variance + model.NORM_EPS) * self.weight.to(x.dtype)
+    normal = centred * torch.rsqrt(variance + self.eps) * self.weight.to(x.dtype)
     return normal if self.bias is None else normal + self.bias.to(x.dtype)
 
 
 def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + model.NORM_EPS).sqrt() * self.weight.to(x.dtype)
+    assert self.eps is not None
+    return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight.to(x.dtype)
 
 
 def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:

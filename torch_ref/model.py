@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
+from lockstep.config.rope import parse_rope
 from lockstep.model import rotary
 from lockstep.model.attention import Kernel
-from lockstep.model.constants import NORM_EPS
 
 from .dropout import Dropout
 from .precision import dtype, matmul
@@ -48,18 +48,18 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x_RD: Tensor) -> Tensor:
         weight = self.weight.to(x_RD.dtype)
         bias = None if self.bias is None else self.bias.to(x_RD.dtype)
-        return F.layer_norm(x_RD, self.normalized_shape, weight, bias, NORM_EPS)
+        return F.layer_norm(x_RD, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x_RD: Tensor) -> Tensor:
-        return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), NORM_EPS)
+        return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), self.eps)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "layernorm":
-        return LayerNorm(config.d_model, bias=config.bias)
-    return RMSNorm(config.d_model)
+        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
+    return RMSNorm(config.d_model, config.norm_eps)
 
 
 def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -71,12 +71,19 @@ def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return turned.to(x_BTHK.dtype)
 
 
+def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
+    """Keys or values once for each head of queries: neighbours share theirs."""
+    groups = x_BTGK.shape[2]
+    return x_BTGK if groups == heads else x_BTGK.repeat_interleave(heads // groups, dim=2)
+
+
 def attend(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, narrow: Narrow = keep
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, wide: torch.dtype, narrow: Narrow = keep
 ) -> Tensor:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     product = narrow(torch.matmul)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
+    heads = q_BTHK.shape[2]
+    q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     t, d_head = q.shape[-2:]
     scores_BHTT = product(q, k.transpose(-2, -1)).to(wide) * d_head**-0.5
     causal_TT = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
@@ -84,10 +91,12 @@ def attend(
     return product(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
-def attend_fused(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
+def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, wide: torch.dtype) -> Tensor:
     """The same in one kernel; torch chooses which (`precision.attention_backend` says)."""
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    grouped = q.shape[1] != k.shape[1]
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return y.transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -95,29 +104,39 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.wide = config, dtype(dtypes.output)
         self.attend = matmul(attend_fused if kernel.fused else attend, dtypes.at("attend"))
-        linear = partial(Linear, bias=config.bias)
-        self.qkv = linear(config.d_model, 3 * config.d_model, dtypes.at("qkv"))
-        self.proj = linear(config.d_model, config.d_model, dtypes.at("proj"))
+        d, biased = config.d_model, config.bias or config.qkv_bias
+        self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
+        self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
         if config.position == "rope":  # no buffers: `.to(dtype)` would cast them
-            tables = rotary.table(config.context, config.d_head)
+            tables = rotary.table(config.context, config.d_head, parse_rope(config.rope))
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
     def forward(self, x_RD: Tensor, t: int) -> Tensor:
-        parts = self.qkv(x_RD).chunk(3, dim=-1)
-        q, k, v = (y.reshape(-1, t, self.config.n_head, self.config.d_head) for y in parts)
+        heads, groups = self.config.n_head, self.config.kv_heads
+        y_BTHK = self.qkv(x_RD).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+        q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
+        if self.config.qk_norm:
+            q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
             q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
         y_BTHK = self.attend(q, k, v, self.wide)
-        return self.proj(y_BTHK.reshape(x_RD.shape))
+        return self.proj(y_BTHK.reshape(len(x_RD), -1))
+
+    def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
+        """Each head in the output dtype; back to the input's dtype."""
+        return norm(x_BTHK.to(self.wide)).to(x_BTHK.dtype)
 
 
 class MLP(nn.Module):
-    """GELU (tanh form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+    """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
         linear = partial(Linear, bias=config.bias)
         self.gated = config.mlp == "swiglu"
+        self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
             self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
@@ -127,7 +146,7 @@ class MLP(nn.Module):
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
-        return self.down(F.gelu(self.up(x_RD), approximate="tanh"))
+        return self.down(self.gelu(self.up(x_RD)))
 
 
 class Block(nn.Module):
@@ -172,7 +191,8 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.remat, self.wide = remat, dtype(dtypes.output)
-        self.embed = nn.Embedding(config.vocab, config.d_model)
+        self.vocab = config.vocab
+        self.embed = nn.Embedding(config.d_vocab, config.d_model)
         if config.position == "learned":
             self.position = nn.Embedding(config.context, config.d_model)
 
@@ -181,8 +201,8 @@ class GPT(nn.Module):
 
         self.blocks = nn.ModuleList(make_block(layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
-        head = dtypes.at("head")
-        self.head = None if config.tied else Linear(config.d_model, config.vocab, head, bias=False)
+        head, (v, d) = dtypes.at("head"), self.embed.weight.shape
+        self.head = None if config.tied else Linear(d, v, head, bias=False)
         self.tied_head = matmul(linear, head)
 
     def forward(
@@ -209,4 +229,6 @@ class GPT(nn.Module):
     def logits(self, x_RD: Tensor) -> Tensor:
         # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
         tied = self.embed.weight
-        return self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
+        padded = logits_RV.shape[-1] > self.vocab
+        return logits_RV[:, : self.vocab] if padded else logits_RV

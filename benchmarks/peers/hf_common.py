@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
-from benchmarks.peers import hf_model
 from benchmarks.peers.hf_state import Trained, attention
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.huggingface import family_of
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError, require
 from lockstep.model.state import TrainState
@@ -29,7 +29,9 @@ def check(config: Config) -> None:
     """Raises UserError for what Hugging Face has no counterpart of."""
     model, policy, roles = config.model, config.precision.policy, config.precision.roles
     require(model.dropout == 0, "--dropout", model.dropout, "transformers drops others; use 0")
-    wide = hf_model.family(model) == "gpt2"
+    wide = family_of(model) == "gpt2"
+    padded = model.d_vocab > model.vocab
+    require(not padded, "padded_vocab", model.padded_vocab, "transformers has no padding; use 0")
     islands = config.precision.fp32_islands
     require(not islands, "--fp32-islands", islands, "transformers has none; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"

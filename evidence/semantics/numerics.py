@@ -38,12 +38,13 @@ from evidence.semantics.row import (
     normal,
     strict_jit,
 )
-from lockstep.config import Config
-from lockstep.model.constants import NORM_EPS
+from lockstep.config import Config, ModelConfig
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
 from torch_ref.bridge import from_numpy, to_numpy
+
+NORM_EPS = ModelConfig.norm_eps
 
 
 def activation(name: str, reference: Callable, native: Callable, ours: Callable) -> Row:

@@ -69,8 +69,8 @@ def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
     d, f = model.d_model, model.d_mlp
     gate = {"mlp.gate": (d, f)} if model.mlp == "swiglu" else {}
     return {
-        "attn.qkv": (d, 3 * d),
-        "attn.proj": (d, d),
+        "attn.qkv": (d, model.d_qkv),
+        "attn.proj": (model.d_queries, d),
         **gate,
         "mlp.up": (d, f),
         "mlp.down": (f, d),
@@ -116,4 +116,4 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
                 yield from add(name, values, BACKWARD, 1)  # of the queries
                 yield from add(name, matmul_size(stop, model.d_head, t, batch), BACKWARD, 2)
     for part in chunks.sizes(rows, config.chunks):
-        yield from linear("head", (model.d_model, model.vocab), int(config.chunks > 1), part)
+        yield from linear("head", (model.d_model, model.d_vocab), int(config.chunks > 1), part)

@@ -1,13 +1,12 @@
 """A run's whole configuration: its sections, the presets, the dtypes of a policy."""
 
+from lockstep.config.model import DEEPEST, ModelConfig
 from lockstep.config.presets import BPE, PRESETS, from_flags, to_flags
 from lockstep.config.sections import (
-    DEEPEST,
     MOST_STEPS,
     Config,
     DataConfig,
     ExecutionConfig,
-    ModelConfig,
     OptimConfig,
     PrecisionConfig,
     RunConfig,

@@ -1,9 +1,7 @@
 """The whole configuration of a run, as frozen dataclasses.
 
 Each section is a group of the command line's flags, each field with a `help` is one flag: the
-dataclass *is* the command line (`lockstep.cli` only reads it). Shapes, everywhere in Lockstep:
-B batch, T time (context), D model, H heads, K head dim, F mlp, V vocabulary, L layers, N
-micro-batches in one optimizer step.
+dataclass *is* the command line (`lockstep.cli` only reads it). The model's is in `model.py`.
 """
 
 import dataclasses
@@ -12,16 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import chunks, islands, policy
-from lockstep.config.fields import flag, flag_name, require_choice, require_choices, require_fields
+from lockstep.config.fields import flag, flag_name, require_choices, require_fields
 from lockstep.config.mesh import Mesh, parse_mesh
+from lockstep.config.model import LARGEST, ModelConfig
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import UserError, require, require_range
 
-LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
-# Limits of what takes memory before any file's size shows it: config.json may be untrusted.
-DEEPEST = 2000  # layers; a checkpoint's record still holds their names
-LONGEST = 2**20  # tokens of context; RoPE has a table of them
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
 
@@ -31,58 +26,6 @@ def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
         function(*args)
     except UserError as error:
         raise UserError(str(error).replace(old, new)) from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """model"""
-
-    model: str = flag("auto", "preset", choices=(), derived="tiny on a CPU, 10m on an accelerator")
-    n_layer: int = flag(4, "transformer blocks", unit="L", derived="the preset's")
-    n_head: int = flag(4, "attention heads", unit="H", derived="the preset's")
-    d_model: int = flag(128, "width of the residual stream", unit="D", derived="the preset's")
-    context: int = flag(128, "tokens a sequence", unit="T", derived="the preset's")
-    vocab: int = flag(256, "tokens in the vocabulary", unit="V", derived="the preset's")
-    dropout: float = flag(0.0, "probability of dropping, on the embedding and each sublayer")
-    position: str = "rope"
-    norm: str = "rmsnorm"
-    mlp: str = "swiglu"
-    bias: bool = False
-    tied: bool = False
-
-    @property
-    def d_head(self) -> int:
-        return self.d_model // self.n_head
-
-    @property
-    def d_mlp(self) -> int:
-        """4 D for GELU; for SwiGLU 8/3 D, the same cost, rounded up to a multiple of 64."""
-        return 4 * self.d_model if self.mlp == "gelu" else math.ceil(self.d_model / 24) * 64
-
-    @property
-    def matmuls(self) -> list[str]:
-        """The modules that multiply matrices, in the order of the forward pass."""
-        mlp = ["mlp.gate"] * (self.mlp == "swiglu") + ["mlp.up", "mlp.down"]
-        inside = ["attn.qkv", "attn.attend", "attn.proj", *mlp]
-        return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
-
-    def __post_init__(self) -> None:
-        for name, high in (("n_layer", DEEPEST), ("n_head", LARGEST), ("d_model", LARGEST),
-                           ("context", LONGEST)):  # fmt: skip
-            require_range(flag_name(name), getattr(self, name), 1, high)
-        require_range("--vocab", self.vocab, 2, LARGEST)
-        require(0 <= self.dropout < 1, "--dropout", self.dropout, "must be at least 0 and below 1")
-        if self.d_model % self.n_head:
-            down = self.d_model - self.d_model % self.n_head
-            near = " or ".join(str(d) for d in (down, down + self.n_head) if d > 0)
-            remedy = f"not divisible by --n-head {self.n_head}; use {near}"
-            require(False, "--d-model", self.d_model, remedy)
-        odd = self.position == "rope" and self.d_head % 2
-        remedy = f"RoPE rotates pairs, but --d-model / --n-head is {self.d_head}; make it even"
-        require(not odd, "--n-head", self.n_head, remedy)
-        require_choice("position", self.position, ("learned", "rope"))
-        require_choice("norm", self.norm, ("layernorm", "rmsnorm"))
-        require_choice("mlp", self.mlp, ("gelu", "swiglu"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +207,7 @@ class RunConfig:
 class Config:
     """Everything that decides a run's numbers, and where and how often it writes them."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = ModelConfig()  # noqa: RUF009  (frozen)
     precision: PrecisionConfig = PrecisionConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()

@@ -1,19 +1,20 @@
 """Model FLOPs, as MFU (their share of a device's peak) counts them.
 
-FLOPs a token = 6 P + 12 L d T (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), with P the
-parameters without position embeddings. Recomputed FLOPs do not count.
+FLOPs a token = 6 P + 12 L Q T (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), with P the
+parameters without position embeddings and Q the width of all queries.
+Recomputed FLOPs do not count.
 """
 
 from lockstep.config import ModelConfig
 from lockstep.model import params
 
 
-def of(weights: int, n_layer: int, d_model: int, context: int) -> int:
-    """FLOPs of forward and backward pass for one token, 6 P + 12 L d T."""
-    return 6 * weights + 12 * n_layer * d_model * context
+def of(weights: int, n_layer: int, d_queries: int, context: int) -> int:
+    """FLOPs of forward and backward pass for one token, 6 P + 12 L Q T."""
+    return 6 * weights + 12 * n_layer * d_queries * context
 
 
 def per_token(model: ModelConfig) -> int:
     """As MFU counts them, an untied embedding with the rest."""
     positions = model.context * model.d_model if model.position == "learned" else 0
-    return of(params.count(model) - positions, model.n_layer, model.d_model, model.context)
+    return of(params.count(model) - positions, model.n_layer, model.d_queries, model.context)

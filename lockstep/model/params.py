@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape, in the order of the forward pass."""
-    d, f, v = model.d_model, model.d_mlp, model.vocab
+    d, f, v, k = model.d_model, model.d_mlp, model.d_vocab, model.d_head
     out: dict[str, tuple[int, ...]] = {"embed.weight": (v, d)}
     if model.position == "learned":
         out["position.weight"] = (model.context, d)
@@ -28,15 +28,17 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         if model.norm == "layernorm" and model.bias:
             out[f"{name}.bias"] = (d,)
 
-    def linear(name: str, d_out: int, d_in: int) -> None:
+    def linear(name: str, d_out: int, d_in: int, bias: bool = model.bias) -> None:
         out[f"{name}.weight"] = (d_out, d_in)
-        if model.bias:
+        if bias:
             out[f"{name}.bias"] = (d_out,)
 
     for i in range(model.n_layer):
         norm(f"blocks.{i}.norm1")
-        linear(f"blocks.{i}.attn.qkv", 3 * d, d)
-        linear(f"blocks.{i}.attn.proj", d, d)
+        linear(f"blocks.{i}.attn.qkv", model.d_qkv, d, model.bias or model.qkv_bias)
+        if model.qk_norm:
+            out |= {f"blocks.{i}.attn.{each}_norm.weight": (k,) for each in "qk"}
+        linear(f"blocks.{i}.attn.proj", d, model.d_queries)
         norm(f"blocks.{i}.norm2")
         if model.mlp == "swiglu":
             linear(f"blocks.{i}.mlp.gate", f, d)

@@ -2,11 +2,21 @@
 
 import numpy as np
 
-BASE = 10_000.0
+from lockstep.config.rope import Rope
 
 
-def table(context: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+def table(context: int, head_dim: int, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
     """float64 cos and sin, each (T, K/2). Channel j turns with channel j + K/2."""
-    rates = BASE ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    angles = np.arange(context, dtype=np.float64)[:, None] * rates
+    angles = np.arange(context, dtype=np.float64)[:, None] * rates(head_dim, rope)
     return np.cos(angles), np.sin(angles)
+
+
+def rates(head_dim: int, rope: Rope) -> np.ndarray:
+    """Radians a token, float64 (K/2,), with Llama 3's scaling (Llama team 2024,
+    arXiv:2407.21783)."""
+    plain = rope.base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if rope.factor == 1:
+        return plain
+    turns = rope.original * plain / (2 * np.pi)
+    kept = np.clip((turns - rope.low) / (rope.high - rope.low), 0, 1)
+    return plain * (kept + (1 - kept) / rope.factor)

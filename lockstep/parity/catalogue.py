@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import require
+from lockstep.parity.matrix import GROUPED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ DDP: dict[str, Any] = {"mesh": "data=2", "dropout": 0.0}
 FSDP: dict[str, Any] = {"mesh": "fsdp=2", "dropout": 0.0}
 # In JAX, whose compiler takes its time by the program's size: the least in which the mutant shows.
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
+DECODER: dict[str, Any] = GROUPED | LEAN
 
 
 def _bug(framework: str, rung: int, name: str, what: str, size: float | None = None,
@@ -98,6 +100,13 @@ BUGS: list[Bug] = [
     _bug("torch", 2, "rope-base", "RoPE with base 500,000"),
     _bug("torch", 2, "rope-interleaved", "RoPE turns neighbours, not halves"),
     _bug("torch", 2, "swiglu-swapped", "SwiGLU's gate and up change places"),
+    _bug("torch", 2, "rope-unscaled", "Llama 3's scaling of RoPE is left out", **DECODER),
+    _bug("torch", 2, "kv-heads-tiled", "heads share keys in turn, not with neighbours", **DECODER),
+    _bug("torch", 2, "norm-after-rotation", "queries and keys turn, then are normalised",
+         **DECODER),
+    _bug("torch", 2, "norm-eps-by-default", "epsilon is 1e-5 whatever the config says", **DECODER),
+    _bug("torch", 2, "qkv-bias-dropped", "queries, keys and values without their bias", **DECODER),
+    _bug("torch", 2, "padding-counts", "padding of the vocabulary is in the softmax", **DECODER),
     _bug("torch", 2, "positions-from-one", "positions count from one", **GPT2),
     _bug("torch", 3, "untied-head", "the tied head gives no gradient to the embedding", **GPT2),
     _bug("torch", 3, "embedding-by-frequency", "gradients divided by how often a token comes"),

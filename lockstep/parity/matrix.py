@@ -1,6 +1,7 @@
 """The configurations that the ladder is climbed in."""
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import combinations, product
 from typing import Any
 
@@ -21,6 +22,14 @@ SMALL: Row = {
 
 NO_CLIP = 1e9
 
+# All that a decoder of users' weights may have and the presets do not, at sizes that cannot be
+# mistaken for each other. RoPE's scaling shows within the context.
+GROUPED: Row = {
+    "model": "tiny", "n_head": 4, "n_kv_head": 2, "d_model": 32, "head_dim": 10, "mlp_dim": 56,
+    "qkv_bias": True, "qk_norm": True, "norm_eps": 1e-6, "padded_vocab": 264,
+    "rope": "base=500,factor=4,low=1,high=4,original=16",
+}  # fmt: skip
+
 FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("fp64", "fp32", "bf16", "fp16", "tf32"),
     "remat": ("none", "sublayer", "block", "sqrt", "dots"),
@@ -39,6 +48,7 @@ TF32: Row = {
     "policy": "tf32", "remat": "dots", "accum": 1, "model": "gpt2", "layers": "scan",
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
+GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 
 
 def config(row: Row, device: str) -> Config:
@@ -49,7 +59,7 @@ def config(row: Row, device: str) -> Config:
     made, has other masks. Below float64 nothing is clipped unless the row says so: clipping hides
     the gradient's scale, and rungs that ask for one config share its compiled program.
     """
-    flags = {**SMALL, **row}
+    flags = {**SMALL, **row, **(GROUPED if row.get("model") == "grouped" else {})}
     if "mesh" in row:  # of the compiler's time, one layer says as much
         flags["batch_size"] = max(1, 4 // parse_mesh(row["mesh"]).size)
         flags["n_layer"] = row.get("n_layer", 1)
@@ -99,6 +109,15 @@ def covering() -> list[Row]:
     return [*rows, TF32]
 
 
+def grouped(*, every: bool) -> list[Row]:
+    """Of the model that users' weights may ask for; `every` row meets more of the rest."""
+    rows = [("fp64", "none", 1, "unroll", "1"), ("bf16", "none", 4, "unroll", "1")]
+    more = [("fp64", "block", 4, "scan", "3"), ("fp32", "dots", 4, "scan", "1"),
+            ("fp16", "sublayer", 4, "unroll", "1")]  # fmt: skip
+    names = ("policy", "remat", "accum", "layers", "loss_chunks")
+    return [{**dict(zip(names, row)), "model": "grouped"} for row in [*rows, *more * every]]
+
+
 def on_meshes(*, every: bool) -> list[Row]:
     """Of a micro-batch of four rows on two or four devices; `every` mesh meets more of the rest."""
     rows = [
@@ -113,6 +132,7 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp32", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
         ("fp16", "block", 4, "gpt2", "scan", "data=2,fsdp=2"),
         ("bf16", "sqrt", 4, "gpt2", "scan", "data=4"),
+        ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "mesh")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
@@ -131,6 +151,13 @@ def needed_pairs() -> set[tuple[Any, ...]]:
 
 def pairs(row: Row) -> set[tuple[Any, ...]]:
     return set(combinations(row.items(), 2))
+
+
+def rungs(row: Row) -> Collection[int]:
+    """Those that the default suite climbs on a CPU."""
+    if row == TF32:
+        return TF32_RUNGS
+    return GROUPED_RUNGS if (row["model"], row["policy"]) == ("grouped", "bf16") else range(12)
 
 
 def label(row: Row) -> str:

@@ -60,11 +60,12 @@ def _window(config: Config, step: int) -> np.ndarray:
 
 
 def _with_truth(config: Config, grads: Arrays) -> Arrays:
-    """Where nothing rotates the keys, their bias adds the same to all scores of a query."""
-    if config.model.position != "learned" or not config.model.bias:
+    """Where nothing is done to the keys, their bias adds the same to all scores of a query."""
+    model = config.model
+    if model.position != "learned" or model.qk_norm:
         return grads
-    d = config.model.d_model
-    queries_and_values = np.r_[0:d, 2 * d : 3 * d]
+    queries, end = model.d_queries, model.d_qkv
+    queries_and_values = np.r_[0:queries, (queries + end) // 2 : end]
     return {
         name: grad[queries_and_values] if name.endswith("qkv.bias") else grad
         for name, grad in grads.items()

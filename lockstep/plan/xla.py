@@ -49,7 +49,7 @@ def activations(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
         return {"scores": width * scores * (n > 1)}
     normed = (2 * shape.n_layer + 1) * shape.gated * (tokens >= REDUCED_APART)
     found = {"scores": width * scores * arrays * layers,
-             "keys": width * tokens * shape.d_model * n * layers}  # fmt: skip
+             "keys": width * tokens * shape.d_keys * n * layers}  # fmt: skip
     if s.remat == "none":
         found["normed"] = width * tokens * shape.d_model * normed
     return found

@@ -17,7 +17,13 @@ from parity_tests.pair import perturbed, run, start, toy, window
 
 @pytest.mark.parametrize(
     ("family", "flags"),
-    [("gpt2", {}), ("gpt2", {"tied": False}), ("tiny", {}), ("tiny", {"bias": True})],
+    [
+        ("gpt2", {}),
+        ("gpt2", {"tied": False}),
+        ("tiny", {}),
+        ("tiny", {"bias": True}),
+        ("tiny", {"qk_norm": True, "n_kv_head": 1, "head_dim": 6}),
+    ],
 )
 def test_names_and_layouts_go_there_and_back(family: str, flags: dict[str, Any]) -> None:
     config = toy(family, policy="fp32", **flags)
@@ -102,7 +108,7 @@ def test_bf16_full_eval(policy: str) -> None:
         ({"policy": "fp16"}, "--policy fp16: .* CPU; use --device cuda or --policy bf16"),
         ({"policy": "p=bf16,c=bf16,o=f32"}, "--policy p=bf16,c=bf16,o=f32: .*; use params=float32"),
         ({"model": "tiny", "policy": "fp64"}, "--policy fp64: .*Llama.*; use --policy fp32"),
-        ({"bias": False}, "--model gpt2: neither .*bias False; use --model gpt2 or tiny"),
+        ({"bias": False}, "--model gpt2: none of .*bias False,.*; use another model"),
         ({"eval_policy": "fp32"}, "--eval-policy fp32: .*; drop it.*"),
     ],
     ids=str,

@@ -1,10 +1,13 @@
 """What a step is said to cost: the same FLOPs in both twins, and bytes that are really there."""
 
+import math
 from typing import Any
 
 import pytest
 
-from lockstep.model.params import count
+from lockstep.compile import expected as expected_matmuls
+from lockstep.model.params import count, shapes
+from lockstep.parity.matrix import GROUPED
 from parity_tests.pair import FAMILIES, FRAMEWORKS, start, toy, window
 from torch_ref.live import Live
 from torch_ref.train import TorchTwin
@@ -26,16 +29,20 @@ def test_both_count_the_same_matmuls(model: str) -> None:
         assert plain["jax"] == plain["torch"] < jax
 
 
+@pytest.mark.parametrize("flags", [{}, GROUPED], ids=["plain", "grouped"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_flops_follow_the_formula(framework: str) -> None:
-    """6 for each weight of a matmul and each token; for attention 12 T D a layer, unmasked."""
-    config = toy(policy="fp32", accum=3, layers="scan")
+def test_flops_follow_the_formula(framework: str, flags: dict[str, Any]) -> None:
+    """6 for each weight of a matmul and each token; for attention 12 T Q a layer, unmasked."""
+    flags = {name: value for name, value in flags.items() if name != "model"}
+    config = toy(policy="fp32", accum=3, layers="scan", **flags)
     model, tokens = config.model, 3 * config.optim.batch_size * config.model.context
-    norms = (2 * model.n_layer + 1) * model.d_model
-    weights = count(model) - norms - model.vocab * model.d_model  # the embedding is looked up
-    expected = 6 * weights + 12 * model.n_layer * model.context * model.d_model
-    counted = flops(framework, n_layer=model.n_layer, accum=3, layers="scan")
+    matrices = (s for name, s in shapes(model).items() if len(s) == 2 and name != "embed.weight")
+    weights = sum(map(math.prod, matrices))  # the embedding is looked up
+    expected = 6 * weights + 12 * model.n_layer * model.context * model.d_queries
+    counted = flops(framework, n_layer=model.n_layer, accum=3, layers="scan", **flags)
     assert counted == expected * tokens
+    linears, head = expected_matmuls.linears(model).values(), model.d_vocab * model.d_model
+    assert sum(a * b for a, b in linears) * model.n_layer + head == weights
 
 
 def test_a_view_of_a_weight_is_no_new_memory() -> None:

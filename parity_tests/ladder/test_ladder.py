@@ -24,9 +24,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     full, device = map(metafunc.config.getoption, ("--full", "--device"))
     cases = {
         f"{matrix.label(row)}-{rung.number}": (row, rung)
-        for row in (matrix.full() if full else matrix.covering())
+        for row in [*(matrix.full() if full else matrix.covering()), *matrix.grouped(every=full)]
         for rung in RUNGS[: ladder.WORLDS - 1]
-        if full or device != "cpu" or row != matrix.TF32 or rung.number in matrix.TF32_RUNGS
+        if full or device != "cpu" or rung.number in matrix.rungs(row)
     }
     worlds = RUNGS[ladder.WORLDS - 1]
     cases |= {

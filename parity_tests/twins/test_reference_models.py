@@ -1,8 +1,8 @@
-"""Our two families are GPT-2 and Llama: transformers' own models, on the same weights, in fp64.
+"""Our decoders are GPT-2, Llama, Mistral, Qwen2 and Qwen3: transformers' own, on the same weights.
 
-Beside the twins' agreement with each other, this says what they agree on. transformers' Llama casts
-to float32 in its rotary table, norm and softmax, which under float64 is a cast down: float32 means
-float64 inside that module here, so that the claim is about the model. Nothing is downloaded.
+Beside the twins' agreement with each other, this says what they agree on, in fp64. All but GPT-2
+cast to float32 in rotary table, norm and softmax, which under float64 is a cast down: float32 means
+float64 inside those modules here, so that the claim is about the model. Nothing is downloaded.
 """
 
 from types import SimpleNamespace
@@ -13,7 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import modeling_rope_utils
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 from benchmarks.peers import hf_model
 from lockstep.config import ModelConfig
@@ -26,12 +30,24 @@ BOUND = 1e-10
 # idle. Seen: erf 5.9e-7, float32 6.9e-8, eps 1.8e-4, interleaved 5.3e-3.
 VISIBLE = 100 * BOUND
 
+NARROW = (modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_rope_utils)
+
 # No two axes of a case are equal, so that none can stand for another.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-tied": ("gpt2", dict(n_layer=2, n_head=3, d_model=24, context=9, vocab=53)),
     "gpt2-untied": ("gpt2", dict(n_layer=1, n_head=1, d_model=40, context=7, vocab=31, tied=False)),
     "llama-untied": ("tiny", dict(n_layer=2, n_head=5, d_model=40, context=11, vocab=37)),
     "llama-tied": ("tiny", dict(n_layer=1, n_head=3, d_model=36, context=14, vocab=61, tied=True)),
+    "gpt2-erf": ("gpt2", dict(n_layer=1, n_head=2, d_model=22, context=8, vocab=31, mlp="gelu-erf",
+                              mlp_dim=47, norm_eps=1e-3)),
+    "llama-3": ("tiny", dict(n_layer=2, n_head=6, n_kv_head=2, d_model=48, mlp_dim=70, context=13,
+                             vocab=41, rope="base=500,factor=4,low=1,high=4,original=16")),
+    "mistral": ("tiny", dict(n_layer=1, n_head=4, n_kv_head=2, d_model=36, head_dim=10, context=13,
+                             vocab=41, window=13, rope="base=1000000", norm_eps=3e-6)),
+    "qwen-2": ("tiny", dict(n_layer=1, n_head=4, n_kv_head=1, d_model=40, context=12, vocab=41,
+                            qkv_bias=True, norm_eps=3e-6, tied=True)),
+    "qwen-3": ("tiny", dict(n_layer=2, n_head=4, n_kv_head=2, d_model=36, head_dim=14, context=12,
+                            vocab=43, qk_norm=True, norm_eps=3e-6)),
 }  # fmt: skip
 
 
@@ -65,9 +81,10 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside transformers' Llama, float32 means float64."""
+    """Inside transformers' Llama and its like, float32 means float64."""
     doubled: dict[str, Any] = vars(torch) | {"float32": torch.float64, "float": torch.float64}
-    monkeypatch.setattr(modeling_llama, "torch", SimpleNamespace(**doubled))
+    for module in NARROW:
+        monkeypatch.setattr(module, "torch", SimpleNamespace(**doubled))
     monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
@@ -112,21 +129,24 @@ def interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
     return turn(q), turn(k)
 
 
-BUGS: dict[str, dict[str, dict[str, Any]]] = {
-    "gpt2": {"eps": {"layer_norm_epsilon": 1e-6}, "erf": {"activation_function": "gelu"}},
-    "tiny": {"eps": {"rms_norm_eps": 1e-6}, "interleaved": {}, "float32": {}},
-}
+def bugs(model: ModelConfig) -> dict[str, dict[str, Any]]:
+    if model.mlp == "swiglu":
+        return {"eps": {"rms_norm_eps": 1e-6}, "interleaved": {}, "float32": {}}
+    other = "gelu_new" if model.mlp == "gelu-erf" else "gelu"
+    return {"eps": {"layer_norm_epsilon": 1e-6}, "gelu": {"activation_function": other}}
 
 
 def test_a_planted_difference_is_seen_in_every_tensor(
     case: Case, wide: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bug, changed in BUGS[case.model.model].items():
+    for bug, changed in bugs(case.model).items():
         with monkeypatch.context() as patched:
             if bug == "interleaved":
-                patched.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
+                for module in NARROW[:-1]:
+                    patched.setattr(module, "apply_rotary_pos_emb", interleaved)
             if bug == "float32":  # transformers' Llama as it comes
-                patched.setattr(modeling_llama, "torch", torch)
+                for module in NARROW:
+                    patched.setattr(module, "torch", torch)
             planted = theirs(case, **changed)
         for framework, ours in case.ours.items():
             found = gaps(ours, planted)

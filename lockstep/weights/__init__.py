@@ -1,0 +1,1 @@
+"""Users' weights: other programs' checkpoints <-> canonical parameters."""
