@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import require
-from lockstep.parity.matrix import GROUPED
+from lockstep.parity.toy import GROUPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.config import Config, from_flags
 from lockstep.config.mesh import parse_mesh
+from lockstep.parity.toy import GROUPED
 
 Row = dict[str, Any]
 
@@ -21,14 +22,6 @@ SMALL: Row = {
 }  # fmt: skip
 
 NO_CLIP = 1e9
-
-# All that a decoder of users' weights may have and the presets do not, at sizes that cannot be
-# mistaken for each other. RoPE's scaling shows within the context.
-GROUPED: Row = {
-    "model": "tiny", "n_head": 4, "n_kv_head": 2, "d_model": 32, "head_dim": 10, "mlp_dim": 56,
-    "qkv_bias": True, "qk_norm": True, "norm_eps": 1e-6, "padded_vocab": 264,
-    "rope": "base=500,factor=4,low=1,high=4,original=16",
-}  # fmt: skip
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("fp64", "fp32", "bf16", "fp16", "tf32"),

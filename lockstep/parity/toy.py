@@ -17,6 +17,14 @@ TOY: dict[str, Any] = {
     "steps": 20, "clip": 0.5, "numerics": "strict", "device": "cpu",
 }  # fmt: skip
 
+# All that a decoder of users' weights may have and the presets do not, at sizes that cannot be
+# mistaken for each other. RoPE's scaling shows within the context.
+GROUPED: dict[str, Any] = {
+    "model": "tiny", "n_head": 4, "n_kv_head": 2, "d_model": 32, "head_dim": 10, "mlp_dim": 56,
+    "qkv_bias": True, "qk_norm": True, "norm_eps": 1e-6, "padded_vocab": 264,
+    "rope": "base=500,factor=4,low=1,high=4,original=16",
+}  # fmt: skip
+
 
 def toy(family: str = "tiny", **flags: Any) -> Config:
     """A config of three narrow layers, strict numerics, clipping active, dropout 0."""

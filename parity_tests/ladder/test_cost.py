@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.compile import expected as expected_matmuls
 from lockstep.model.params import count, shapes
-from lockstep.parity.matrix import GROUPED
+from lockstep.parity.toy import GROUPED
 from parity_tests.pair import FAMILIES, FRAMEWORKS, start, toy, window
 from torch_ref.live import Live
 from torch_ref.train import TorchTwin
