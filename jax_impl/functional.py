@@ -20,6 +20,15 @@ def linear(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = 
     return narrow(jnp.matmul)(x, weight) if bias is None else affine(x, weight, bias, narrow)
 
 
+def head(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
+    """`linear`, its weight's gradient made with that of x: XLA keeps the logits' until then."""
+    return linear(*_together(x, weight), bias, narrow)
+
+
+_together = jax.custom_vjp(lambda x, weight: (x, weight))
+_together.defvjp(lambda *both: (both, None), lambda _, grads: jax.lax.optimization_barrier(grads))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def affine(x: Array, weight: Array, bias: Array, narrow: Narrow = keep) -> Array:
     """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""

@@ -240,7 +240,9 @@ class GPT(nnx.Module):
         self.norm = make_norm(config)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(d, v, head, bias=False)
-        self.tied_head = matmul(F.linear, head)
+        self.tied_head = matmul(F.head, head)
+        if self.head:
+            self.head.linear = self.tied_head
 
     def __call__(
         self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap

@@ -50,6 +50,15 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
         assert rules.violations(compiler.program(cell, "h100"), cell, target) == []
 
 
+def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compiler]) -> None:
+    """Left to itself, XLA keeps their gradient for the weight of an untied head until the end."""
+    flags = {"model": "tiny", "remat": "sublayer", "layers": "scan", "policy": "bf16", "n_layer": 8,
+             "d_model": 1024, "n_head": 8, "context": 2048, "batch_size": 47,
+             "vocab": 8192}  # fmt: skip
+    parts = compilers["jax"].program(config(flags), "h100").parts
+    assert parts["activations"] > 10**10 and not parts["logits"]
+
+
 def test_bytes_belong_to_groups(compilers: dict[str, Compiler]) -> None:
     """Each purpose has some, of both programs: no function of the twins goes unseen."""
     written_out = config({"policy": "bf16", "numerics": "strict"})
