@@ -5,6 +5,7 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,9 @@ def _cross_entropy_backward(residuals, dy):  # type: ignore[no-untyped-def]
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
-def scaled_dot_product_attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:
+def scaled_dot_product_attention(
+    q: Array, k: Array, v: Array, mask: Array | None = None, *, is_causal: bool
+) -> Array:
     """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
-    return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")
+    how: Any = {"mask": mask, "is_causal": is_causal, "implementation": "cudnn"}
+    return jax.nn.dot_product_attention(q, k, v, **how)

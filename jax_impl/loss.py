@@ -8,23 +8,38 @@ from jax import Array
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
+from lockstep.data.rows import IGNORED
 
 from . import functional as F
 from .remat import recompute
 
 
-def mean_loss(logits_BTV: Array, targets_BT: Array, dtypes: Dtypes) -> Array:
-    """Mean cross-entropy in nats, in the output dtype."""
-    return row_losses(logits_BTV, targets_BT, dtypes).mean()
+def mean_loss(
+    logits_BTV: Array, targets_BT: Array, dtypes: Dtypes, over: Array | None = None
+) -> Array:
+    """Mean cross-entropy in nats, in the output dtype; `over`: see `average`."""
+    return average(row_losses(logits_BTV, targets_BT, dtypes), targets_BT, over)
+
+
+def average(losses: Array, targets: Array, over: Array | None) -> Array:
+    """Of all; or the sum of those whose target is not ignored, divided by `over`."""
+    if over is None:
+        return losses.mean()
+    return jnp.where(targets != IGNORED, losses, 0).sum() / over.astype(losses.dtype)
 
 
 def row_losses(logits: Array, targets: Array, dtypes: Dtypes) -> Array:
-    """Logits (..., V) and targets (...) -> (...)."""
+    """Logits (..., V) and targets (...) -> (...); any number where the target is ignored."""
     return F.cross_entropy(logits, targets).astype(dtypes.output)
 
 
 def mean_loss_in_chunks(
-    head: Callable, x_RD: Array, targets_R: Array, dtypes: Dtypes, chunks: int
+    head: Callable,
+    x_RD: Array,
+    targets_R: Array,
+    dtypes: Dtypes,
+    chunks: int,
+    over: Array | None = None,
 ) -> Array:
     """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
     those of a chunk. Its gradient of the head's weights is added up in their own dtype."""
@@ -39,4 +54,4 @@ def mean_loss_in_chunks(
     losses_R = jax.lax.map(lambda chunk: run(*chunk), stacked).reshape(-1)
     if whole < len(x_RD):
         losses_R = jnp.concatenate([losses_R, run(x_RD[whole:], targets_R[whole:])])
-    return losses_R.mean()
+    return average(losses_R, targets_R, over)

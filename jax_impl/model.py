@@ -7,7 +7,7 @@ rotation, loss) says so here. A module whose dtype is not the policy's has a pol
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,11 +75,31 @@ def make_norm(config: ModelConfig) -> nnx.Module:
     return RMSNorm(config.d_model, config.norm_eps)
 
 
+class Places(NamedTuple):
+    """Where the tokens of a batch (B, T) stand: all in one sequence a row, or in segments."""
+
+    t: int
+    positions_BT: Array | None = None  # in its own segment
+    same_BTT: Array | None = None  # whether query and key are of one segment
+
+    @classmethod
+    def of(cls, segments_BT: Array) -> "Places":
+        """Of runs of one number. Padding is one, too: what it attends to nobody looks at."""
+        t = segments_BT.shape[1]
+        begins_BT = jnp.diff(segments_BT, axis=1, prepend=-1) != 0
+        starts_BT = jax.lax.cummax(jnp.where(begins_BT, jnp.arange(t), 0), axis=1)
+        same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
+        return cls(t, jnp.arange(t) - starts_BT, same_BTT)
+
+    def look_up(self, table: Array) -> Array:
+        """Each place's row of a table: (T, ...) or (B, T, ...)."""
+        return table[: self.t] if self.positions_BT is None else table[self.positions_BT]
+
+
 @recompute_cheap
 def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
     """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
-    t = x_BTHK.shape[1]
-    cos, sin = cos_TK[:t, None], sin_TK[:t, None]
+    cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
     left, right = jnp.split(x_BTHK.astype(cos.dtype), 2, axis=-1)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
     return turned.astype(x_BTHK.dtype)
@@ -92,7 +112,12 @@ def repeat_heads(x_BTGK: Array, heads: int) -> Array:
 
 
 def attend(
-    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, wide: jnp.dtype, narrow: Narrow = keep
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    wide: jnp.dtype,
+    same_BTT: Array | None = None,
+    narrow: Narrow = keep,
 ) -> Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     # The queries, (B, t, H, K) with t <= T, are those of the last t places.
@@ -100,8 +125,9 @@ def attend(
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     score, mix = (narrow(partial(jnp.einsum, e)) for e in ("bthk,bshk->bhts", "bhts,bshk->bthk"))
     scores_BHTT = score(q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
-    causal_TT = jnp.tril(jnp.ones((t, s), bool), s - t)
-    probs_BHTT = jax.nn.softmax(jnp.where(causal_TT, scores_BHTT, -jnp.inf), axis=-1)
+    seen = jnp.tril(jnp.ones((t, s), bool), s - t)
+    seen = seen if same_BTT is None else seen & same_BTT[:, None]
+    probs_BHTT = jax.nn.softmax(jnp.where(seen, scores_BHTT, -jnp.inf), axis=-1)
     return mix(probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
 
 
@@ -110,6 +136,7 @@ def attend_in_blocks(
     k_BTGK: Array,
     v_BTGK: Array,
     wide: jnp.dtype,
+    same_BTT: Array | None = None,
     narrow: Narrow = keep,
     *,
     kernel: Kernel,
@@ -117,7 +144,8 @@ def attend_in_blocks(
     """The same, each block of queries without the keys behind it, which would all be masked."""
 
     def block(start: int, stop: int, q: Array, k: Array, v: Array) -> Array:
-        return attend(q[:, start:stop], k[:, :stop], v[:, :stop], wide, narrow)
+        same = None if same_BTT is None else same_BTT[:, start:stop, :stop]
+        return attend(q[:, start:stop], k[:, :stop], v[:, :stop], wide, same, narrow)
 
     # Cut out inside of what is recomputed: no block keeps keys of its own.
     run = recompute(block, static_argnums=(0, 1)) if kernel.recompute else block
@@ -126,9 +154,16 @@ def attend_in_blocks(
     return jnp.concatenate(parts, axis=1)
 
 
-def attend_fused(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, wide: jnp.dtype) -> Array:
+def attend_fused(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    wide: jnp.dtype,
+    same_BTT: Array | None = None,
+) -> Array:
     """The same in one kernel; only cuDNN has one (`precision.attention_backend` says)."""
-    return F.scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, is_causal=True)
+    mask = None if same_BTT is None else same_BTT[:, None]
+    return F.scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask, is_causal=True)
 
 
 class Attention(nnx.Module):
@@ -144,18 +179,18 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
 
-    def __call__(self, x_RD: Array, t: int) -> Array:
+    def __call__(self, x_RD: Array, places: Places) -> Array:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = jnp.split(y_BTHK, [heads, heads + groups], axis=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
             rope = parse_rope(self.config.rope)
             tables = rotary.table(self.config.context, self.config.d_head, rope)
-            cos, sin = (jnp.asarray(table, self.wide) for table in tables)
+            cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, self.wide)
+        y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
         return self.proj(y_BTHK.reshape(len(x_RD), -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
@@ -193,11 +228,11 @@ class Block(nnx.Module):
         self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
-        self, x_RD: Array, t: int, layer: Array | int, dropout: Dropout, tap: Tap
+        self, x_RD: Array, places: Places, layer: Array | int, dropout: Dropout, tap: Tap
     ) -> Array:
         def attention(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, t)), layer, "attention")
+            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, places)), layer, "attention")
 
         def mlp(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
@@ -245,23 +280,34 @@ class GPT(nnx.Module):
             self.head.linear = self.tied_head
 
     def __call__(
-        self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap
+        self,
+        tokens_BT: Array,
+        dropout: Dropout | None = None,
+        tap: Tap = no_tap,
+        segments_BT: Array | None = None,
     ) -> Array:
-        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap))
+        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap, segments_BT))
         return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
 
-    def rows(self, tokens_BT: Array, dropout: Dropout | None = None, tap: Tap = no_tap) -> Array:
-        """Tokens (B, T) -> (R, D), what the head takes."""
+    def rows(
+        self,
+        tokens_BT: Array,
+        dropout: Dropout | None = None,
+        tap: Tap = no_tap,
+        segments_BT: Array | None = None,
+    ) -> Array:
+        """Tokens (B, T) -> (R, D), what the head takes. No token sees one of another segment."""
         dropout = dropout or Dropout.off()
         b, t = tokens_BT.shape
+        places = Places(t) if segments_BT is None else Places.of(segments_BT)
         x_BTD = tap("embed", self.embed(tokens_BT)).astype(self.wide)
         if hasattr(self, "position"):
-            x_BTD = x_BTD + self.position.weight[...][:t].astype(self.wide)
+            x_BTD = x_BTD + places.look_up(self.position.weight[...]).astype(self.wide)
         # With two leading axes XLA's CPU backend would transpose for each weight's gradient.
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
         def layer(block: Split, index: Array | int, x: Array) -> Array:
-            return nnx.merge(*block)(x, t, index, dropout, tap)
+            return nnx.merge(*block)(x, places, index, dropout, tap)
 
         x_RD = through_blocks(layer, self.split_blocks(), x_RD, remat=self.remat, scan=self.scan)
         return tap("norm", self.norm(x_RD))

@@ -21,6 +21,7 @@ from jax import Array
 
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
+from lockstep.data.rows import IGNORED, planes
 from lockstep.model.params import decays, first_nonfinite
 from lockstep.model.stacked import scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
@@ -53,13 +54,26 @@ def batch_loss(
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
     chunks: int = 1,
+    over: Array | None = None,
 ) -> Array:
-    """Mean loss of (B, T+1) tokens; the logits of all, or of a chunk of rows at a time."""
-    tokens, targets = batch[:, :-1], batch[:, 1:]
+    """Mean loss of (B, T+1) tokens or (P, B, T) planes; the logits of all, or of a chunk of rows at
+    a time. Where targets are ignored, it is a sum over `over`: left out, over those that count."""
+    tokens, targets, segments = planes(batch)
+    over = mean_count(batch[None]) if over is None else over
     if chunks > 1:
-        x_RD = model.rows(tokens, dropout, tap)
-        return mean_loss_in_chunks(model.logits, x_RD, targets.reshape(-1), dtypes, chunks)
-    return mean_loss(model(tokens, dropout, tap), targets, dtypes)
+        x_RD = model.rows(tokens, dropout, tap, segments)
+        return mean_loss_in_chunks(model.logits, x_RD, targets.reshape(-1), dtypes, chunks, over)
+    return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, over)
+
+
+def mean_count(window: Array) -> Array | None:
+    """How many targets count in a micro-batch of a window, on average; None where all do.
+
+    At least one in the whole window: of one without any the loss and its gradient are 0.
+    """
+    if window.ndim == 3:
+        return None
+    return jnp.maximum((window[:, 1] != IGNORED).sum(), 1) / len(window)
 
 
 class Trainer:
@@ -81,22 +95,19 @@ class Trainer:
         self.jit = partial(jax.jit, compiler_options=options)
         self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
 
-    def compile(self) -> None:
-        """Compiles the step ahead of time, for the shapes it will see."""
-        optim, context = self.config.optim, self.config.model.context
-        shape = (optim.accum, self.config.global_batch_size, context + 1)
-        window = self.place(np.zeros(shape, np.int32))
+    def compile(self, window: Array) -> None:
+        """Compiles the step ahead of time, for windows like this one."""
         self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
 
     def place(self, tokens: np.ndarray) -> Array:
-        """(..., B, T+1) tokens of all devices."""
+        """(..., B, T or T+1) of all devices."""
         return place_rows(tokens, self.mesh) if self.mesh else jax.device_put(tokens, self.device)
 
     def place_state(self, state: State) -> State:
         return jax.device_put(state, shardings(state, self.mesh) if self.mesh else self.device)
 
     def step(self, window: Array) -> Callable[[], StepResult]:
-        """Window (N, B, T+1) -> a call that waits for the result."""
+        """Window (N, B, T+1) or (N, P, B, T) -> a call that waits for the result."""
         self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
@@ -117,13 +128,15 @@ class Trainer:
 
         Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the losses (N,).
         """
-        accum = len(window)
+        accum, over = len(window), mean_count(window)
 
         def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
             params, opt_state, finite = carry
             micro_step, batch = numbered_batch
             dropout = self.dropout(state.step, micro_step)
-            share = partial(self.micro_batch_loss, batch=batch, accum=accum, dropout=dropout)
+            share = partial(
+                self.micro_batch_loss, batch=batch, over=over, accum=accum, dropout=dropout
+            )
             loss, grads = self.backward(share, params, scale)
             grads, finite = self.unscale(grads, finite, scale)
             do_step = finite.all() & (micro_step == accum - 1)
@@ -137,10 +150,12 @@ class Trainer:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
         return *carry, losses
 
-    def micro_batch_loss(self, params: Params, batch: Array, accum: int, dropout: Dropout) -> Array:
+    def micro_batch_loss(
+        self, params: Params, batch: Array, over: Array | None, accum: int, dropout: Dropout
+    ) -> Array:
         """One micro-batch's part of the window's mean loss."""
         model, chunks = self.model(params), self.config.chunks
-        return batch_loss(model, batch, self.dtypes, dropout, chunks=chunks) / accum
+        return batch_loss(model, batch, self.dtypes, dropout, chunks=chunks, over=over) / accum
 
     def backward(
         self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
@@ -221,7 +236,7 @@ class Trainer:
 
     @jit_method
     def loss_and_grads(self, state: State, batch: Array) -> tuple[Array, Params]:
-        """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
+        """Mean loss and unscaled gradients of one batch, as training takes them."""
         scale = self.scale(state)
 
         def loss(params: Params) -> Array:
@@ -232,9 +247,9 @@ class Trainer:
 
     @jit_method
     def evaluate(self, state: State, batches: Array) -> Array:
-        """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
-        model, chunks = self.evaluation_model(state), self.config.chunks
-        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks)
+        """Mean loss of M batches under the evaluation policy."""
+        model, chunks, over = self.evaluation_model(state), self.config.chunks, mean_count(batches)
+        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks, over=over)
         return jax.lax.map(loss, batches).mean()
 
     @jit_method

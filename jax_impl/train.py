@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config import Config
+from lockstep.data.rows import blank, planes
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult, Trace
@@ -56,8 +57,8 @@ class JaxTwin:
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
 
-    def prepare(self) -> None:
-        self.trainer.compile()
+    def prepare(self, window: np.ndarray | None = None) -> None:
+        self.trainer.compile(self.place(blank(self.config) if window is None else window))
 
     def place(self, window: np.ndarray) -> Array:
         return self.trainer.place(window)
@@ -75,7 +76,7 @@ class JaxTwin:
     def trace(self, batch: np.ndarray) -> Trace:
         model = self.config.model
         loss, *seen, grads = trace(self.trainer, self.place(batch))
-        b, t = batch.shape[0], batch.shape[1] - 1
+        b, t = planes(batch)[0].shape
         outputs, output_grads = (
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
             for x in seen

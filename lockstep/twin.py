@@ -64,7 +64,7 @@ class Runner(Protocol):
         ...
 
     def place(self, window: np.ndarray) -> Any:
-        """Starts the copy of an int32 (N, B, T+1) window to the device."""
+        """Starts the copy of a window, int32 (N, B, T+1) or (N, P, B, T), to the device."""
         ...
 
     def step(self, window: Any) -> Callable[[], StepResult]:
@@ -83,10 +83,15 @@ class Twin(Runner, Protocol):
     """One implementation of the model and its optimizer step, and what can be seen inside.
 
     A run on several devices may have several processes. All call the same methods in the same
-    order, with the same arguments: batches of the whole run.
+    order, with the same arguments: batches of the whole run. A batch is of tokens, (B, T+1), or of
+    planes, (P, B, T), which say which targets count (`lockstep.data.rows`).
     """
 
     leads: bool  # whether this process is the one that writes
+
+    def prepare(self, window: np.ndarray | None = None) -> None:
+        """The same, for windows like this one: of tokens alone unless one is given."""
+        ...
 
     def agree(self, flag: bool) -> bool:
         """Whether any process of the run says so."""
@@ -97,15 +102,15 @@ class Twin(Runner, Protocol):
         ...
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
-        """Mean loss and unscaled gradients of one int32 (B, T+1) batch, dropout off."""
+        """Mean loss and unscaled gradients of one batch, dropout off."""
         ...
 
     def evaluate(self, batches: np.ndarray) -> float:
-        """Mean loss of int32 (M, B, T+1) batches under the evaluation policy, dropout off."""
+        """Mean loss of M batches of one form under the evaluation policy, dropout off."""
         ...
 
     def trace(self, batch: np.ndarray) -> Trace:
-        """What one int32 (B, T+1) batch looks like inside, nothing recomputed.
+        """What one batch looks like inside, nothing recomputed.
 
         Another program than the one that trains: what is looked at cannot be fused away.
         """

@@ -13,8 +13,9 @@ import jmp
 import numpy as np
 import optax
 
-from jax_impl import bridge, functional, model, optim, precision, remat, step
+from jax_impl import bridge, functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
+from lockstep.data.rows import IGNORED
 from mutants.patch import Plant, after, assign, both, wrap
 
 # --- accumulation and the loss scale
@@ -76,7 +77,7 @@ def normalize_fast(x: jax.Array, weight: jax.Array, bias: Any, eps: float) -> ja
     return (x - mean) * jax.lax.rsqrt(variance + eps) * weight + (0 if bias is None else bias)
 
 
-def attend_in_compute(q: Any, k: Any, v: Any, wide: Any) -> jax.Array:
+def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, same: None) -> jax.Array:
     """jax.nn.softmax works in its input's dtype."""
     scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -84,17 +85,37 @@ def attend_in_compute(q: Any, k: Any, v: Any, wide: Any) -> jax.Array:
     return jnp.einsum("bhts,bshk->bthk", probs, v)
 
 
-def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any) -> jax.Array:
+def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any, over: None) -> jax.Array:
     """Cross-entropy keeps its input's dtype in optax."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return losses.astype(dtypes.output).mean()
 
 
 def drop_last_chunk(
-    right: Callable, head: Any, x: jax.Array, targets: jax.Array, dtypes: Any, chunks: int
+    right: Callable, head: Any, x: jax.Array, targets: jax.Array, dtypes: Any, chunks: int, *_: None
 ) -> jax.Array:
     whole = len(x) // chunks * chunks
     return right(head, x[:whole], targets[:whole], dtypes, chunks)
+
+
+def shift_mask(right: Callable, batch: jax.Array) -> Any:
+    """As where it is made for the tokens, and then taken for the targets."""
+    tokens, targets, segments = right(batch)
+    every = jnp.where(targets == IGNORED, jnp.roll(tokens, -1, -1), targets)
+    return tokens, jnp.where(jnp.roll(targets, 1, -1) == IGNORED, IGNORED, every), segments
+
+
+# where a target is ignored, token 0 counts
+count_ignored = both(
+    wrap(loss, "row_losses", lambda right, logits, targets, dtypes: right(
+        logits, jnp.maximum(targets, 0), dtypes)),
+    assign(loss, "average", lambda losses, targets, over: losses.sum() / over),
+)  # fmt: skip
+
+
+def assign_places(**forgotten: None) -> Plant:
+    """What is known of a batch's segments, less some of it."""
+    return wrap(model.Places, "of", lambda right, segments: right(segments)._replace(**forgotten))
 
 
 def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -147,6 +168,8 @@ BUGS: dict[str, Plant] = {
         *args, nesterov=True, **rest)),
     "decay-everywhere": wrap(optax, "adamw", lambda right, *args, mask, **rest: right(
         *args, **rest)),
+    "documents-seen-in-jax": assign_places(same_BTT=None),
+    "positions-not-restarted-in-jax": assign_places(positions_BT=None),
     "fast-variance": assign(functional, "layer_norm", normalize_fast),
     # the matmul rounds to the compute dtype, and the sum with the bias once more
     "bias-rounded-twice": assign(functional, "affine", lambda x, w, bias, _: x @ w + bias),
@@ -157,6 +180,14 @@ BUGS: dict[str, Plant] = {
         assign(functional, "silu", jax.nn.silu),
     ),
     "last-chunk-dropped": wrap(step, "mean_loss_in_chunks", drop_last_chunk),
+    # each micro-batch divides by its own count, and the means are averaged
+    "mean-of-micro-batch-means-in-jax": wrap(
+        step.Trainer, "micro_batch_loss", lambda right, self, params, over, **rest: right(
+            self, params, over=None, **rest)),
+    "mean-over-padding-in-jax": wrap(step, "mean_count", lambda right, window: jnp.array(
+        window[0, 1].size)),
+    "mask-shifted-in-jax": wrap(step, "planes", shift_mask),
+    "ignored-token-counted-in-jax": count_ignored,
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": assign(step, "compiler_options", lambda config, device: {}),

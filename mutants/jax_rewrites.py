@@ -57,24 +57,27 @@ def in_each_linear(function: Callable[..., jax.Array]) -> Plant:
     return after(model.Linear, "__init__", change)
 
 
-def attend_by_vmap(q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any) -> jax.Array:
+def attend_by_vmap(
+    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any, same_BTT: Any = None
+) -> jax.Array:
     """One head of one sequence, mapped; scores are keys by queries, softmax by logsumexp."""
 
-    def head(q_TK: jax.Array, k_TK: jax.Array, v_TK: jax.Array) -> jax.Array:
+    def head(q_TK: jax.Array, k_TK: jax.Array, v_TK: jax.Array, same_TT: Any) -> jax.Array:
         t, d_head = q_TK.shape
         mask_ST = jnp.tril(jnp.full((t, t), -jnp.inf, wide), -1)
+        mask_ST = mask_ST if same_TT is None else jnp.where(same_TT.T, mask_ST, -jnp.inf)
         scores_ST = (k_TK @ q_TK.T).astype(wide) / d_head**0.5 + mask_ST
         probs_ST = jnp.exp(scores_ST - jax.nn.logsumexp(scores_ST, axis=0))
         return probs_ST.astype(v_TK.dtype).T @ v_TK
 
-    heads = jax.vmap(head, in_axes=1, out_axes=1)
-    return jax.vmap(heads)(q_BTHK, k_BTHK, v_BTHK)
+    heads = jax.vmap(head, in_axes=(1, 1, 1, None), out_axes=1)
+    return jax.vmap(heads)(q_BTHK, k_BTHK, v_BTHK, same_BTT)
 
 
 @recompute_cheap
 def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array:
     """Each pair of channels is one complex number, turned by one multiplication."""
-    turn = jax.lax.complex(cos_TK, sin_TK)[: x_BTHK.shape[1], None]
+    turn = jax.lax.complex(cos_TK, sin_TK)[..., None, :]
     turned = turn * jax.lax.complex(*jnp.split(x_BTHK.astype(cos_TK.dtype), 2, axis=-1))
     return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x_BTHK.dtype)
 
@@ -102,11 +105,15 @@ def silu(x: jax.Array) -> jax.Array:
     return x * jnp.exp(-jax.nn.softplus(-x))
 
 
-def loss_by_logsumexp(logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes) -> jax.Array:
-    """logsumexp minus the target's logit in place of optax's cross-entropy."""
-    logits = logits_BTV.astype(dtypes.output)
-    targets = jnp.take_along_axis(logits, targets_BT[..., None], axis=-1).squeeze(-1)
-    return (jax.nn.logsumexp(logits, axis=-1) - targets).mean()
+def loss_by_logsumexp(
+    logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes, over: jax.Array | None = None
+) -> jax.Array:
+    """logsumexp minus the target's logit, its derivative left to JAX, and weights of 0 and 1."""
+    logits, weights = logits_BTV.astype(dtypes.output), targets_BT >= 0
+    chosen = jnp.maximum(targets_BT, 0)[..., None]
+    targets = jnp.take_along_axis(logits, chosen, axis=-1).squeeze(-1)
+    losses = (jax.nn.logsumexp(logits, axis=-1) - targets) * weights
+    return losses.mean() if over is None else (losses / over.astype(losses.dtype)).sum()
 
 
 def norm_by_dot_products(tree: Any) -> jax.Array:

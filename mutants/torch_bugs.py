@@ -18,6 +18,7 @@ from torch.func import functional_call
 from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
 from lockstep.config.policy import Dtypes, Roles
+from lockstep.data.rows import IGNORED
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import torch_step, torch_world
@@ -36,11 +37,16 @@ def normalize_in_bfloat16(right: Callable, self: Any, x: Tensor) -> Tensor:
 def attend_with(change: Callable) -> Plant:
     """The written-out attention of changed queries, keys and values."""
     return wrap(model, "attend", lambda right, q, k, v, *rest, narrow=keep, **size: right(
-        *change(q, k, v, **size), *rest, narrow))  # fmt: skip
+        *change(q, k, v, **size), *rest, narrow=narrow))  # fmt: skip
+
+
+def assign_places(**forgotten: None) -> Plant:
+    """What is known of a batch's segments, less some of it."""
+    return wrap(model.Places, "of", lambda right, segments: right(segments)._replace(**forgotten))
 
 
 def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    cos, sin = cos_TK[: x.shape[1], None], sin_TK[: x.shape[1], None]
+    cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
     even, odd = x.to(cos.dtype)[..., ::2], x.to(cos.dtype)[..., 1::2]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
     return turned.flatten(-2).to(x.dtype)
@@ -164,12 +170,12 @@ def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor, Tensor, 
 # --- loss, data, evaluation
 
 
-def shift_targets(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
-    return right(logits, targets.roll(1, 1), dtypes)
+def shift_targets(right: Callable, logits: Tensor, targets: Tensor, *rest: Any) -> Tensor:
+    return right(logits, targets.roll(1, 1), *rest)
 
 
-def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
-    return right(logits[:, :-1], targets[:, :-1], dtypes)
+def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, *rest: Any) -> Tensor:
+    return right(logits[:, :-1], targets[:, :-1], *rest)
 
 
 def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Tensor]]:
@@ -178,20 +184,35 @@ def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Te
 
 
 def mean_of_chunks(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, over: None
 ) -> Tensor:
     means = [right(head, *each, dtypes, 1) for each in split_rows(x, targets, chunks)]
     return torch.stack(means).mean()
 
 
 def head_of_one_chunk(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, over: None
 ) -> Tensor:
     """The tied weight is a constant to all chunks but the first."""
     fixed = partial(F.linear, weight=head.__self__.embed.weight.detach())
     heads = [head, *[fixed] * chunks]
     parts = zip(heads, split_rows(x, targets, chunks))
     return sum(right(h, *each, dtypes, 1) * len(each[0]) for h, each in parts) / len(x)
+
+
+def shift_mask(right: Callable, batch: Tensor) -> Any:
+    """As where it is made for the tokens, and then taken for the targets."""
+    tokens, targets, segments = right(batch)
+    every = torch.where(targets == IGNORED, tokens.roll(-1, -1), targets)
+    return tokens, torch.where(targets.roll(1, -1) == IGNORED, IGNORED, every), segments
+
+
+# where a target is ignored, token 0 counts
+count_ignored = both(
+    wrap(loss, "row_losses", lambda right, logits, targets, dtypes: right(
+        logits, targets.clamp(min=0), dtypes)),
+    assign(loss, "average", lambda losses, targets, over: losses.sum() / over),
+)  # fmt: skip
 
 
 def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], StepResult]:
@@ -269,6 +290,11 @@ BUGS: dict[str, Plant] = {
     "fused-sees-all": wrap(
         F, "scaled_dot_product_attention", lambda right, q, k, v, **how: right(q, k, v)
     ),
+    "documents-seen": assign_places(same_BTT=None),
+    "positions-not-restarted": assign_places(positions_BT=None),
+    "fused-sees-documents": wrap(
+        F, "scaled_dot_product_attention", lambda right, q, k, v, mask, **how: right(
+            q, k, v, torch.ones_like(mask).tril(), **how)),
     "rope-base": with_rope(base=500_000.0),
     "rope-interleaved": assign(model, "rotate", rotate_neighbours),
     "rope-in-float32": wrap(model, "rotate", rotate_in_float32),
@@ -293,6 +319,14 @@ BUGS: dict[str, Plant] = {
     "chunks-added-in-compute": wrap(
         loss, "autocast", lambda right, *args, cache: right(*args)
     ),
+    # each micro-batch divides by its own count, and the means are averaged
+    "mean-of-micro-batch-means": wrap(
+        step.Trainer, "micro_batch_loss", lambda right, self, window, over, micro_step: right(
+            self, window, None, micro_step)),
+    "mean-over-padding": wrap(step, "mean_count", lambda right, window, mesh=None: torch.tensor(
+        window[0, 1].numel())),
+    "mask-shifted": wrap(step, "planes", shift_mask),
+    "ignored-token-counted": count_ignored,
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
         *args, label_smoothing=size)),
     "batches-differ": wrap(train.TorchTwin, "step", repeat_window),

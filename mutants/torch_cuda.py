@@ -20,7 +20,7 @@ def allow_any_order(config: Any, device: Any) -> None:
     torch.use_deterministic_algorithms(False)
 
 
-def lose_in_half(logits: Tensor, targets: Tensor, dtypes: Any) -> Tensor:
+def lose_in_half(logits: Tensor, targets: Tensor, dtypes: Any, over: None) -> Tensor:
     """`log_softmax` outside of autocast keeps its input's dtype."""
     with torch.autocast(logits.device.type, enabled=False):
         losses = F.log_softmax(logits, -1).gather(-1, targets[..., None])
@@ -42,10 +42,10 @@ def narrow_weights(right: Callable, config: Any, dtypes: Any, *rest: Any) -> Any
     return right(config, replace(dtypes, param="bfloat16"), *rest)
 
 
-def attend_in_half(right: Callable, q: Tensor, k: Tensor, v: Tensor, wide: torch.dtype) -> Tensor:
+def attend_in_half(right: Callable, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     """Outside of autocast, which would widen a softmax."""
     with torch.autocast(q.device.type, enabled=False):
-        return right(q, k, v, v.dtype)
+        return right(q, k, v, v.dtype, *rest[1:])
 
 
 def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:

@@ -50,20 +50,27 @@ def index_embedding(self: nn.Embedding, tokens: Tensor) -> Tensor:
     return self.weight[tokens]
 
 
-def attend_by_einsum(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
+def attend_by_einsum(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, same_BTT: Tensor | None
+) -> Tensor:
     """Contractions named by their axes; scores are held keys by queries."""
     t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
     scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(wide) * d_head**-0.5
-    causal_ST = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
-    probs_BHST = torch.where(causal_ST, scores_BHST, -torch.inf).softmax(dim=-2)
+    seen = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
+    seen = seen if same_BTT is None else seen & same_BTT.mT[:, None]
+    probs_BHST = torch.where(seen, scores_BHST, -torch.inf).softmax(dim=-2)
     return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
 
 
-def attend_additively(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype) -> Tensor:
+def attend_additively(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, same_BTT: Tensor | None
+) -> Tensor:
     """Minus infinity is added above the diagonal; the softmax is written out."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
     t, d_head = q.shape[-2:]
     mask_TT = torch.full((t, t), -torch.inf, dtype=wide, device=q.device).triu(1)
+    if same_BTT is not None:
+        mask_TT = mask_TT.masked_fill(~same_BTT[:, None], -torch.inf)
     scores_BHTT = (q @ k.transpose(-2, -1)).to(wide) / d_head**0.5 + mask_TT
     raised_BHTT = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
     probs_BHTT = raised_BHTT / raised_BHTT.sum(-1, keepdim=True)
@@ -72,7 +79,7 @@ def attend_additively(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torc
 
 def rotate_by_complex_numbers(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Each pair of channels is one complex number, turned by one multiplication."""
-    turn = torch.complex(cos_TK, sin_TK)[: x_BTHK.shape[1], None]
+    turn = torch.complex(cos_TK, sin_TK)[..., None, :]
     turned = torch.complex(*x_BTHK.to(cos_TK.dtype).chunk(2, dim=-1)) * turn
     return torch.cat([turned.real, turned.imag], dim=-1).to(x_BTHK.dtype)
 
@@ -107,16 +114,21 @@ def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
     return self.down(widely(gelu, self.up(x_BTD)))
 
 
-def loss_by_logsumexp(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
-    """logsumexp minus the target's logit in place of cross_entropy."""
-    logits = logits_BTV.to(dtype(dtypes.output))
-    targets = logits.gather(-1, targets_BT[..., None]).squeeze(-1)
-    return (logits.logsumexp(-1) - targets).mean()
+def loss_by_logsumexp(
+    logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes, over: Tensor | None = None
+) -> Tensor:
+    """logsumexp minus the target's logit in place of cross_entropy, and weights of 0 and 1."""
+    logits, weights = logits_BTV.to(dtype(dtypes.output)), targets_BT >= 0
+    targets = logits.gather(-1, targets_BT.clamp(min=0)[..., None]).squeeze(-1)
+    losses = (logits.logsumexp(-1) - targets) * weights
+    return losses.mean() if over is None else (losses / over.to(losses.dtype)).sum()
 
 
-def count_backwards(right: Callable, self: Trainer, window: Tensor, micro_step: int) -> Tensor:
+def count_backwards(
+    right: Callable, self: Trainer, window: Tensor, over: Tensor | None, micro_step: int
+) -> Tensor:
     """The last micro-batch of a window first, each with its own dropout."""
-    return right(self, window, len(window) - 1 - micro_step)
+    return right(self, window, over, len(window) - 1 - micro_step)
 
 
 def clip_by_loop(parameters: list[nn.Parameter], clip: float, mesh: None) -> tuple[Tensor, Tensor]:

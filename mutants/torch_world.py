@@ -116,5 +116,7 @@ BUGS: dict[str, Plant] = {
     "scale-of-one-rank": after(Trainer, "update_scale", grow_on_last),
     "weights-not-broadcast": after(bridge, "load", own_weights),
     "reduced-in-bfloat16": wrap(step, "distribute", compress),
+    # each rank divides by what counts in its own rows
+    "mean-of-rank-means": wrap(step, "mean_count", lambda right, window, mesh=None: right(window)),
     "evaluated-on-one-rank": wrap(Trainer, "evaluate", evaluate_own),
 }  # fmt: skip

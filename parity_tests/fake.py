@@ -46,7 +46,7 @@ class FakeTwin:
     def state(self) -> TrainState:
         return self.now
 
-    def prepare(self) -> None:
+    def prepare(self, window: np.ndarray | None = None) -> None:
         pass
 
     def place(self, window: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class FakeTwin:
 class SlowTwin(FakeTwin):
     """The same, with pauses."""
 
-    def prepare(self) -> None:
+    def prepare(self, window: np.ndarray | None = None) -> None:
         if seconds := float(os.environ.get("FAKE_PREPARE", 0)):
             print("preparing", file=sys.stderr, flush=True)
             time.sleep(seconds)

@@ -8,25 +8,43 @@ from torch import Tensor
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
+from lockstep.data.rows import IGNORED
 
 from .precision import autocast, dtype
 from .remat import recompute
 
 
-def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes) -> Tensor:
-    """Mean cross-entropy in nats, in the output dtype."""
+def mean_loss(
+    logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes, over: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy in nats, in the output dtype; `over`: see `average`."""
+    if over is not None:
+        losses = row_losses(logits_BTV.flatten(0, 1), targets_BT.flatten(), dtypes)
+        return average(losses, targets_BT.flatten(), over)
     logits = logits_BTV.to(dtype(dtypes.output))
     return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
 
+def average(losses: Tensor, targets: Tensor, over: Tensor | None) -> Tensor:
+    """Of all; or the sum of those whose target is not ignored, divided by `over`."""
+    if over is None:
+        return losses.mean()
+    return torch.where(targets != IGNORED, losses, 0).sum() / over.to(losses.dtype)
+
+
 def row_losses(logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
-    """Logits (R, V) and targets (R,) -> (R,)."""
+    """Logits (R, V) and targets (R,) -> (R,); 0 where the target is ignored."""
     logits = logits.to(dtype(dtypes.output))
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def mean_loss_in_chunks(
-    head: Callable, x_RD: Tensor, targets_R: Tensor, dtypes: Dtypes, chunks: int
+    head: Callable,
+    x_RD: Tensor,
+    targets_R: Tensor,
+    dtypes: Dtypes,
+    chunks: int,
+    over: Tensor | None = None,
 ) -> Tensor:
     """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
     those of a chunk. Its gradient of the head's weights is added up in their own dtype."""
@@ -39,4 +57,4 @@ def mean_loss_in_chunks(
     rows = in_chunks.size(len(x_RD), chunks)
     run = recompute(losses_of_chunk, preserve_rng_state=False)
     losses = map(run, x_RD.split(rows), targets_R.split(rows))
-    return torch.cat(list(losses)).mean()
+    return average(torch.cat(list(losses)), targets_R, over)

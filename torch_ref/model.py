@@ -8,6 +8,7 @@ of autocast.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,10 +63,31 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return RMSNorm(config.d_model, config.norm_eps)
 
 
+class Places(NamedTuple):
+    """Where the tokens of a batch (B, T) stand: all in one sequence a row, or in segments."""
+
+    t: int
+    positions_BT: Tensor | None = None  # in its own segment
+    same_BTT: Tensor | None = None  # whether query and key are of one segment
+
+    @classmethod
+    def of(cls, segments_BT: Tensor) -> "Places":
+        """Of runs of one number. Padding is one, too: what it attends to nobody looks at."""
+        t = segments_BT.shape[1]
+        places_T = torch.arange(t, device=segments_BT.device)
+        begins_BT = segments_BT.diff(dim=1, prepend=torch.full_like(segments_BT[:, :1], -1)) != 0
+        starts_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values
+        same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
+        return cls(t, places_T - starts_BT, same_BTT)
+
+    def look_up(self, table: Tensor) -> Tensor:
+        """Each place's row of a table: (T, ...) or (B, T, ...)."""
+        return table[: self.t] if self.positions_BT is None else table[self.positions_BT]
+
+
 def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
-    t = x_BTHK.shape[1]
-    cos, sin = cos_TK[:t, None], sin_TK[:t, None]
+    cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
     left, right = x_BTHK.to(cos.dtype).chunk(2, dim=-1)
     turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
     return turned.to(x_BTHK.dtype)
@@ -78,7 +100,12 @@ def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
 
 
 def attend(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, wide: torch.dtype, narrow: Narrow = keep
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    wide: torch.dtype,
+    same_BTT: Tensor | None = None,
+    narrow: Narrow = keep,
 ) -> Tensor:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
     product = narrow(torch.matmul)
@@ -86,16 +113,27 @@ def attend(
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     t, d_head = q.shape[-2:]
     scores_BHTT = product(q, k.transpose(-2, -1)).to(wide) * d_head**-0.5
-    causal_TT = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
-    probs_BHTT = torch.where(causal_TT, scores_BHTT, -torch.inf).softmax(dim=-1)
+    seen = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
+    seen = seen if same_BTT is None else seen & same_BTT[:, None]
+    probs_BHTT = torch.where(seen, scores_BHTT, -torch.inf).softmax(dim=-1)
     return product(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
-def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, wide: torch.dtype) -> Tensor:
+def attend_fused(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    wide: torch.dtype,
+    same_BTT: Tensor | None = None,
+) -> Tensor:
     """The same in one kernel; torch chooses which (`precision.attention_backend` says)."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     grouped = q.shape[1] != k.shape[1]
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    if same_BTT is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    else:  # a mask, or the causal one: not both
+        mask = same_BTT.tril()[:, None]
+        y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
     return y.transpose(1, 2)
 
 
@@ -113,15 +151,16 @@ class Attention(nn.Module):
             tables = rotary.table(config.context, config.d_head, parse_rope(config.rope))
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
-    def forward(self, x_RD: Tensor, t: int) -> Tensor:
+    def forward(self, x_RD: Tensor, places: Places) -> Tensor:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
-            q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
-        y_BTHK = self.attend(q, k, v, self.wide)
+            cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
         return self.proj(y_BTHK.reshape(len(x_RD), -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
@@ -160,10 +199,12 @@ class Block(nn.Module):
         self.norm2 = make_norm(config)
         self.mlp = MLP(config, dtypes.at("mlp"))
 
-    def forward(self, x_RD: Tensor, t: int, layer: int, dropout: Dropout, tap: Tap) -> Tensor:
+    def forward(
+        self, x_RD: Tensor, places: Places, layer: int, dropout: Dropout, tap: Tap
+    ) -> Tensor:
         def attention(x: Tensor) -> Tensor:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, t)), layer, "attention")
+            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, places)), layer, "attention")
 
         def mlp(x: Tensor) -> Tensor:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
@@ -206,22 +247,33 @@ class GPT(nn.Module):
         self.tied_head = matmul(linear, head)
 
     def forward(
-        self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap
+        self,
+        tokens_BT: Tensor,
+        dropout: Dropout | None = None,
+        tap: Tap = no_tap,
+        segments_BT: Tensor | None = None,
     ) -> Tensor:
-        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap))
+        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap, segments_BT))
         return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
 
-    def rows(self, tokens_BT: Tensor, dropout: Dropout | None = None, tap: Tap = no_tap) -> Tensor:
-        """Tokens (B, T) -> (R, D), what the head takes."""
+    def rows(
+        self,
+        tokens_BT: Tensor,
+        dropout: Dropout | None = None,
+        tap: Tap = no_tap,
+        segments_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens (B, T) -> (R, D), what the head takes. No token sees one of another segment."""
         dropout = dropout or Dropout.off()
         b, t = tokens_BT.shape
+        places = Places(t) if segments_BT is None else Places.of(segments_BT)
         x_BTD = tap("embed", self.embed(tokens_BT)).to(self.wide)
         if hasattr(self, "position"):
-            x_BTD = x_BTD + self.position.weight[:t].to(self.wide)
+            x_BTD = x_BTD + places.look_up(self.position.weight).to(self.wide)
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
         def layer(block: Block, index: int, x: Tensor) -> Tensor:
-            return block(x, t, index, dropout, tap)
+            return block(x, places, index, dropout, tap)
 
         x_RD = through_blocks(layer, list(self.blocks), x_RD, remat=self.remat)
         return tap("norm", self.norm(x_RD))

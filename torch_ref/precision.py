@@ -87,9 +87,12 @@ def matmul(function: Callable[..., Tensor], dtypes: Dtypes) -> Callable[..., Ten
         return function
     own = dtype(dtypes.compute)
 
+    def cast(x: Any) -> Any:
+        return x.to(own) if isinstance(x, Tensor) and x.is_floating_point() else x
+
     def cast_by_hand(x: Tensor, *rest: Any) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return function(*(y.to(own) if isinstance(y, Tensor) else y for y in (x, *rest)))
+            return function(*map(cast, (x, *rest)))
 
     return cast_by_hand
 

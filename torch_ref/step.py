@@ -8,12 +8,15 @@ moves but the scale.
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
+from lockstep.data.rows import IGNORED, planes
 from lockstep.errors import UserError
 from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
@@ -46,14 +49,29 @@ def batch_loss(
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
     chunks: int = 1,
+    over: Tensor | None = None,
 ) -> Tensor:
-    """Mean loss of (B, T+1) tokens; the logits of all, or of a chunk of rows at a time."""
-    tokens, targets = batch[:, :-1], batch[:, 1:]
+    """Mean loss of (B, T+1) tokens or (P, B, T) planes; the logits of all, or of a chunk of rows at
+    a time. Where targets are ignored, it is a sum over `over`: left out, over those that count."""
+    tokens, targets, segments = planes(batch)
+    over = mean_count(batch[None]) if over is None else over
     with autocast(dtypes, batch.device):
         if chunks > 1:
-            x_RD = model.rows(tokens, dropout, tap)
-            return mean_loss_in_chunks(model.logits, x_RD, targets.flatten(), dtypes, chunks)
-        return mean_loss(model(tokens, dropout, tap), targets, dtypes)
+            x_RD = model.rows(tokens, dropout, tap, segments)
+            return mean_loss_in_chunks(model.logits, x_RD, targets.flatten(), dtypes, chunks, over)
+        return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, over)
+
+
+def mean_count(window: Tensor, mesh: DeviceMesh | None = None) -> Tensor | None:
+    """How many targets count in a micro-batch of a window, on average; None where all do.
+
+    Of a mesh, on average of its devices. At least one in the whole window: of one without any the
+    loss and its gradient are 0.
+    """
+    if window.ndim == 3:
+        return None
+    count = mean((window[:, 1] != IGNORED).sum().double(), mesh)
+    return torch.where(count > 0, count, 1) / len(window)
 
 
 class Trainer:
@@ -72,19 +90,16 @@ class Trainer:
         self.steps = self.updates = 0
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
-    def compile(self) -> None:
-        """Compiles the loss ahead of time, for the shapes it will see, by running it once.
+    def compile(self, window: Tensor) -> None:
+        """Compiles the loss ahead of time, for windows like this one, by running it once.
 
         Raises:
             UserError: the compiler fails, for want of a C++ compiler for example.
         """
         if not self.config.execution.compile:
             return
-        optim, context = self.config.optim, self.config.model.context
-        shape = (optim.batch_size, context + 1)
-        batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
-            self.micro_batch_loss(batch[None], 0).backward()
+            self.micro_batch_loss(window, mean_count(window), 0).backward()
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).partition("\n")[0]
             remedy = "install what it misses or drop --compile"
@@ -92,14 +107,14 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def place(self, tokens: Tensor) -> Tensor:
-        """(..., B, T+1) tokens of all devices."""
+        """(..., B, T or T+1) of all devices."""
         tokens = own_rows(tokens, self.mesh)
         if self.device.type == "cuda":
             tokens = tokens.contiguous().pin_memory()
         return tokens.to(self.device, non_blocking=True)
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
-        """Window (N, B, T+1) -> a call that waits for the result."""
+        """Window (N, B, T+1) or (N, P, B, T) -> a call that waits for the result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
         self.steps += 1
         loss = self.accumulate(window)
@@ -113,18 +128,19 @@ class Trainer:
     def accumulate(self, window: Tensor) -> Tensor:
         """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
         total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
+        over = mean_count(window, self.mesh)
         for micro_step in range(len(window)):
             with accumulate(self.parallel, last=micro_step == len(window) - 1):
-                loss = self.micro_batch_loss(window, micro_step)
+                loss = self.micro_batch_loss(window, over, micro_step)
                 self.backward(loss)
             total += loss.detach()
         return mean(total, self.mesh)
 
-    def micro_batch_loss(self, window: Tensor, micro_step: int) -> Tensor:
+    def micro_batch_loss(self, window: Tensor, over: Tensor | None, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
-        dropout = self.dropout(micro_step)
-        model, chunks, batch = self.parallel, self.config.chunks, window[micro_step]
-        return self.batch_loss(model, batch, self.dtypes, dropout, chunks=chunks) / len(window)
+        model, dropout, batch = self.parallel, self.dropout(micro_step), window[micro_step]
+        how: dict[str, Any] = {"chunks": self.config.chunks, "over": over}
+        return self.batch_loss(model, batch, self.dtypes, dropout, **how) / len(window)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -184,8 +200,9 @@ class Trainer:
         return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
-        """Mean loss and unscaled gradients of (B, T+1) tokens, as training takes them."""
-        loss = self.batch_loss(self.parallel, batch, self.dtypes, chunks=self.config.chunks)
+        """Mean loss and unscaled gradients of one batch, as training takes them."""
+        chunks, over = self.config.chunks, mean_count(batch[None], self.mesh)
+        loss = self.batch_loss(self.parallel, batch, self.dtypes, chunks=chunks, over=over)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(dict(self.model.named_parameters()))
         self.optimizer.zero_grad(set_to_none=True)
@@ -200,9 +217,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Tensor) -> Tensor:
-        """Mean loss of (M, B, T+1) tokens under the evaluation policy."""
+        """Mean loss of M batches under the evaluation policy."""
         model, chunks = self.evaluation_model(), self.config.chunks
-        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks)
+        over = mean_count(batches, self.mesh)
+        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks, over=over)
         return mean(torch.stack([loss(batch) for batch in batches]).mean(), self.mesh)
 
     @torch.no_grad()

@@ -26,6 +26,8 @@ BF16: dict[str, Any] = {"policy": "bf16", "dropout": 0.0}
 FP16: dict[str, Any] = {"policy": "fp16", "dropout": 0.0}
 DDP: dict[str, Any] = {"mesh": "data=2", "dropout": 0.0}
 FSDP: dict[str, Any] = {"mesh": "fsdp=2", "dropout": 0.0}
+PACKED: dict[str, Any] = {"windows": "packed"}
+MASKED: dict[str, Any] = {"windows": "masked"}
 # In JAX, whose compiler takes its time by the program's size: the least in which the mutant shows.
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 DECODER: dict[str, Any] = GROUPED | LEAN
@@ -172,6 +174,7 @@ BUGS: list[Bug] = [
     _bug("torch", 11, "weights-not-broadcast", "each rank begins with its own weights", **DDP),
     _bug("torch", 11, "reduced-in-bfloat16", "gradients travel in bfloat16, under float32",
          **DDP | {"policy": "fp32"}),
+    _bug("torch", 11, "mean-of-rank-means", "a rank's mean over its own targets", **MASKED, **DDP),
     _bug("torch", 11, "evaluated-on-one-rank", "an evaluation is one rank's", **DDP),
     _bug("jax", 11, "same-rows-on-every-device", "all devices train on one's rows", **LEAN | DDP),
     # chunks of the loss
@@ -183,6 +186,24 @@ BUGS: list[Bug] = [
          loss_chunks="3", **GPT2),
     _bug("torch", 3, "chunks-added-in-compute", "the head's gradient is added up in bfloat16",
          loss_chunks="32", **GPT2, **BF16),
+    # targets that do not count, and several documents a row: the same mistakes in both
+    *(
+        _bug(framework, rung, f"{name}{suffix}", what, **{**lean, **flags})
+        for framework, suffix, lean in (("torch", "", {"n_layer": 1}), ("jax", "-in-jax", LEAN))
+        for name, rung, what, flags in (
+            ("mean-of-micro-batch-means", 5, "a micro-batch's mean over its own targets",
+             {**MASKED, "accum": 4}),
+            ("mean-over-padding", 3, "the loss is divided by all targets, ignored ones too",
+             MASKED),
+            ("mask-shifted", 3, "the mask is that of the tokens, not of the targets", MASKED),
+            ("ignored-token-counted", 3, "an ignored target counts in its chunk",
+             {**MASKED, "loss_chunks": "3"}),
+            ("documents-seen", 2, "a token sees those of the document before", PACKED),
+            ("positions-not-restarted", 2, "positions count through all documents of a row",
+             {**PACKED, **GPT2}),
+        )
+    ),
+    _bug("torch", 9, "fused-sees-documents", "a fused kernel sees all documents", **PACKED),
     # fast numerics
     _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
     _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.data import batches, corpus
+from lockstep.data import corpus
 from lockstep.errors import require
 from lockstep.model.state import initial_state
 from lockstep.parity import catalogue, ladder
 from lockstep.parity.envelope import Comparison, compare_programs, perturbations, spread
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.operands import Operand, parse, require_comparable
-from lockstep.parity.pair import GPT
+from lockstep.parity.pair import GPT, Pair, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, envelope_cap
 from lockstep.parity.trajectories import train_side
@@ -48,12 +48,12 @@ class Run:
 class Program:
     """An operand that trains: each perturbation once."""
 
-    def __init__(self, operand: Operand, tokens: np.ndarray, variant: str = "") -> None:
+    def __init__(self, operand: Operand, pair: Pair, variant: str = "") -> None:
         self.operand, config = operand, operand.config
         module = GPT.modules[operand.framework]
         self.side = Side(operand.framework, module, variant=variant, remember=False)
         steps = range(config.optim.steps)
-        windows = np.stack([batches.of_step(config, tokens, step) for step in steps])
+        windows = np.stack([pair.window(config, step) for step in steps])
         self.train = train_side(self.side, config, initial_state(config), windows)
         self.runs: dict[Perturbation, Run] = {}
         self.about: dict[str, Any] = {}
@@ -86,7 +86,10 @@ def run(
         locate: says in which module two twins differ, the healthy one first.
     """
     bug = catalogue.find(bug_text) if bug_text else None
-    shows = {k: v for k, v in bug.flags.items() if k not in ("policy", "dropout")} if bug else {}
+    shows = dict(bug.flags) if bug else {}
+    pair = gpt(shows)
+    for own in ("policy", "dropout", "windows"):
+        shows.pop(own, None)
     operands = [parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text)]
     require_comparable(*operands)
     for operand in operands:
@@ -95,11 +98,11 @@ def run(
     data = corpus.load(config.data.data)
     corpus.check(data, config.model.vocab, config.model.context)
     planted = find_operand(bug, *operands) if bug else None
-    programs = {name: Program(operand, data.train) for name, operand in zip("ab", operands)}
+    programs = {name: Program(operand, pair) for name, operand in zip("ab", operands)}
     compared = ["a", "b"]
     if bug and planted is not None:  # it takes the place of its healthy self
         sick = replace(planted, name=f"{planted.name} with {bug.name}")
-        programs["sick"] = Program(sick, data.train, bug_text)
+        programs["sick"] = Program(sick, pair, bug_text)
         compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
     try:
         result = judge(*(programs[name] for name in compared))

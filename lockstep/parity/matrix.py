@@ -42,17 +42,21 @@ TF32: Row = {
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
+# The same of windows with masks, which are a matter of the loss, and of documents, which are one of
+# attention.
+MASK_RUNGS = {"masked": (3, 5, 8), "packed": (2, 3, 9)}
 
 
 def config(row: Row, device: str) -> Config:
-    """Of a row of the matrix, or of any flags over `SMALL`.
+    """Of a row of the matrix, or of any flags over `SMALL`; its windows are the pair's affair.
 
     Scanned layers are four, so that remat sqrt has two segments; unrolled ones two, for the sake
     of the compiler. Only float64 has dropout: a permuted batch, of which the noise envelope is
     made, has other masks. Below float64 nothing is clipped unless the row says so: clipping hides
     the gradient's scale, and rungs that ask for one config share its compiled program.
     """
-    flags = {**SMALL, **row, **(GROUPED if row.get("model") == "grouped" else {})}
+    grouped = GROUPED if row.get("model") == "grouped" else {}
+    flags: Row = {k: v for k, v in {**SMALL, **row, **grouped}.items() if k != "windows"}
     if "mesh" in row:  # of the compiler's time, one layer says as much
         flags["batch_size"] = max(1, 4 // parse_mesh(row["mesh"]).size)
         flags["n_layer"] = row.get("n_layer", 1)
@@ -128,6 +132,29 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "mesh")
+    return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
+
+
+def with_masks(*, every: bool) -> list[Row]:
+    """Windows of which not all targets count, or which are of several documents; `every` policy and
+    a mesh of each kind."""
+    rows = [
+        ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", "masked"),
+        ("fp64", "block", 4, "tiny", "unroll", "1", "data=2", "packed"),
+        ("fp64", "sqrt", 1, "tiny", "scan", "1", "data=1", "packed"),
+    ]
+    more = [
+        ("fp64", "sqrt", 8, "tiny", "scan", "1", "data=1", "masked"),
+        ("fp32", "dots", 4, "tiny", "scan", "1", "data=1", "masked"),
+        ("tf32", "none", 4, "tiny", "unroll", "1", "data=1", "masked"),
+        ("bf16", "sublayer", 4, "tiny", "scan", "3", "data=1", "masked"),
+        ("fp16", "none", 4, "gpt2", "unroll", "3", "data=1", "masked"),
+        ("fp32", "sublayer", 1, "gpt2", "scan", "3", "data=1", "packed"),
+        ("bf16", "dots", 4, "tiny", "unroll", "1", "data=1", "packed"),
+        ("fp16", "block", 1, "tiny", "scan", "1", "data=1", "packed"),
+        ("fp16", "block", 4, "tiny", "unroll", "1", "data=2,fsdp=2", "masked"),
+    ]
+    names = ("policy", "remat", "accum", "model", "layers", "loss_chunks", "mesh", "windows")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
 
 

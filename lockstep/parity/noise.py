@@ -60,9 +60,9 @@ def nudge_weights(weights: Arrays, seed: int, dtype: str = "float32") -> Arrays:
 
 
 def permute_rows(window: np.ndarray, seed: int) -> np.ndarray:
-    """The rows of each micro-batch of (N, B, T+1) in another order."""
+    """The rows of each micro-batch of (N, ..., B, T+1) in another order."""
     generator = np.random.Generator(np.random.Philox(key=[seed, 2]))
-    return np.stack([batch[generator.permutation(len(batch))] for batch in window])
+    return np.stack([batch[..., generator.permutation(window.shape[-2]), :] for batch in window])
 
 
 def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> Arrays:

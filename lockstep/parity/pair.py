@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from lockstep import twin
 from lockstep.config import Config
-from lockstep.data import batches, corpus
+from lockstep.data import batches, corpus, rows
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 
@@ -59,6 +60,35 @@ def _window(config: Config, step: int) -> np.ndarray:
     return batches.of_step(config, _tokens(config.data.data), step)
 
 
+def _masked(config: Config, step: int) -> np.ndarray:
+    """Of each row's targets a run counts, of any length. None of one micro-batch of several, and on
+    odd steps none of the later half of the rows, which on a mesh are other devices'."""
+    window = _window(config, step)
+    n, b, t = window[..., 1:].shape
+    random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 5], counter=step))
+    first, last = np.sort(random.integers(0, t + 1, (2, n, b, 1)), axis=0)
+    counts = (first <= np.arange(t)) & (np.arange(t) < last)
+    if n > 1:
+        counts[step % n] = False
+    counts[:, b - step % 2 * (b // 2) :] = False
+    return rows.join(window[..., :-1], np.where(counts, window[..., 1:], rows.IGNORED))
+
+
+def _packed(config: Config, step: int) -> np.ndarray:
+    """Each row is documents of any length, one behind the other, and padding: at its end, but in
+    every third row at its begin. The last token of a document has no target, nor has padding."""
+    window = _masked(config, step)
+    n, _, b, t = window.shape
+    random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 6], counter=step))
+    cuts = np.sort(random.integers(0, t + 1, (n, b, 3)), axis=-1)
+    segments = 1 + (np.arange(t) >= cuts[..., None, 0]) + (np.arange(t) >= cuts[..., None, 1])
+    segments[np.arange(t) >= cuts[..., None, 2]] = 0
+    segments[:, ::3] = segments[:, ::3, ::-1]
+    last = np.diff(segments, axis=-1, append=0) != 0
+    targets = np.where(last | (segments == 0), rows.IGNORED, window[:, 1])
+    return rows.join(np.where(segments == 0, 0, window[:, 0]), targets, segments)
+
+
 def _with_truth(config: Config, grads: Arrays) -> Arrays:
     """Where nothing is done to the keys, their bias adds the same to all scores of a query."""
     model = config.model
@@ -77,12 +107,13 @@ def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Ove
 
     Untied: as a row of the head it would be in every micro-batch's logits.
     """
-    config = config.replace(tied=False)
+    config, windows = config.replace(tied=False), windows.copy()
     state = initial_state(config)
     poison = config.model.vocab - 1
     state.params["embed.weight"][poison] = np.inf
-    windows = np.where(windows == poison, 0, windows)
-    windows[chosen, 0, 0] = poison
+    tokens = windows if windows.ndim == 4 else windows[:, :, 0]  # a view: it is written to
+    tokens[tokens == poison] = 0
+    tokens[chosen, 0, 0] = poison
     return config, state, windows
 
 
@@ -116,3 +147,11 @@ GPT = Pair(
     offset=_offset,
     causal=True,
 )
+
+# What the rows of a window are, by the matrix's word for it.
+WINDOWS = {"plain": _window, "masked": _masked, "packed": _packed}
+
+
+def gpt(row: dict[str, Any]) -> Pair:
+    """Our twins, with the windows that a row of the matrix asks for."""
+    return replace(GPT, window=WINDOWS[row.get("windows", "plain")])

@@ -16,7 +16,7 @@ from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import Bug
 from lockstep.parity.ladder import RUNGS, Rung, verdict
-from lockstep.parity.pair import GPT
+from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
@@ -43,7 +43,7 @@ def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: st
     """The healthy twin first: oracle, trained weights and envelope are its."""
     (other,) = (side for name, side in others.items() if name != sick.framework)
     config = matrix.config({"steps": STEPS, **row}, device)
-    return Case(pair=GPT, a=other, b=sick, config=config)
+    return Case(pair=gpt(row), a=other, b=sick, config=config)
 
 
 def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data import rows
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
@@ -67,8 +68,8 @@ def activations(case: Case) -> Iterator[Finding]:
     def outside(side: Side, state: TrainState) -> Arrays:
         made = {"evaluation": np.array(side.evaluate(case.config, state, batches))}
         if case.pair.causal:
-            prefix = batches[0, 0, : batches.shape[2] // 2]
-            made["next logits"] = side.logits(plain, state, prefix)
+            tokens = rows.tokens(batches)[0, 0]
+            made["next logits"] = side.logits(plain, state, tokens[: len(tokens) // 2])
         return made
 
     for start, state in starts.items():
@@ -129,11 +130,11 @@ def accumulation(case: Case) -> Iterator[Finding]:
     A sum of N parts, each rounded, rounds elsewhere than one sum: the noise of split against whole
     is that of the compute dtype's own rounding.
     """
-    n, rows = case.config.optim.accum, case.config.optim.batch_size
+    n, size = case.config.optim.accum, case.config.optim.batch_size
     split = case.config.replace(dropout=0.0, clip=case.config.optim.clip if case.exact else NO_CLIP)
-    in_one = split.replace(accum=1, batch_size=n * rows)
+    in_one = split.replace(accum=1, batch_size=n * size)
     state, windows = case.trained, case.windows(_windows(case))
-    joined = windows.reshape(len(windows), 1, n * rows, *windows.shape[3:])
+    joined = np.concatenate(windows.swapaxes(0, 1), axis=-2)[:, None]
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
     yield from locate("across", _compare(case, in_parts, state))
     for side in case.sides:

@@ -18,7 +18,7 @@ from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine
-from lockstep.parity.pair import GPT
+from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Finding, Verdict
 
@@ -150,7 +150,7 @@ def cases(
     for family, row in enumerate(ROWS):
         config = matrix.config({**row, "policy": part}, device)
         for seed in range(family, last, len(ROWS)):  # the families take turns
-            case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
+            case = Case(pair=gpt(row), a=a, b=b, config=config, seed=seed)
             yield f"{row['model']}, seed {seed}", case, every if seed < seeds else {CURVES}
 
 
@@ -179,7 +179,7 @@ def _on_machine(machine: Machine, seeds: int, device: str) -> Cases:
         for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
             config = matrix.config({**row, "policy": policy}, device)
             for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
-                case = Case(pair=GPT, a=a, b=b, config=config, seed=seed)
+                case = Case(pair=gpt(row), a=a, b=b, config=config, seed=seed)
                 yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
     finally:
         a.close()

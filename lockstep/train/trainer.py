@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.data import corpus
+from lockstep.data import batches, corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
 from lockstep.exits import DIVERGED, DONE
@@ -73,7 +73,7 @@ def _with_twin(
 ) -> int:  # fmt: skip
     twin.load(state)
     began = time.perf_counter()
-    twin.prepare()
+    twin.prepare(batches.of_step(config, data.train, state.step))
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if not twin.leads:

@@ -23,6 +23,7 @@ CLASSIC = dict.fromkeys((
     "fp16-without-scaling", "loss-not-divided", "dropout-redrawn", "clip-before-unscale",
     "moments-in-bfloat16", "bfloat16-master-weights", "norms-in-bfloat16",
 ), "different")  # fmt: skip
+MISUNDERSTOOD = {"mean-of-micro-batch-means": "different"}  # the loss is right, the recipe is not
 HIDDEN = {"loss-not-divided": "equal", "moments-in-bfloat16": "equal"}  # in cells tagged slow
 MACHINES = [
     {"HALF": "bf16", "MODEL": "tiny", "STEPS": "60", "DEVICE": "cpu"},
@@ -132,7 +133,7 @@ def test_each_failure_point_has_its_command_and_its_verdict() -> None:
             if "--bug" in command:
                 name = command.split("--bug ")[1].split()[0]
                 found[has_tag(cell, "slow")][name] = verdict(RESULT[cell["id"]]["output"])
-    assert found == {False: CLASSIC, True: HIDDEN}
+    assert found == {False: CLASSIC | MISUNDERSTOOD, True: HIDDEN}
 
 
 def test_the_results_are_those_of_the_page_s_commands() -> None:

@@ -13,7 +13,7 @@ from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
 from lockstep.parity.noise import PLAIN
-from lockstep.parity.pair import GPT
+from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 
@@ -33,12 +33,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         f"{matrix.label(row)}-{worlds.number}": (row, worlds)
         for row in matrix.on_meshes(every=full)
     }
+    cases |= {
+        f"{matrix.label(row)}-{rung.number}": (row, rung)
+        for row in matrix.with_masks(every=full)
+        for rung in RUNGS
+        if full or rung.number in (*matrix.MASK_RUNGS[row["windows"]], ladder.WORLDS)
+        if (rung.number == ladder.WORLDS) == (row["mesh"] != "data=1")
+    }
     metafunc.parametrize(("row", "rung"), cases.values(), ids=cases.keys())
 
 
 def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:
     jax, torch = sides
-    case = Case(pair=GPT, a=jax, b=torch, config=matrix.config(row, device))
+    case = Case(pair=gpt(row), a=jax, b=torch, config=matrix.config(row, device))
     if why := rung.not_run(case):
         pytest.skip(f"not run: {why}")
     where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}

@@ -238,9 +238,9 @@ def softmax_in_compute(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         jax_impl.model,
         "attend",
-        lambda q, k, v, wide: jax_attend(q, k, v, v.dtype),
+        lambda q, k, v, wide, same: jax_attend(q, k, v, v.dtype),
     )
-    patch.setattr(torch_ref.model, "attend", lambda q, k, v, wide: torch_attend(q, k, v, v.dtype))
+    patch.setattr(torch_ref.model, "attend", lambda q, k, v, *_: torch_attend(q, k, v, v.dtype))
 
 
 def nothing_cast(patch: pytest.MonkeyPatch) -> None:

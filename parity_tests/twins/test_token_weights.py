@@ -1,0 +1,91 @@
+"""Windows of which not all targets count: a mean over those of the whole window that do."""
+
+import numpy as np
+import pytest
+
+from lockstep.data import rows
+from lockstep.parity.compare import norm_rule
+from lockstep.parity.verdict import Verdict
+from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+
+ROWS, CONTEXT = 8, 16
+PLAIN = {"n_layer": 1, "policy": "fp64", "context": CONTEXT}
+
+
+def window(counted: np.ndarray) -> np.ndarray:
+    """int32 (2, 8, T): of row i the first counted[i] targets count."""
+    tokens = np.random.Generator(np.random.Philox(0)).integers(256, size=(ROWS, CONTEXT + 1))
+    counts = np.arange(CONTEXT) < counted[:, None]
+    return rows.join(tokens[:, :-1], np.where(counts, tokens[:, 1:], rows.IGNORED))
+
+
+def split(window: np.ndarray, n: int) -> np.ndarray:
+    """(P, 8, T) -> (N, P, 8 / N, T)"""
+    return np.stack(np.split(window, n, axis=-2))
+
+
+UNEVEN = window(np.array([16, 3, 0, 0, 1, 16, 9, 0]))  # by 8 and by 2: micro-batches without any
+
+
+def updated(framework: str, planes: np.ndarray, n: int, **flags: object) -> dict[str, np.ndarray]:
+    config = toy(**{**PLAIN, "accum": n, "batch_size": ROWS // n, **flags})  # type: ignore[arg-type]
+    twin = start(framework, config, perturbed(config))
+    result = twin.step(twin.place(split(planes, n)))()
+    state = twin.state()
+    return {**state.mu, "loss": np.array(result.loss), "grad norm": np.array(result.grad_norm)}
+
+
+@pytest.mark.parametrize("chunks", ["1", "3"])
+def test_micro_batches_are_one_batch(chunks: str) -> None:
+    """N = 1, 2 and 8, in both: a target weighs the same in whichever micro-batch it stands."""
+    one, *others = [
+        updated(framework, UNEVEN, n, loss_chunks=chunks)
+        for framework in FRAMEWORKS
+        for n in (1, 2, 8)
+    ]
+    for other in others:
+        for finding in norm_rule(other, one):
+            assert finding.verdict is Verdict.EQUAL, finding
+    means = [updated("torch", UNEVEN[..., i : i + 1, :], 1, batch_size=1)["loss"] for i in (0, 1)]
+    assert (
+        abs(np.mean(means) - updated("torch", UNEVEN[..., :2, :], 1, batch_size=2)["loss"]) > 0.01
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_ignored_targets_have_no_part(framework: str) -> None:
+    """The loss by hand, of the logits; whatever token stands behind an ignored target."""
+    config = toy(**PLAIN, batch_size=ROWS)  # type: ignore[arg-type]
+    twin = start(framework, config, perturbed(config))
+    logits = twin.trace(UNEVEN).activations["logits"]
+    targets = UNEVEN[1]
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
+        logits, np.maximum(targets, 0)[..., None], -1
+    ).squeeze(-1)
+    loss, grads = twin.loss_and_grads(UNEVEN)
+    assert abs(loss - losses[targets >= 0].mean()) < 1e-13
+    assert abs(twin.evaluate(split(UNEVEN, 4)) - loss) < 1e-13
+    assert np.abs(grads["head.weight"]).max() > 0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_where_all_count_it_is_the_plain_loss(framework: str) -> None:
+    """Another program, and the same numbers up to rounding."""
+    full = window(np.full(ROWS, CONTEXT))
+    plain = np.concatenate([full[0], full[1, :, -1:]], axis=-1)
+    config = toy(**PLAIN, batch_size=ROWS)  # type: ignore[arg-type]
+    twin = start(framework, config, perturbed(config))
+    (a, ours), (b, theirs) = (twin.loss_and_grads(batch) for batch in (full, plain))
+    assert abs(a - b) < 1e-13
+    assert all(f.verdict is Verdict.EQUAL for f in norm_rule(ours, theirs))
+
+
+@pytest.mark.parametrize("policy", ["fp64", "fp16"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_window_without_any_target(framework: str, policy: str) -> None:
+    """Its loss and its gradient are 0, and the step is taken: no NaN, no skip."""
+    config = toy(**{**PLAIN, "policy": policy, "accum": 2, "batch_size": ROWS // 2})  # type: ignore[arg-type]
+    twin = start(framework, config, perturbed(config))
+    result = twin.step(twin.place(split(window(np.zeros(ROWS)), 2)))()
+    assert (result.loss, result.grad_norm, result.skipped) == (0, 0, False)
+    assert twin.state().updates == 1
