@@ -192,7 +192,13 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
         return call(self, jax.tree.map(lambda p: p.astype("bfloat16"), params))
 
     def torch_loss(
-        model: Any, batch: Any, roles: Any, *rest: Any, chunks: int = 1, **tap: Any
+        model: Any,
+        batch: Any,
+        roles: Any,
+        *rest: Any,
+        chunks: int = 1,
+        over: None = None,
+        **tap: Any,
     ) -> torch.Tensor:
         half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
         with torch_ref.step.autocast(roles, batch.device):
