@@ -14,6 +14,7 @@ from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import is_stacked, stack, unstack
 from lockstep.model.state import TrainState
 
+from .mesh import whole
 from .pure import Params, State
 from .step import Trainer, update_count
 
@@ -22,7 +23,7 @@ EMBEDDINGS = ("embed.weight", "position.weight")
 
 def to_numpy(array: Array | np.ndarray) -> np.ndarray:
     """A copy on the host, bit for bit."""
-    return np.array(array, order="C")
+    return np.array(whole(array), order="C")
 
 
 def turn(name: str, array: np.ndarray) -> np.ndarray:
@@ -31,7 +32,7 @@ def turn(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
-    host = unstack(jax.device_get(tensors))
+    host = unstack(jax.device_get(whole(tensors)))
     return {name: to_numpy(turn(name, host[name])) for name in shapes(config)}
 
 

@@ -14,20 +14,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lockstep.config import Config
 from lockstep.errors import require
 
+from .processes import process_count
+
 AXES = ("data", "fsdp")
 
 
 def make_mesh(config: Config, device: jax.Device) -> Mesh | None:
-    """None for one device.
+    """None for one device. Every process of the run calls it.
 
     Raises:
-        UserError: there are fewer devices of this kind.
+        UserError: there are fewer devices of this kind; or more, some of another process.
     """
+    processes = process_count()
+    devices = jax.devices(device.platform)
+    remedy = f"JAX sees {len(devices)} devices in {processes} processes; use as many"
+    fits = config.mesh.size == len(devices) if processes > 1 else config.mesh.size <= len(devices)
+    require(fits, "--mesh", config.mesh, remedy)
     if config.mesh.size == 1:
         return None
-    devices = jax.devices(device.platform)
-    remedy = f"JAX sees {len(devices)} devices; use fewer"
-    require(len(devices) >= config.mesh.size, "--mesh", config.mesh, remedy)
     devices, auto = devices[: config.mesh.size], (AxisType.Auto,) * 2
     return jax.make_mesh(config.mesh, AXES, auto, devices=devices)
 
@@ -41,6 +45,16 @@ def place_rows(tokens: np.ndarray, mesh: Mesh) -> Array:
     spec = PartitionSpec(*[None] * (tokens.ndim - 2), AXES) if divided else PartitionSpec()
     sharding = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
+
+
+def whole(tensors: Any) -> Any:
+    """Of all processes' parts; every process calls it."""
+
+    def gather(x: Any) -> Any:
+        here = not isinstance(x, Array) or x.is_fully_addressable or x.is_fully_replicated
+        return x if here else jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+
+    return jax.tree.map(gather, tensors)
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:

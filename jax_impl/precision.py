@@ -22,6 +22,7 @@ from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
 from .kernels import cudnn_works, require_float16
+from .processes import join, process_count
 from .rounding import NARROW
 
 
@@ -30,15 +31,16 @@ def dtype(name: str) -> jnp.dtype:
 
 
 def find_device(asked: str) -> jax.Device:
-    """The device of `--device auto|cpu|cuda`.
+    """The device of `--device auto|cpu|cuda`, this process's first.
 
     Raises:
         UserError: there is no such device.
     """
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
+    join()
     try:
-        return jax.devices("cuda" if asked == "cuda" else None)[0]
+        return jax.local_devices(backend="cuda" if asked == "cuda" else None)[0]
     except (RuntimeError, AssertionError):  # the latter where JAX_PLATFORMS names what is not there
         raise UserError(
             f"--device {asked}: JAX {jax.__version__} sees no such device; "
@@ -49,7 +51,7 @@ def find_device(asked: str) -> jax.Device:
 def configure(config: Config) -> jax.Device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
-    if device.platform == "cpu" and config.mesh.size > len(jax.devices()):
+    if device.platform == "cpu" and config.mesh.size > len(jax.devices()) and process_count() == 1:
         clear_backends()  # a CPU is as many devices as it is told to be, before it is first used
         jax.config.update("jax_num_cpu_devices", config.mesh.size)
         device = find_device(config.run.device)

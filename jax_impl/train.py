@@ -25,6 +25,7 @@ from lockstep.twin import StepResult, Trace
 from . import bridge
 from .cost import step_bytes, step_flops
 from .precision import configure, describe, find_device
+from .processes import any_of, beat, leave, rank
 from .step import Trainer
 from .trace import trace
 
@@ -34,18 +35,18 @@ class JaxTwin:
 
     framework = "jax"
     synchronous = False
-    leads = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
+        self.rank = rank()
 
     def agree(self, flag: bool) -> bool:
-        return flag  # one process has all devices
+        return any_of(flag)
 
-    def missing(self) -> list[int]:
-        return []
+    def beat(self, count: int) -> list[int]:
+        return beat(count)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)
@@ -88,7 +89,7 @@ class JaxTwin:
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
         logits = self.trainer.logits(self.place(padded))
-        return np.asarray(logits[0, len(tokens) - 1], np.float64)
+        return bridge.to_numpy(logits)[0, len(tokens) - 1].astype(np.float64)
 
     def step_bytes(self, window: np.ndarray) -> int:
         return step_bytes(self.trainer, self.place(window))
@@ -107,6 +108,10 @@ def build(config: Config) -> JaxTwin:
 
 def device_count(device: str) -> int:
     return len(jax.devices(find_device(device).platform))
+
+
+def end(status: int) -> None:
+    leave(status)
 
 
 def has_accelerator(device: str) -> bool:

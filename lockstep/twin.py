@@ -5,6 +5,7 @@ user's own pair of models, can stand where ours stand.
 """
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -87,7 +88,7 @@ class Twin(Runner, Protocol):
     planes, (P, B, T), which say which targets count (`lockstep.data.rows`).
     """
 
-    leads: bool  # whether this process is the one that writes
+    rank: int  # this process's number; process 0 leads
 
     def prepare(self, window: np.ndarray | None = None) -> None:
         """The same, for windows like this one: of tokens alone unless one is given."""
@@ -97,8 +98,14 @@ class Twin(Runner, Protocol):
         """Whether any process of the run says so."""
         ...
 
-    def missing(self) -> list[int]:
-        """After an error: the numbers of the run's processes that do not answer any more."""
+    def beat(self, count: int) -> list[int]:
+        """Tells the others that this process has counted so far; how far each has, or [] alone.
+
+        May be called beside everything else, and may wait.
+
+        Raises:
+            RuntimeError: who keeps the counts does not answer.
+        """
         ...
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
@@ -148,6 +155,12 @@ def has_accelerator(framework: str, device: str) -> bool:
 def device_count(framework: str, device: str) -> int:
     """How many devices of the kind that `--device` is a run here would have."""
     return _module(framework).device_count(device)
+
+
+def end(framework: str, status: int) -> None:
+    """What the processes of a run do at its end, if the framework was needed at all."""
+    if module := sys.modules.get(MODULES[framework]):
+        module.end(status)
 
 
 def require_known(framework: str) -> None:

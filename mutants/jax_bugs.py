@@ -160,6 +160,8 @@ BUGS: dict[str, Plant] = {
         name: g if name.startswith("head") else jnp.ones_like(g) for name, g in grads.items()})),
     "same-rows-on-every-device": wrap(step, "place_rows", lambda right, tokens, mesh: right(
         np.repeat(tokens[..., :1, :], tokens.shape[-2], -2), mesh)),
+    "rows-shifted-in-a-process": wrap(step, "place_rows", lambda right, tokens, mesh: right(
+        np.roll(tokens, jax.process_index(), -2), mesh)),
     "optax-clip": wrap(optim, "clip_by_global_norm", clip_as_optax),
     # as optax's eps_root does
     "eps-inside-root": wrap(optax, "adamw", lambda right, *args, eps, **rest: right(

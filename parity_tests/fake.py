@@ -26,7 +26,7 @@ class FakeTwin:
 
     framework = "fake"
     synchronous = False
-    leads = True
+    rank = 0
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -34,7 +34,7 @@ class FakeTwin:
     def agree(self, flag: bool) -> bool:
         return flag
 
-    def missing(self) -> list[int]:
+    def beat(self, count: int) -> list[int]:
         return []
 
     def describe(self) -> dict[str, Any]:
@@ -103,6 +103,10 @@ def build(config: Config) -> FakeTwin:
 
 def device_count(device: str) -> int:
     return 1
+
+
+def end(status: int) -> None:
+    pass
 
 
 def has_accelerator(device: str) -> bool:

@@ -4,18 +4,14 @@ DDP where each device has the whole model, FSDP2 where several share one. Both a
 gradients over all devices; what else is of the whole batch is said here.
 """
 
-import os
-import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -24,9 +20,9 @@ from lockstep.config import Config
 from lockstep.errors import require
 
 from .model import GPT
+from .processes import join, process_count, rank
 
 AXES = ("data", "fsdp")
-PATIENCE = timedelta(seconds=24)  # with a device that does not come to an exchange
 
 
 def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
@@ -40,20 +36,8 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
     require(processes == config.mesh.size, "--mesh", config.mesh, remedy)
     if config.mesh.size == 1:
         return None
-    if device.type == "cuda":  # "cuda" is then this process's own
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    join(device)
     return init_device_mesh(device.type, config.mesh, mesh_dim_names=AXES)
-
-
-def process_count() -> int:
-    """Of this run, as torchrun says."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank(mesh: DeviceMesh | None) -> int:
-    return mesh.get_rank() if mesh else 0
 
 
 def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
@@ -92,26 +76,7 @@ def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """
     if mesh is None or tokens.shape[-2] % mesh.size():
         return tokens
-    return tokens.chunk(mesh.size(), dim=-2)[rank(mesh)]
-
-
-def any_of(flag: bool, mesh: DeviceMesh | None) -> bool:
-    """Whether any process says so."""
-    if mesh is None:
-        return flag
-    said = torch.tensor(float(flag), device=mesh.device_type)
-    dist.all_reduce(said)
-    return bool(said)
-
-
-def missing(mesh: DeviceMesh | None) -> list[int]:
-    """After an exchange that failed: the ranks that do not say so, too, within some seconds."""
-    if mesh is None:
-        return []
-    store = _get_default_store()
-    store.set(f"here/{rank(mesh)}", "")
-    time.sleep(PATIENCE.seconds / 6)
-    return [each for each in range(mesh.size()) if not store.check([f"here/{each}"])]
+    return tokens.chunk(mesh.size(), dim=-2)[rank()]
 
 
 def mean(x: Tensor, mesh: DeviceMesh | None) -> Tensor:

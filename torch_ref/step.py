@@ -24,10 +24,11 @@ from lockstep.twin import StepResult
 
 from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
-from .mesh import accumulate, distribute, make_mesh, mean, own_rows, rank, whole_state
+from .mesh import accumulate, distribute, make_mesh, mean, own_rows, whole_state
 from .model import GPT, Tap, no_tap
 from .optim import adamw, clip_by_global_norm
 from .precision import attention_kernel, autocast, dtype, emulate, grad_scaler
+from .processes import rank
 
 Tensors = dict[str, Tensor]
 
@@ -172,7 +173,7 @@ class Trainer:
             seed=config.optim.seed,
             step=self.steps,
             micro_step=micro_step,
-            rank=rank(self.mesh),
+            rank=rank(),
             strict=config.precision.strict,
         )
 

@@ -23,8 +23,8 @@ from lockstep.twin import StepResult, Trace
 
 from . import bridge
 from .cost import step_bytes, step_flops
-from .mesh import any_of, missing, process_count, rank
 from .precision import configure, describe, find_device
+from .processes import any_of, beat, leave, process_count, rank
 from .step import Trainer
 from .trace import trace
 
@@ -39,13 +39,13 @@ class TorchTwin:
         self.device = configure(config)
         self.synchronous = self.device.type == "cpu"
         self.trainer = Trainer(config, self.device)
-        self.leads = rank(self.trainer.mesh) == 0
+        self.rank = rank()
 
     def agree(self, flag: bool) -> bool:
-        return any_of(flag, self.trainer.mesh)
+        return any_of(flag)
 
-    def missing(self) -> list[int]:
-        return missing(self.trainer.mesh)
+    def beat(self, count: int) -> list[int]:
+        return beat(count)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device)
@@ -104,6 +104,10 @@ def build(config: Config) -> TorchTwin:
 
 def device_count(device: str) -> int:
     return process_count()
+
+
+def end(status: int) -> None:
+    leave(status)
 
 
 def has_accelerator(device: str) -> bool:

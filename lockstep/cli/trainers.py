@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
+from lockstep.cli import processes
 from lockstep.config import Config, from_flags
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
@@ -33,12 +34,15 @@ def train(framework: str, argv: Sequence[str] | None = None) -> int:
 
     The framework is imported only when the flags are known to be right.
     """
-    return exit_status(lambda: _train(framework, argv))
+    status = exit_status(lambda: _train(framework, argv))
+    twin.end(framework, status)
+    return status
 
 
 def _train(framework: str, argv: Sequence[str] | None) -> int:
     given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
+    many = {name: given.pop(name) for name in processes.FLAGS if name in given}
     require(out != "", "--out", "''", "is empty; name a directory")
     run = Path(out) if out else None
     if resume:
@@ -46,7 +50,9 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
         if run is None:
             raise UserError("--resume: no run is named; give --out RUN")
         config = _resumed_config(run, given)
+        processes.announce(many, config.mesh)
     else:
+        processes.announce(many, parse_mesh(given["mesh"]) if "mesh" in given else None)
         if run:
             directory.require_free(run, overwrite=bool(overwrite))
         else:
@@ -100,4 +106,6 @@ def trainer_parser(module: str) -> Parser:
     group.add_argument("--resume", action="store_true", help=f"{about} (default: off)")
     about = "replace the run in --out (default: off)"
     group.add_argument("--overwrite", action="store_true", help=about)
+    if module == twin.MODULES["jax"]:
+        processes.add_flags(parser)
     return parser

@@ -177,6 +177,8 @@ BUGS: list[Bug] = [
     _bug("torch", 11, "mean-of-rank-means", "a rank's mean over its own targets", **MASKED, **DDP),
     _bug("torch", 11, "evaluated-on-one-rank", "an evaluation is one rank's", **DDP),
     _bug("jax", 11, "same-rows-on-every-device", "all devices train on one's rows", **LEAN | DDP),
+    _bug("jax", 11, "rows-shifted-in-a-process", "one process's rows begin one too early",
+         **LEAN | DDP | {"mesh": "data=2,fsdp=2"}),
     # chunks of the loss
     _bug("jax", 3, "last-chunk-dropped", "rows that fill no chunk do not count",
          loss_chunks="3", **LEAN),

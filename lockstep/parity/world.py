@@ -20,7 +20,8 @@ XLA_DEVICES = "--xla_force_host_platform_device_count"
 class World(Side):
     """A side's twin, or one of its mutants, on a mesh of a CPU's cores.
 
-    JAX has all devices in one process; PyTorch has one process for each, which all answer.
+    JAX has all devices in one process, or where copies are split one process for each copy; PyTorch
+    has one process for each device. All answer.
     """
 
     def __init__(self, home: Side, mesh: Mesh, *, variant: str = "") -> None:
@@ -64,12 +65,16 @@ class World(Side):
         return self.nursery.fork(self.variant, environment)
 
     def _environments(self) -> list[dict[str, str]]:
-        """Of each process, as torchrun sets it."""
-        if self.framework == "jax":
-            return [{"XLA_FLAGS": f"{XLA_DEVICES}={self.mesh.size}"}]
+        """Of each process, as torchrun sets it, or as JAX's trainer does."""
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
+        if self.framework == "jax":
+            count = self.mesh.data if self.mesh.fsdp > 1 else 1
+            there = {"XLA_FLAGS": f"{XLA_DEVICES}={self.mesh.size // count}"}
+            there |= {"JAX_COORDINATOR_ADDRESS": f"{LOOPBACK}:{port}"}
+            there |= {"JAX_NUM_PROCESSES": str(count)}
+            return [{**there, "JAX_PROCESS_ID": str(rank)} for rank in range(count)]
         size = self.mesh.size
         there = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
         return [{**there, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]

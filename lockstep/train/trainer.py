@@ -16,7 +16,7 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory, lock
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import closing, nonfinite
+from lockstep.train import closing, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
@@ -57,14 +57,22 @@ def _train(
     found = _require_idle(out) if resume and out else []
     data, state, notices = _load_start(config, out if resume else None)
     twin = build(config)
-    try:
-        return _with_twin(config, twin, data, state, notices, out, found, resume=resume)
-    except RuntimeError as error:
-        if _out_of_memory(error) or not (missing := twin.missing()):
-            raise
-        ranks = ", ".join(map(str, missing))
+
+    def say_missing(ranks: list[int]) -> str:
+        which = ", ".join(map(str, ranks))
         remedy = "look for what became of it; go on with --resume"
-        raise UserError(f"--mesh {config.mesh}: no answer from rank {ranks}; {remedy}") from None
+        return f"--mesh {config.mesh}: no answer from rank {which}; {remedy}"
+
+    # Process 0 says it last: where it keeps what the others talk over, they end with it.
+    patience = watch.PATIENCE + 2 * (twin.rank == 0)
+    end = lambda ranks: watch.end_process(f"error: {say_missing(ranks)}")  # noqa: E731
+    with watch.Watch(twin.beat, end, patience=patience) as others:
+        try:
+            return _with_twin(config, twin, data, state, notices, out, found, resume=resume)
+        except RuntimeError as error:
+            if _out_of_memory(error) or not (missing := others.missing()):
+                raise
+            raise UserError(say_missing(missing)) from None
 
 
 def _with_twin(
@@ -76,7 +84,7 @@ def _with_twin(
     twin.prepare(batches.of_step(config, data.train, state.step))
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
-    if not twin.leads:
+    if twin.rank:
         return follow(config, twin, data, state)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     if not resume:

@@ -24,12 +24,13 @@ MAY_IMPORT = {
     "rounding": set(),
     "functional": {"remat", "rounding"},
     "kernels": {"functional"},
-    "precision": {"kernels", "rounding"},
+    "processes": set(),
+    "precision": {"kernels", "processes", "rounding"},
     "model": {"dropout", "functional", "precision", "remat", "rounding"},
     "loss": {"functional", "precision", "remat"},
     "pure": {"model"},
     "taps": {"model", "pure"},
-    "mesh": {"model"},
+    "mesh": {"model", "processes"},
     "optim": {"mesh", "scan"},
     "accumulate": {"optim"},
     "step": {
@@ -40,6 +41,7 @@ MAY_IMPORT = {
         "model",
         "optim",
         "precision",
+        "processes",
         "pure",
         "scan",
     },
@@ -49,7 +51,7 @@ MAY_IMPORT = {
     "cost": {"jaxprs", "live", "step"},
     "bridge": {"mesh", "pure", "step"},
     "probe": {"kernels"},
-    "train": {"bridge", "cost", "mesh", "precision", "step", "trace"},
+    "train": {"bridge", "cost", "mesh", "precision", "processes", "step", "trace"},
     "__init__": set(),
 }
 # What the other framework has in its library.

@@ -65,8 +65,11 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_both_trainers_take_the_same_flags() -> None:
+    """But for those of what torchrun does."""
     jax, torch = (HELP[f"{twin}.train"]() for twin in ("jax_impl", "torch_ref"))
-    assert jax.replace("jax_impl", "torch_ref") == torch
+    many = jax.partition("\nprocesses:")[2].partition("\nexample:")[0]
+    assert set(re.findall("--[a-z-]+", many)) == {"--coordinator", "--processes", "--process-id"}
+    assert jax.replace(f"\nprocesses:{many}", "").replace("jax_impl", "torch_ref") == torch
 
 
 def test_every_flag_says_its_default() -> None:

@@ -2,14 +2,17 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 import pytest
 
 from lockstep import exits
-from lockstep.cli import trainers
+from lockstep.cli import processes, trainers
 from lockstep.config import Config
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError
@@ -30,16 +33,31 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(words: list[str], processes: int = 1, framework: str = "torch") -> str:
-    """Its stderr, if it goes wrong."""
+    """Its stderr, if it goes wrong; of several processes by JAX that of each."""
     module = {"torch": "torch_ref.train", "jax": "jax_impl.train"}[framework]
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(many if processes > 1 else []), "-m", module, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stderr if done.returncode else ""
+    launcher = many if processes > 1 and framework == "torch" else []
+    command = [sys.executable, *launcher, "-m", module, *words]
+    places = coordinated(processes) if processes > 1 and framework == "jax" else [[]]
+    started = [
+        subprocess.Popen([*command, *place], stdout=PIPE, stderr=PIPE, text=True)
+        for place in places
+    ]
+    said = [process.communicate()[1] for process in started]
+    return "".join(text for text, process in zip(said, started) if process.returncode)
+
+
+def coordinated(processes: int) -> list[list[str]]:
+    """The flags of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = ["--coordinator", address, "--processes", str(processes), "--process-id"]
+    return [[*flags, str(number)] for number in range(processes)]
 
 
 def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
-    """Begun by two processes that share the model, gone on with by JAX on four devices."""
+    """Begun by two processes that share the model, gone on with by two of JAX, a device each."""
     assert trainers.train("torch", [*SMALL, "--batch-size", "4", "--out", "whole"]) == exits.DONE
     begun = [*SMALL, "--batch-size", "2", "--mesh", "fsdp=2", "--save-every", "3", "--out", "run"]
     assert not train(begun, processes=2)
@@ -48,22 +66,42 @@ def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
         assert gap("train", field) <= bound
     assert gap("eval", "val_loss") <= 1e-12
     shutil.rmtree("run/checkpoints/step_00000008")
-    resume = ["--resume", "--out", "run", "--mesh", "data=2,fsdp=2"]
-    assert not train(resume, framework="jax")
+    resume = ["--resume", "--out", "run", "--mesh", "data=2"]
+    assert not train(resume, processes=2, framework="jax")
     assert directory.read_record(Path("run")).framework == "jax"
-    assert directory.read_record(Path("run")).config.optim.batch_size == 1
     assert gap("train", "loss") <= 1e-12
     assert gap("eval", "val_loss") <= 1e-12
 
 
 def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
-    words = [*SMALL, "--out", "run"]
-    wrong = {
-        "torch": "--mesh data=2: 1 processes; start torchrun --nproc-per-node 2",
-    }
-    for framework, line in wrong.items():
-        assert line in train([*words, "--mesh", "data=2"], framework=framework)
+    words, line = [*SMALL, "--out", "run"], "1 processes; start torchrun --nproc-per-node 2"
+    assert f"--mesh data=2: {line}" in train([*words, "--mesh", "data=2"])
+    said = train([*words, "--mesh", "data=3"], 2, framework="jax")
+    line = "error: --mesh data=3: cannot be divided by 2 processes; use a multiple of 2\n"
+    assert said == 2 * line
     assert not os.path.exists("run")
+
+
+def test_a_launcher_says_which_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"SLURM_NTASKS": "4", "SLURM_PROCID": "3"})
+    processes.announce({"coordinator": "auto"}, Mesh(data=8))
+    assert os.environ["JAX_PROCESS_ID"] == "3"
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == "2"
+
+
+NOT_PROCESSES: dict[str, dict[str, Any]] = {
+    "--process-id": {"coordinator": "h:1", "processes": 2, "process_id": 2},
+    "--processes": {"processes": 2},
+    "--coordinator": {"coordinator": "h:1", "processes": 2},
+    "is no HOST:PORT": {"coordinator": "h", "processes": 2, "process_id": 0},
+    "--processes 0": {"coordinator": "h:1", "processes": 0, "process_id": 0},
+}
+
+
+@pytest.mark.parametrize("said", NOT_PROCESSES)
+def test_what_is_no_process(said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        processes.announce(NOT_PROCESSES[said], None)
 
 
 def test_a_mesh_divides_the_rows_that_a_run_has() -> None:

@@ -1,0 +1,107 @@
+"""The processes of one run: `lockstep.cli.processes` says to each of them which it is; these meet
+at an address, and talk over what process 0 keeps there, JAX's coordination service."""
+
+import itertools
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import jax
+from jax._src.distributed import global_state  # the service's client has no public name
+from jax.errors import JaxRuntimeError
+
+from lockstep.errors import UserError
+from lockstep.train.watch import end_process
+
+MEETING = 60  # seconds that processes wait for each other at the start
+LEAVING = 5  # and at the end
+NEVER = 10**6  # seconds: `lockstep.train.watch` sees who is missing, and says it in a line
+
+rounds = itertools.count()
+
+
+def process_count() -> int:
+    """Of this run, as `lockstep.cli.processes` says."""
+    return int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("JAX_PROCESS_ID", "0"))
+
+
+def service() -> Any:
+    """What they talk over: a connection, where many may wait."""
+    return global_state.client
+
+
+def join() -> None:
+    """Meets the other processes of the run, before a device is used.
+
+    Raises:
+        UserError: they have not met in time.
+    """
+    if process_count() == 1 or jax.distributed.is_initialized():
+        return
+    address = os.environ["JAX_COORDINATOR_ADDRESS"]
+    problem = (
+        f"--coordinator {address}: process {rank()} of {process_count()} has not met the others"
+    )
+    remedy = f"start them all within {MEETING} seconds, with one free port"
+    # The library ends the process with a stack trace.
+    patience = threading.Timer(MEETING, end_process, [f"error: {problem}; {remedy}"])
+    patience.daemon = True
+    patience.start()
+    try:
+        jax.distributed.initialize(
+            None if address == "auto" else address,
+            process_count(),
+            rank(),
+            initialization_timeout=NEVER,
+            heartbeat_timeout_seconds=NEVER,
+            shutdown_timeout_seconds=LEAVING,
+            coordinator_bind_address=None if address == "auto" else address,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{problem} ({str(error).splitlines()[0]}); {remedy}") from None
+    finally:
+        patience.cancel()
+    beat(0)
+    service().wait_at_barrier("joined", NEVER * 1000)  # then all have a count
+
+
+def leave(status: int) -> None:
+    """Ends the process, with the others; process 0 last, which keeps what they talk over."""
+    if process_count() == 1 or not jax.distributed.is_initialized():
+        return
+    with suppress(JaxRuntimeError):  # one of them has failed alone
+        service().wait_at_barrier("leave", LEAVING * 1000)
+    time.sleep(rank() == 0)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any process says so; on the hosts, beside what their devices do."""
+    if process_count() == 1:
+        return flag
+    name = f"any/{next(rounds)}"
+    if flag:
+        service().key_value_set(name, "", allow_overwrite=True)
+    service().wait_at_barrier("any", NEVER * 1000)
+    try:
+        service().key_value_try_get(name)
+    except JaxRuntimeError:  # nobody has set it
+        return False
+    return True
+
+
+def beat(count: int) -> list[int]:
+    """Tells the others that this process has counted so far, and returns how far each has."""
+    if process_count() == 1:
+        return []
+    client = service()
+    client.key_value_set(f"beat/{rank():07d}", str(count), allow_overwrite=True)
+    return [int(value) for _, value in sorted(client.key_value_dir_get("beat/"))]

@@ -1,0 +1,86 @@
+"""Whether the other processes of a run live: each counts up, and one whose count stands still is
+missing.
+
+An exchange may take as long as a save or a compilation does; a process that is stopped or dead
+ends the run all the same.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from lockstep.exits import MISTAKE
+
+BEAT = 2.0  # seconds
+PATIENCE = 11  # beats
+LEFT = -1  # the count of a process that has ended as it should
+
+
+class Watch:
+    """Two threads: one may wait for whoever keeps the counts, the other counts its beats.
+
+    Beats and not seconds: a machine that is suspended has not lost its processes.
+    """
+
+    def __init__(
+        self,
+        beat: Callable[[int], Sequence[int]],
+        end: Callable[[list[int]], Any],
+        *,
+        patience: int = PATIENCE,
+    ) -> None:
+        """
+        Args:
+            beat: tells this process's count, and returns those of all; nobody's for one process.
+            end: called with the numbers of the processes that are missing.
+        """
+        self.beat, self.end, self.patience = beat, end, patience
+        self.counts = beat(0)
+        self.silent = [0] * len(self.counts)  # beats since a process has counted
+        self.over = threading.Event()
+
+    def __enter__(self) -> "Watch":
+        if self.counts:
+            for loop in (self._tell, self._look):
+                threading.Thread(target=loop, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.over.set()
+        if exc[0] is None:
+            with suppress(RuntimeError):  # who keeps the counts may have left before
+                self.beat(LEFT)
+
+    def missing(self) -> list[int]:
+        """After an exchange that failed: who does not count within some seconds."""
+        if self.counts:
+            time.sleep(3 * BEAT)
+        return [rank for rank, n in enumerate(self.silent) if n >= 2]
+
+    def _tell(self) -> None:
+        count = 0
+        while not self.over.wait(BEAT):
+            count += 1
+            with suppress(RuntimeError):  # who keeps the counts is gone, or will be back
+                self.counts = self.beat(count)
+
+    def _look(self) -> None:
+        known = self.counts
+        while not self.over.wait(BEAT):
+            counts = self.counts
+            pairs = zip(self.silent, known, counts, strict=True)
+            self.silent = [n + 1 if old == new != LEFT else 0 for n, old, new in pairs]
+            known = counts
+            if missing := [rank for rank, n in enumerate(self.silent) if n >= self.patience]:
+                # Where no count moves, not even one's own, rank 0 or its machine is gone.
+                self.end(missing if len(missing) < len(counts) else [0])
+
+
+def end_process(line: str) -> None:
+    """At once: another thread may wait for a process that will never answer."""
+    print(line, file=sys.stderr, flush=True)
+    os._exit(MISTAKE)

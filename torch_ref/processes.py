@@ -1,0 +1,70 @@
+"""The processes of one run: torchrun starts them and says to each of them which it is; these meet
+at its store, and talk over gloo."""
+
+import os
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lockstep.exits import DONE, STOPPED
+
+# With a process that lives and does not come to an exchange; one that does not live is missed by
+# `lockstep.train.watch`.
+PATIENCE = timedelta(minutes=30)
+
+
+def process_count() -> int:
+    """Of this run, as torchrun says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+@cache
+def service() -> Any:
+    """What they talk over: a connection of its own, where nobody waits."""
+    store: Any = _get_default_store()
+    return store.clone()
+
+
+def join(device: torch.device) -> None:
+    """Meets the other processes of the run, with its own device."""
+    if process_count() == 1 or dist.is_initialized():
+        return
+    cuda = device.type == "cuda"
+    if cuda:  # "cuda" is then this process's own
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+
+
+def leave(status: int) -> None:
+    """With the others: a process that still listens to one that has left may abort."""
+    if process_count() == 1 or not dist.is_initialized():
+        return
+    if status in (DONE, STOPPED):
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any process says so; on the hosts, beside what their devices do."""
+    if process_count() == 1:
+        return flag
+    said = torch.tensor(float(flag))
+    dist.all_reduce(said)
+    return bool(said)
+
+
+def beat(count: int) -> list[int]:
+    """Tells the others that this process has counted so far, and returns how far each has."""
+    if process_count() == 1:
+        return []
+    names = [f"beat/{each}" for each in range(process_count())]
+    service().set(names[rank()], str(count))
+    return [int(value) for value in service().multi_get(names)]
