@@ -23,7 +23,7 @@ config = Config.from_json(json.loads({config!r}))
 plant({module!r}, {variant!r})
 program = importlib.import_module("mutants.{framework}_program")
 globals().update(program.functions(config))
-tokens = corpus.load(config.data.data).train
+tokens = corpus.load(**vars(config.data)).train
 
 def batch(step):
     return batches.of_step(config, tokens, step)[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
+from lockstep.data import records
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import add_number, reader
@@ -43,7 +44,8 @@ def _sample(given: argparse.Namespace) -> int:
     require_range("--temperature", given.temperature, 0)
     require_range("--top-k", given.top_k, 0)
     require_range("--seed", given.seed, 0, 2**63 - 1)
-    bytewise = config.data.data == "stdlib" or config.data.data.lower().endswith(".txt")
+    texts = (*records.KINDS, "stdlib")
+    bytewise = config.data.data.lower().endswith(texts) and not config.data.tokenizer
     remedy = "was trained on token files, which this cannot decode; name a run on text"
     require(bytewise, "RUN", given.run, remedy)
     fits = max(prompt) < config.model.vocab

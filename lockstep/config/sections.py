@@ -106,9 +106,22 @@ class DataConfig:
 
     data: str = flag(
         "stdlib",
-        "stdlib (this Python's own library source, as bytes), a .txt file "
-        "(bytes), or a folder with uint16 train.bin and val.bin",
+        "stdlib (this Python's own library source, as bytes); a .txt, .jsonl or .parquet file "
+        "(rows of text or messages), nanoGPT's or llm.c's .bin, or a folder of them; or what "
+        "`lockstep data` wrote",
     )
+    tokenizer: str = flag(
+        "", "a folder with a tokenizer.json, and a chat template", derived="bytes", metavar="DIR"
+    )
+    rows: str = flag(
+        "auto",
+        "stream: windows anywhere in the text; pack: whole documents, several a row, which do not "
+        "see each other; pad: one a row; auto: pack for messages, else stream",
+        choices=("auto", "stream", "pack", "pad"),
+    )
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)

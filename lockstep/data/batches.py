@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.documents import Documents
+from lockstep.errors import require
 
 SPLITS = {"train": 0, "val": 1}
 
 
 def batch(
-    tokens: np.ndarray,
+    tokens: Any,
     *,
     seed: int,
     split: str,
@@ -24,32 +26,40 @@ def batch(
     batch_size: int,
     context: int,
 ) -> np.ndarray:
-    """int32 (B, T+1): inputs are [:, :-1], targets [:, 1:].
+    """int32 (B, T+1) of tokens: inputs are [:, :-1], targets [:, 1:]; of documents planes.
 
     `random_raw` is used because numpy guarantees its bit stream for ever, which it does not for
     `integers`. The modulo's bias is below n / 2**64.
     """
     bits = np.random.Philox(key=[seed, SPLITS[split]], counter=[0, 0, micro_step, step])
-    starts = bits.random_raw(batch_size) % np.uint64(len(tokens) - context)
-    return tokens[starts.astype(np.int64)[:, None] + np.arange(context + 1)].astype(np.int32)
+    numbers = bits.random_raw(batch_size)
+    if isinstance(tokens, Documents):
+        return tokens.draw(numbers, context)
+    starts = (numbers % np.uint64(len(tokens) - context)).tolist()
+    return np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int32)
 
 
-def window(tokens: np.ndarray, *, accum: int, **which: Any) -> np.ndarray:
-    """int32 (N, B, T+1): the N micro-batches of one optimizer step."""
+def window(tokens: Any, *, accum: int, **which: Any) -> np.ndarray:
+    """int32 (N, B, T+1) or (N, P, B, T): the N micro-batches of one optimizer step."""
     return np.stack([batch(tokens, micro_step=n, **which) for n in range(accum)])
 
 
-def of_step(config: Config, tokens: np.ndarray, step: int) -> np.ndarray:
-    """int32 (N, B, T+1): the training window of one optimizer step, from 0; B of all devices."""
+def of_step(config: Config, tokens: Any, step: int) -> np.ndarray:
+    """As `window`: that of one optimizer step of training, from 0; B of all devices."""
     return _draw(config, tokens, "train", step, config.optim.accum)
 
 
-def validation(config: Config, tokens: np.ndarray) -> np.ndarray:
-    """int32 (M, B, T+1): the windows of the held-out split that every evaluation takes."""
+def validation(config: Config, tokens: Any) -> np.ndarray:
+    """As `window`, M batches: those of the held-out split that every evaluation takes."""
     return _draw(config, tokens, "val", 0, config.run.eval_batches)
 
 
-def _draw(config: Config, tokens: np.ndarray, split: str, step: int, count: int) -> np.ndarray:
+def _draw(config: Config, tokens: Any, split: str, step: int, count: int) -> np.ndarray:
+    """Raises UserError if a token is beyond the vocabulary: large files are not read ahead."""
     seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
     given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context}
-    return window(tokens, accum=count, split=split, step=step, **given)
+    drawn = window(tokens, accum=count, split=split, step=step, **given)
+    largest, vocab = int(drawn.max()), config.model.vocab
+    remedy = f"token {largest} is drawn, but --vocab is {vocab}; use {largest + 1} or more"
+    require(largest < vocab, "--data", config.data.data, remedy)
+    return drawn

@@ -1,4 +1,4 @@
-"""Text -> tokens: the standard library's own source, a text file, or nanoGPT's token files.
+"""Text -> tokens: the standard library's own source, users' files, or tokens made ahead.
 
 A corpus is known by its SHA-256. The standard library changes with the Python, so its tokens are
 also kept in a cache by that name: a run can go on after an upgrade.
@@ -10,16 +10,24 @@ import platform
 import sysconfig
 import tempfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 
 from lockstep.config import BPE
+from lockstep.data import prepare, prepared, records
+from lockstep.data.documents import Documents
+from lockstep.data.stream import Tokens, join, map_file, map_tokens
+from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
-from lockstep.files.untrusted import Refused, open_regular
+from lockstep.files.untrusted import open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
+# A corpus of more tokens is known by pieces of it: a run on 5 GB starts in a second.
+WHOLE, PIECES, PIECE = 1 << 26, 256, 1 << 16
 BYTES = 256
 TESTS = {"test", "tests", "idle_test"}
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
@@ -28,29 +36,35 @@ LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")  # differ from mach
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens, uint8 or uint16; `train` and `val` are (tokens,)."""
+    """Tokens, uint8 to uint32; `train` and `val` are (tokens,), or documents."""
 
-    train: np.ndarray
-    val: np.ndarray
+    train: Any
+    val: Any
     sha256: str
     source: str  # for people: where the tokens came from
     vocab: int  # the vocabulary the tokens need: 256 for bytes, else the largest token + 1
 
 
-def load(data: str) -> Corpus:
+def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
     """The corpus that `--data` names.
 
     Args:
-        data: "stdlib"; a .txt file, whose last tenth is held out; or a folder with raw
-            little-endian uint16 train.bin and val.bin. Files are mapped, not read.
+        data: "stdlib"; a .txt, .jsonl or .parquet file or a folder of them; nanoGPT's raw uint16
+            or llm.c's .bin, one or a folder of them, `val` in the names of those held out; or a
+            folder that `lockstep data` wrote. Files are mapped, not read; what has to be tokenized
+            is, once, into the cache.
+        tokenizer: a folder with a tokenizer.json; "" for bytes.
+        rows: "stream", "pack", "pad" or "auto".
 
     Raises:
         UserError: there is no such data, it cannot be read, or it is not in this form.
     """
     if data == "stdlib":
+        plain = not tokenizer and rows in ("auto", "stream")
+        require(plain, "--data", data, "is bytes in one stream; name a file, or drop the flags")
         return _standard_library()
     try:
-        return _from_path(data, Path(data))
+        return _from_path(data, Path(data), tokenizer, rows)
     except OSError as error:
         raise UserError(
             f"--data {data}: cannot read {error.filename or data} ({error.strerror}); "
@@ -59,13 +73,21 @@ def load(data: str) -> Corpus:
 
 
 def check(corpus: Corpus, vocab: int, context: int) -> None:
-    """Raises UserError unless the tokens fit the vocabulary and a window fits in each split."""
+    """Raises UserError unless the tokens fit the vocabulary and each split has something to learn:
+    a window's length or, of documents, a target that counts."""
     if vocab < corpus.vocab:
-        largest = int(max(corpus.train.max(initial=0), corpus.val.max(initial=0)))
+        largest = max(map(_largest, (corpus.train, corpus.val)))
         preset = " or --model gpt2" if BYTES < corpus.vocab <= BPE else ""
         remedy = f"the data's largest token is {largest}; use --vocab {corpus.vocab}{preset}"
         require(largest < vocab, "--vocab", vocab, remedy)
     for name, tokens in (("train", corpus.train), ("val", corpus.val)):
+        if isinstance(tokens, Documents) and tokens.ends is not None:  # a row is as long as it is
+            seen = tokens.count_within(context)
+            remedy = (
+                f"no target counts in the first {context} tokens of the {name} split's documents"
+            )
+            require(seen > 0, "--context", context, f"{remedy}; use a longer one")
+            continue
         fits = len(tokens) - 1
         shorter = f"use --context {fits} or less, or more data" if fits > 0 else "use more data"
         problem = f"the {name} split has {len(tokens)} tokens, a window takes {context + 1}"
@@ -83,11 +105,12 @@ def load_cached(sha256: str) -> Corpus | None:
 
 
 def unigram_entropy(corpus: Corpus) -> float | None:
-    """H(token) of the train split, nats per token; None where vocab > 256.
+    """H(token) of the train split, nats per token; None where vocab > 256,
+    and of documents and what is not read whole.
 
     The loss of a model that knows how often each token comes, and nothing else.
     """
-    if corpus.vocab > BYTES:
+    if not _countable(corpus):
         return None
     counts = _pair_counts(corpus.train).sum(axis=1)
     counts[corpus.train[-1]] += 1  # the last token starts no pair
@@ -95,58 +118,98 @@ def unigram_entropy(corpus: Corpus) -> float | None:
 
 
 def bigram_entropy(corpus: Corpus) -> float | None:
-    """H(token | the one before) of the train split, nats per token; None where vocab > 256.
+    """H(token | the one before) of the train split, nats per token; None where vocab > 256,
+    and of documents and what is not read whole.
 
     A model whose loss stays above this has not learned to look at one token of context.
     """
-    if corpus.vocab > BYTES:
+    if not _countable(corpus):
         return None
     pairs = _pair_counts(corpus.train)
     return _entropy(pairs) - _entropy(pairs.sum(axis=1))
 
 
-def _from_path(data: str, path: Path) -> Corpus:
-    require(
-        path.exists(), "--data", data, "no such file or folder; use stdlib or a path that exists"
-    )
-    if path.is_dir():
-        for name in ("train.bin", "val.bin"):
-            remedy = f"no {name} in it; write train.bin and val.bin as raw uint16 tokens"
-            require((path / name).exists(), "--data", data, remedy)
-        train, val = (_map_file(data, path / name, "<u2") for name in ("train.bin", "val.bin"))
-        return _corpus(train, val, str(path))
-    remedy = "not a .txt file; rename it if it is text, or use a folder with train.bin and val.bin"
-    require(path.suffix.lower() == ".txt", "--data", data, remedy)
-    text = _map_file(data, path, "u1")
-    end = len(text) - len(text) // 10
-    return _corpus(text[:end], text[end:], str(path))
+def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
+    remedy = "no such file or folder; use stdlib or a path that exists"
+    require(path.exists(), "--data", data, remedy)
+    if (path / "data.json").exists():
+        return _prepared(path, data, rows)
+    tokens = path.is_dir() and any(path.glob("*.bin"))  # beside the text that they were made of
+    files = [] if tokens else prepare.find(data, path)
+    kind = files[0].suffix.lower() if files else ".bin"
+    if kind == ".bin":
+        plain = rows in ("auto", "stream")
+        require(plain, "--rows", rows, "token files are one stream, not documents; use stream")
+        return _from_tokens(data, path)
+    if kind == ".txt" and len(files) == 1 and not tokenizer:
+        require(rows in ("auto", "stream"), "--rows", rows, "a text is one stream; use stream")
+        text = map_file(data, files[0], "u1")
+        end = len(text) - len(text) // 10
+        return _corpus(text[:end], text[end:], str(path))
+    known = ", ".join(records.KINDS)
+    require(kind in records.KINDS, "--data", data, f"not one of {known}, .bin; rename it if it is")
+    words = load_tokenizer(tokenizer)
+    out = _cache_folder() / f"data-{prepare.make_key(files, words)[:32]}"
+    prepare.prepare(data, files, tokenizer, out)
+    return _prepared(out, str(path), rows)
 
 
-def _map_file(data: str, path: Path, dtype: str) -> np.ndarray:
-    """(tokens,), memory-mapped, read-only."""
-    try:
-        with open_regular(path, links=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            require(size > 0, "--data", data, f"{path.name} is empty; use other data")
-            remedy = f"{path.name} has {size} bytes, not whole uint16 tokens; write it again"
-            require(size % np.dtype(dtype).itemsize == 0, "--data", data, remedy)
-            return np.memmap(file, dtype=dtype, mode="r")
-    except Refused as why:
-        raise UserError(f"--data {data}: {path.name} is {why}; use other data") from None
+def _prepared(folder: Path, source: str, rows: str) -> Corpus:
+    about = prepared.read_manifest(folder)
+    left_out = f" ({about.bad:,} rows left out: {about.named[0]} ...)" if about.named else ""
+    splits = prepared.open_splits(folder, about, rows)
+    sha256 = hashlib.sha256(f"{about.sha256} {rows}".encode()).hexdigest()
+    return Corpus(**splits, sha256=sha256, source=source + left_out, vocab=about.vocab)
 
 
-def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:
-    vocab = BYTES if train.dtype == np.uint8 else int(max(train.max(), val.max())) + 1
+def _from_tokens(data: str, path: Path) -> Corpus:
+    """Of a folder the files with `val` in their names are held out, of a file its last tenth."""
+    if path.is_file():
+        tokens = map_tokens(data, path)
+        end = len(tokens) - len(tokens) // 10
+        return _corpus(tokens[:end], tokens[end:], str(path))
+    files = sorted(path.glob("*.bin"))
+    splits = {"train": [f for f in files if "val" not in f.stem],
+              "val": [f for f in files if "val" in f.stem]}  # fmt: skip
+    for name, chosen in splits.items():
+        remedy = f"no {name}.bin in it; write train.bin and val.bin as raw uint16 tokens"
+        require(len(chosen) > 0, "--data", data, remedy)
+    train, val = (join([map_tokens(data, file) for file in chosen]) for chosen in splits.values())
+    return _corpus(train, val, str(path))
+
+
+def _corpus(train: Tokens, val: Tokens, source: str) -> Corpus:
+    vocab = BYTES if train.dtype == np.uint8 else max(map(_largest, (train, val))) + 1
     return Corpus(train, val, _sha256(train, val), source, vocab)
 
 
-def _sha256(train: np.ndarray, val: np.ndarray) -> str:
-    """Of the tokens and of each split's dtype and length: a moved split point is other data."""
+def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
+    """All of it or, of what is too large to be read at once, pieces from its begin to its end."""
+    whole = len(tokens) <= WHOLE
+    starts = range(0, len(tokens), CHUNK)
+    spread = np.linspace(0, len(tokens) - PIECE, PIECES).astype(np.int64).tolist()
+    for start in starts if whole else spread:
+        yield np.ascontiguousarray(tokens[start : start + (CHUNK if whole else PIECE)])
+
+
+def _largest(tokens: Tokens | Documents) -> int:
+    tokens = tokens.tokens if isinstance(tokens, Documents) else tokens
+    return max((int(piece.max(initial=0)) for piece in _pieces(tokens)), default=0)
+
+
+def _countable(corpus: Corpus) -> bool:
+    train = corpus.train
+    return corpus.vocab <= BYTES and isinstance(train, np.ndarray) and len(train) <= WHOLE
+
+
+def _sha256(train: Tokens, val: Tokens) -> str:
+    """Of the tokens and of each split's dtype and length: a moved split point is other data.
+    Of what is too large to be read whole: of pieces of it."""
     digest = hashlib.sha256()
     for tokens in (train, val):
         digest.update(f"{tokens.dtype.str} {len(tokens)};".encode())
-        for start in range(0, len(tokens), CHUNK):
-            digest.update(tokens[start : start + CHUNK].data)
+        for piece in _pieces(tokens):
+            digest.update(piece.data)
     return digest.hexdigest()
 
 
@@ -186,12 +249,16 @@ def _modules(root: Path) -> list[PurePath]:
     return sorted(found, key=PurePath.as_posix)
 
 
-def _cache_file(sha256: str) -> Path:
+def _cache_folder() -> Path:
     folder = os.environ.get("LOCKSTEP_CACHE")
     if not folder:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = os.path.join(home, "lockstep")
-    return Path(folder, f"stdlib-{sha256}.npz")
+    return Path(folder)
+
+
+def _cache_file(sha256: str) -> Path:
+    return _cache_folder() / f"stdlib-{sha256}.npz"
 
 
 def _write_cache(corpus: Corpus) -> None:

@@ -95,7 +95,7 @@ def run(
     for operand in operands:
         require_same_masks(operand)
     config = operands[0].config
-    data = corpus.load(config.data.data)
+    data = corpus.load(**vars(config.data))
     corpus.check(data, config.model.vocab, config.model.context)
     planted = find_operand(bug, *operands) if bug else None
     programs = {name: Program(operand, pair) for name, operand in zip("ab", operands)}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import twin
-from lockstep.config import Config
+from lockstep.config import Config, DataConfig
 from lockstep.data import batches, corpus, rows
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
@@ -52,12 +52,12 @@ class Pair:
 
 
 @cache
-def _tokens(data: str) -> np.ndarray:
-    return corpus.load(data).train
+def _tokens(data: DataConfig) -> Any:
+    return corpus.load(**vars(data)).train
 
 
 def _window(config: Config, step: int) -> np.ndarray:
-    return batches.of_step(config, _tokens(config.data.data), step)
+    return batches.of_step(config, _tokens(config.data), step)
 
 
 def _masked(config: Config, step: int) -> np.ndarray:

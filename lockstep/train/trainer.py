@@ -176,7 +176,7 @@ def restore(
 
 def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
     """The data and the state to go on from, and what the user should know about them."""
-    data = corpus.load(config.data.data)
+    data = corpus.load(**vars(config.data))
     if resumed is None:
         corpus.check(data, config.model.vocab, config.model.context)
         return data, initial_state(config), []

@@ -70,8 +70,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     assert error(write(tmp_path / "a.json", b"{}")) == (
-        "--data DIR/a.json: not a .txt file; rename it if it is text, "
-        "or use a folder with train.bin and val.bin"
+        "--data DIR/a.json: not one of .txt, .jsonl, .parquet, .bin; rename it if it is"
     )
 
 

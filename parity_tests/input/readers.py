@@ -30,6 +30,7 @@ from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
+from lockstep.data.documents import Documents
 from lockstep.errors import UserError
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
@@ -162,6 +163,55 @@ def read_data(folder: Path) -> Corpus:
 
 def same_data(data: Corpus, folder: Path) -> bool:
     return data.sha256 == read_data(folder / "given").sha256
+
+
+TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4 \u00fc"}]
+ROWS = [{"messages": TURNS}, {"text": "to be or not to be"}, {"messages": [*TURNS, *TURNS]}]
+
+
+def jsonl() -> st.SearchStrategy[Files]:
+    good = "\n".join(map(json.dumps, 2 * ROWS)).encode()
+    lines = st.lists(st.sampled_from(ROWS).flatmap(files), max_size=5).map(b"\n".join)
+    return alone("a.jsonl", lines.map(lambda some: good + b"\n" + some) | damage(good))
+
+
+def read_rows(folder: Path) -> Corpus:
+    """By its bytes; and a draw from it."""
+    kept = {"LOCKSTEP_CACHE": str(folder / "cache")}
+    with mock.patch.dict(os.environ, kept), mock.patch("lockstep.files.durable.sync"):
+        data = corpus.load(str(folder / "a.jsonl"), rows="pack")
+    corpus.check(data, 256, 64)
+    drawn = data.train.draw(np.arange(8, dtype=np.uint64), 64)
+    assert drawn.shape == (3, 8, 64) and drawn[0].min() >= 0
+    return data
+
+
+# fmt: off
+MANIFEST = {"version": 1, "key": "0", "sha256": "0", "source": "a.jsonl", "tokenizer": "bytes",
+            "dtype": "<u1", "vocab": 256, "masked": True, "train": 20, "val": 8,
+            "train_documents": 2, "val_documents": 1, "bad": 1, "named": ["a.jsonl:3 odd"]}
+# fmt: on
+ENDS = {
+    "train.ends": np.array([9, 20], "<u8").tobytes(),
+    "val.ends": np.array([8], "<u8").tobytes(),
+}
+
+
+def prepared_files() -> st.SearchStrategy[Files]:
+    rest = {"train.bin": 20 * b"a", "val.bin": 8 * b"b", "train.counts": 20 * b"\1",
+            "val.counts": 8 * b"\1"}  # fmt: skip
+    whole = st.fixed_dictionaries({"data.json": files(MANIFEST)} | {
+        name: st.just(content) | damage(content) for name, content in ENDS.items()
+    })  # fmt: skip
+    return whole.map(lambda some: {**rest, **some})
+
+
+def read_prepared(folder: Path) -> Corpus:
+    data = corpus.load(str(folder))
+    corpus.check(data, 256, 4)
+    if isinstance(data.train, Documents):
+        assert data.train.draw(np.arange(8, dtype=np.uint64), 8).shape[1:] == (8, 8)
+    return data
 
 
 @functools.cache
@@ -309,6 +359,10 @@ READERS = [
     Reader("run", "a config.json beside a whole checkpoint", RUN, read_run, same_run),
     Reader("log", "lines of log.jsonl, read and resumed from", logs(), read_log, same_log),
     Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
+    Reader("rows", "lines of .jsonl, tokenized", jsonl(), read_rows,
+           lambda data, _: data.vocab == 256),
+    Reader("prepared", "a folder that `lockstep data` wrote", prepared_files(), read_prepared,
+           lambda data, _: len(data.train) > 1),
     Reader("cache", "the standard library's cached tokens", caches(), read_cache,
            lambda data, _: data.sha256 == cache_files()[0]),
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import results
 from lockstep.config import DEEPEST
-from lockstep.data import corpus
+from lockstep.data import corpus, tokenizer
 from lockstep.errors import LONGEST, UserError
 from lockstep.files import untrusted
 from lockstep.model.state import initial_state
@@ -37,6 +37,9 @@ READS: dict[str, tuple[str, Callable[[Path], Any]]] = {  # each by the file that
     "result": ("result.json", lambda run: results.read(run / "result.json")),
     "text": ("a.txt", lambda run: corpus.load(str(run / "a.txt"))),
     "tokens": ("train.bin", lambda run: corpus.load(str(run))),
+    "rows": ("a.jsonl", lambda run: corpus.load(str(run / "a.jsonl"))),
+    "manifest": ("prepared/data.json", lambda run: corpus.load(str(run / "prepared"))),
+    "tokenizer": ("words/tokenizer.json", lambda run: tokenizer.load(str(run / "words"))),
 }  # fmt: skip
 INSIDE = ("config", "log", "state", *FILES.values())  # of a run, where nothing is a link
 
@@ -44,8 +47,13 @@ INSIDE = ("config", "log", "state", *FILES.values())  # of a run, where nothing 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     made = make_run(tmp_path / "run")
+    for name in ("prepared", "words"):
+        (made / name).mkdir()
+    # fmt: off
     for name, content in (("model.json", b"{}"), ("result.json", b"{}"), ("a.txt", b"text"),
-                          ("train.bin", b"abcd"), ("val.bin", b"abcd")):  # fmt: skip
+                          ("train.bin", b"abcd"), ("val.bin", b"abcd"), ("a.jsonl", b"{}"),
+                          ("prepared/data.json", b"{}"), ("words/tokenizer.json", b"{}")):
+        # fmt: on
         (made / name).write_bytes(content)
     return made
 

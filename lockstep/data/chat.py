@@ -1,0 +1,101 @@
+"""Messages -> text, and the parts of it that an assistant says."""
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.files.untrusted import open_regular
+
+Messages = list[dict[str, Any]]
+Render = Callable[[Messages, bool], str]  # (messages, whether the assistant's header follows)
+LARGEST = 1 << 20  # bytes of a template
+
+
+class Unusable(ValueError):
+    """Why a row is not taken."""
+
+
+def chatml(messages: Messages, header: bool) -> str:
+    """What a tokenizer without a template gets."""
+    turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+    return turns + "<|im_start|>assistant\n" * header
+
+
+def by_template(template: str, tokens: dict[str, str], messages: Messages, header: bool) -> str:
+    """transformers' `apply_chat_template`, but for the day's date: a text must not change with it.
+
+    Args:
+        tokens: what the template calls bos_token, eos_token ...
+
+    Raises:
+        Unusable: the template refuses, or is none.
+    """
+    import jinja2
+
+    try:
+        given = {**tokens, "messages": messages, "add_generation_prompt": header}
+        return _compile(template).render(given)
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as why:
+        raise Unusable(f"the chat template refuses it: {str(why)[:100]}") from None
+
+
+@cache
+def _compile(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    extensions = ["jinja2.ext.loopcontrols"]
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+    )
+    made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's is for HTML
+    made.globals["raise_exception"] = refuse
+    return made.from_string(template)
+
+
+def template_of(folder: Path, about: dict[str, Any]) -> str:
+    """chat_template.jinja, or what tokenizer_config.json has; "" where there is none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        with open_regular(file, limit=LARGEST, links=True) as stream:
+            return stream.read().decode()
+    found = about.get("chat_template", "")
+    if isinstance(found, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in found if type(each) is dict}
+        found = named.get("default")
+    return found if isinstance(found, str) else ""
+
+
+def spans(messages: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and where in it an assistant's messages are, with what ends them.
+
+    A message's part is what the text grows by when it is added, less the assistant's header.
+
+    Raises:
+        Unusable: these are no messages, none is an assistant's, or the text is no longer the former
+            one and more when a message is added.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise Unusable("messages is no list of messages")
+    for number, message in enumerate(messages):
+        fields = ("role", "content")
+        if not isinstance(message, dict) or any(type(message.get(f)) is not str for f in fields):
+            raise Unusable(f"message {number + 1} has no role and content that are text")
+    found, text = [], ""
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = render(messages[:number], True)
+            text = render(messages[: number + 1], False)
+            if not text.startswith(before):
+                raise Unusable(f"the chat template does not begin message {number + 1} anew")
+            found.append((len(before), len(text)))
+    whole = render(messages, False)
+    if not found:
+        raise Unusable("no message is an assistant's")
+    if not whole.startswith(text):
+        raise Unusable("the chat template rewrites earlier messages")
+    return whole, found

@@ -1,0 +1,102 @@
+"""`lockstep data`: tokens made ahead, and a look at them."""
+
+import argparse
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data import prepare, prepared, records, tokenizer
+from lockstep.data.documents import Documents
+from lockstep.data.prepared import Manifest
+from lockstep.data.tokenizer import Tokenizer
+from lockstep.errors import printable, require, require_range
+from lockstep.exits import DONE
+from lockstep.flags import add_number
+
+SHOWN, LONGEST = 10, 400  # rows, and characters of each
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "data", help="tokenize ahead, and look at rows and their masks",
+        description="Tokenizes .txt, .jsonl or .parquet files into a folder that --data takes,\n"
+        "and shows ten rows: [[...]] counts as targets.",
+    )  # fmt: skip
+    sub.add_argument("data", metavar="FILE", help="a file, a folder of them, or a prepared folder")
+    sub.add_argument("--tokenizer", default="", metavar="DIR",
+                     help="a folder with a tokenizer.json (default: bytes)")  # fmt: skip
+    sub.add_argument("--out", metavar="DIR", help="what to write (default: FILE.tokens)")
+    add_number(sub, "--jobs", 0, "processes; 0: one for each core")
+    sub.set_defaults(command=_data)
+
+
+def _data(given: argparse.Namespace) -> int:
+    require_range("--jobs", given.jobs, 0, 1024)
+    path = Path(given.data)
+    require(path.exists(), "FILE", given.data, "there is none; name a file or folder that exists")
+    out = path if (path / "data.json").exists() else _prepare(given, path)
+    about = prepared.read_manifest(out)
+    words = tokenizer.load(given.tokenizer)
+    for line in describe(out, about):
+        print(line)
+    fits = words.name == about.tokenizer
+    require(fits, "--tokenizer", given.tokenizer or "bytes", "is not that of these tokens; name it")
+    for number, line in enumerate(sample(out, about, words), 1):
+        print(f"{number:>2} | {line}")
+    print(f"next: python -m jax_impl.train --data {out} --vocab {about.vocab}")
+    return DONE
+
+
+def _prepare(given: argparse.Namespace, path: Path) -> Path:
+    files = prepare.find(given.data, path)
+    known = len(files) > 0 and files[0].suffix.lower() in records.KINDS
+    remedy = f"not {', '.join(records.KINDS)} nor a folder of them; .bin files need no preparation"
+    require(known, "FILE", given.data, remedy)
+    out = Path(given.out) if given.out else path.with_name(f"{path.name}.tokens")
+    require(out.parent.is_dir(), "--out", out, f"there is no folder {out.parent}; make it")
+    prepare.prepare(given.data, files, given.tokenizer, out, given.jobs or prepare.JOBS)
+    return out
+
+
+def describe(folder: Path, about: Manifest) -> list[str]:
+    """How much there is, and what was left out."""
+    documents = about.train_documents + about.val_documents
+    lines = [
+        f"{folder}: {about.train:,} training tokens and {about.val:,} held out, of {about.source}"
+        + (f", in {documents:,} documents" if documents else ""),
+        f"vocabulary {about.vocab:,}; "
+        + ("an assistant's tokens count" if about.masked else "all tokens count"),
+    ]
+    if about.bad:
+        lines += [f"{about.bad:,} rows left out:", *(f"  {line}" for line in about.named)]
+        lines += ["  ..."] * (about.bad > len(about.named))
+    return lines
+
+
+def sample(folder: Path, about: Manifest, words: Tokenizer) -> list[str]:
+    """The first ten documents, or ten stretches of a stream; what counts in [[...]]."""
+    rows = "stream" if about.train_documents == 0 else "pad"
+    split = prepared.open_splits(folder, about, rows)["train"]
+    if not isinstance(split, Documents) or split.ends is None:
+        stretches = [split[at : at + 64] for at in range(0, min(len(split), 64 * SHOWN), 64)]
+        return [_cut(words.decode(np.asarray(each))) for each in stretches]
+    ends = [0, *split.ends[:SHOWN].tolist()]
+    return [_cut(_mark(split, start, stop, words)) for start, stop in pairwise(ends)]
+
+
+def _mark(split: Documents, start: int, stop: int, words: Tokenizer) -> str:
+    tokens = np.asarray(split.tokens[start : min(stop, start + LONGEST)])
+    if split.counts is None:
+        return words.decode(tokens)
+    counts = np.asarray(split.counts[start : start + len(tokens)]) > 0
+    edges = np.flatnonzero(np.diff(counts)) + 1
+    runs = zip(np.split(tokens, edges), np.split(counts, edges))
+    return "".join(f"[[{words.decode(t)}]]" if c[0] else words.decode(t) for t, c in runs)
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -1,0 +1,116 @@
+"""Rows and text -> a folder of tokens: in parallel, and from where a stopped call left off."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from lockstep.data import encode, prepared, records, tokenizer
+from lockstep.data.prepared import Manifest
+from lockstep.data.records import Part
+from lockstep.errors import UserError, require
+
+JOBS = os.cpu_count() or 1
+
+
+def find(data: str, path: Path) -> list[Path]:
+    """The files of one kind that a path is or has, in the order of their names.
+
+    Raises:
+        UserError: there is none, or they are of several kinds.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.suffix.lower() in records.KINDS)
+    kinds = sorted({each.suffix.lower() for each in found})
+    kind = f"has {' and '.join(kinds)} files; keep those of one kind"
+    require(len(kinds) < 2, "--data", data, kind)
+    return found
+
+
+def make_key(files: list[Path], words: tokenizer.Tokenizer) -> str:
+    """Of what the tokens are made of: names, sizes, times of the files, and the tokenizer."""
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    content = json.dumps([prepared.VERSION, records.PART, words.name, facts])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = JOBS) -> Manifest:
+    """Writes the folder `out`, or finds it there; progress goes to stderr.
+
+    Args:
+        folder: with a tokenizer.json; "" for bytes.
+
+    Raises:
+        UserError: `out` holds other things, or no two rows can be used.
+    """
+    words = tokenizer.load(folder)
+    key = make_key(files, words)
+    if out.exists():
+        same = (out / "data.json").exists() and prepared.read_manifest(out).key == key
+        remedy = "holds other tokens or other things; remove it or name another"
+        require(same, "--out", out, remedy)
+        return prepared.read_manifest(out)
+    parts = records.parts(data, files)
+    require(len(parts) > 0, "--data", data, "is empty; use other data")
+    work = out.with_name(f"{out.name}.{key[:12]}")  # of the same files, and of no others
+    work.mkdir(parents=True, exist_ok=True)
+    named = [(work / f"{number:06}.npz", part) for number, part in enumerate(parts)]
+    missing = [(part, file) for file, part in named if not file.exists()]
+    console = Console(stderr=True)
+    for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing), console=console,
+                   disable=not console.is_terminal):  # fmt: skip
+        pass
+    return _finish(data, [(file, Path(part.file).name) for file, part in named], work, out, key,
+                   words)  # fmt: skip
+
+
+def encode_all(missing: list[tuple[Part, Path]], folder: str, jobs: int) -> Iterator[None]:
+    """Something for each part that is done."""
+    if min(jobs, len(missing)) < 2:
+        encode.start_worker(folder)
+        for each in missing:
+            encode.encode_to(*each)
+            yield
+        return
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, encode.start_worker, (folder,)) as pool:
+        futures = [pool.submit(encode.encode_to, *each) for each in missing]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield
+        except BaseException:  # what is done stays, and need not be done again
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _finish(
+    data: str, parts: list[tuple[Path, str]], work: Path, out: Path, key: str,
+    words: tokenizer.Tokenizer,
+) -> Manifest:  # fmt: skip
+    whole = work / f"whole.{os.getpid()}"
+    shutil.rmtree(whole, ignore_errors=True)
+    whole.mkdir()
+    try:
+        made = prepared.write(whole, parts, key=key, source=data, words=words)
+        try:
+            whole.rename(out)
+        except OSError:  # another process was faster
+            if not (out / "data.json").exists():
+                raise
+    except UserError:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}); free space") from None
+    shutil.rmtree(work, ignore_errors=True)
+    return made

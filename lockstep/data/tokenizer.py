@@ -1,0 +1,136 @@
+"""Text -> tokens: its bytes, or by a tokenizer.json, which the package `tokenizers` reads."""
+
+import hashlib
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lockstep.data import chat
+from lockstep.errors import UserError
+from lockstep.files.untrusted import Refused, open_regular, read_json
+
+LARGEST = 1 << 28  # bytes of a tokenizer.json
+Spans = list[tuple[int, int]]
+
+
+class Encoded(NamedTuple):
+    tokens: np.ndarray  # uint32 (n,)
+    starts: np.ndarray  # (n,) of each token in the text, in characters
+    stops: np.ndarray
+
+
+class Tokenizer(Protocol):
+    @property
+    def name(self) -> str:
+        """By which two tokenizers that differ are told apart."""
+        ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def end(self) -> list[int]:
+        """Of a document."""
+        ...
+
+    @property
+    def render(self) -> chat.Render: ...
+
+    def encode(self, text: str) -> Encoded:
+        """Raises ValueError where a text cannot be encoded."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str: ...
+
+
+class Bytes:
+    """UTF-8. A document ends with byte 0, which text has no use for."""
+
+    name, vocab = "bytes", 256
+    end = [0]  # noqa: RUF012
+    render = staticmethod(chat.chatml)
+
+    def encode(self, text: str) -> Encoded:
+        characters = [len(c.encode()) for c in text] if not text.isascii() else [1] * len(text)
+        places = np.repeat(np.arange(len(text)), characters)
+        return Encoded(np.frombuffer(text.encode(), np.uint8).astype(np.uint32), places, places + 1)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return bytes(tokens.astype(np.uint8)).decode("utf-8", "replace")
+
+
+class FromFile:
+    """A folder's tokenizer.json; its tokenizer_config.json names the end and the chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        tokenizers = require_package("tokenizers", "--tokenizer")
+        try:
+            with open_regular(folder / "tokenizer.json", limit=LARGEST, links=True) as file:
+                content = file.read()
+            about = _optional(folder / "tokenizer_config.json")
+            template = chat.template_of(folder, about)
+            self.inner = tokenizers.Tokenizer.from_str(content.decode())
+        except OSError as error:
+            raise _problem(folder, f"cannot be read ({error.strerror})") from None
+        except Refused as why:
+            raise _problem(folder, f"is {why}") from None
+        except Exception as why:  # the package raises plain Exceptions
+            raise _problem(folder, f"is none: {str(why)[:200]}") from None
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.vocab = self.inner.get_vocab_size(with_added_tokens=True)
+        special = dict(_special_tokens(about))
+        number = self.inner.token_to_id(special.get("eos_token", ""))
+        self.end = [] if number is None else [number]
+        self.render = partial(chat.by_template, template, special) if template else chat.chatml
+        if template:
+            require_package("jinja2", "--tokenizer")
+        digest = hashlib.sha256(content + repr((special, template)).encode())
+        self.name = digest.hexdigest()
+
+    def encode(self, text: str) -> Encoded:
+        found = self.inner.encode(text, add_special_tokens=False)
+        offsets = np.array(found.offsets, np.int64).reshape(-1, 2)
+        return Encoded(np.array(found.ids, np.uint32), offsets[:, 0], offsets[:, 1])
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return self.inner.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+def load(folder: str) -> Tokenizer:
+    """That of a folder; bytes where none is named.
+
+    Raises:
+        UserError: there is no tokenizer.json in it that can be read.
+    """
+    return FromFile(Path(folder)) if folder else Bytes()
+
+
+def require_package(name: str, field: str) -> Any:
+    """A package of the extra `data`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        remedy = "pip install 'lockstep-gpt[data]'"
+        raise UserError(f"{field}: needs the package {name}; {remedy}") from None
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file, limit=LARGEST, links=True, finite=False) if file.exists() else {}
+
+
+def _special_tokens(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """eos_token and its like: a text, or an object that has it."""
+    for name, value in sorted(about.items()):
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            yield name, text
+
+
+def _problem(folder: Path, why: str) -> UserError:
+    remedy = "name a folder with a tokenizer.json"
+    return UserError(f"--tokenizer {folder}: tokenizer.json {why}; {remedy}")

@@ -1,0 +1,271 @@
+"""Rows of text and messages -> tokens and masks: prepared in parallel, resumed, read back."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.cli import commands
+from lockstep.config import from_flags
+from lockstep.data import batches, corpus, encode, prepare, prepared, records, rows, tokenizer
+from lockstep.errors import UserError
+from parity_tests.data.corpora import cache as cache
+from parity_tests.data.corpora import write
+
+USER = {"role": "user", "content": "2+2? ü é"}
+ASSISTANT = {"role": "assistant", "content": "It is 4 ü é."}
+
+
+def chat(count: int = 25, **more: Any) -> list[dict[str, Any]]:
+    numbered = [{"role": "user", "content": f"Number {n}?"} for n in range(count)]
+    return [{"messages": [each, ASSISTANT, USER, ASSISTANT], **more} for each in numbered]
+
+
+def write_rows(path: Path, lines: list[Any]) -> Path:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    write(path, text.encode())
+    return path
+
+
+def made(file: Path, out: Path, jobs: int = 1) -> prepared.Manifest:
+    return prepare.prepare(str(file), [file], "", out, jobs)
+
+
+def test_an_assistant_s_tokens_count_and_no_others(tmp_path: Path, cache: Path) -> None:
+    """Byte by byte, beyond ASCII too; the row's text is ChatML."""
+    loaded = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())))
+    split = loaded.train
+    start, stop = 0, int(split.ends[0])
+    text = bytes(split.tokens[start:stop])
+    assert text.startswith(b"<|im_start|>user\nNumber 0?<|im_end|>\n<|im_start|>assistant\n")
+    counted = bytes(split.tokens[start:stop][split.counts[start:stop] == 1])
+    assert counted.decode() == 2 * f"{ASSISTANT['content']}<|im_end|>\n"
+    assert (len(split.ends), len(loaded.val.ends), loaded.vocab) == (24, 1, 256)
+
+
+@pytest.mark.parametrize("kind", ["pack", "pad"])
+def test_a_row_is_whole_documents(tmp_path: Path, cache: Path, kind: str) -> None:
+    """Each token's target is the next one of its document, where that counts."""
+    split = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())), rows=kind).train
+    size = int(split.ends[0])
+    drawn = split.draw(np.arange(3, dtype=np.uint64), 3 * size)
+    tokens, targets, segments = drawn
+    assert set(segments[0]) == ({0, 1, 2, 3} if kind == "pack" else {0, 1})
+    for row in range(3):
+        for number in range(1, segments[row].max() + 1):
+            document = row + number - 1
+            start, stop = (
+                int(split.ends[document - 1]) if document else 0,
+                int(split.ends[document]),
+            )
+            mine = segments[row] == number
+            whole, counts = (
+                np.asarray(split.tokens[start:stop]),
+                np.asarray(split.counts[start:stop]),
+            )
+            assert tokens[row][mine].tolist() == whole[:-1].tolist()
+            expected = np.where(counts[1:] > 0, whole[1:].astype(int), rows.IGNORED)
+            assert targets[row][mine].tolist() == expected.tolist()
+    assert (targets[segments == 0] == rows.IGNORED).all()
+    cut = split.draw(np.zeros(1, np.uint64), 10)  # too short for any
+    assert cut[0, 0].tolist() == list(split.tokens[:10]) and (cut[2] == 1).all()
+
+
+def test_windows_of_a_run_are_planes(tmp_path: Path, cache: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", chat())
+    flags = {"model": "tiny", "context": 200, "batch_size": 3, "accum": 2}
+    config = from_flags({**flags, "data": str(file)}, accelerator=False)
+    loaded = corpus.load(**vars(config.data))
+    corpus.check(loaded, 256, 200)
+    window = batches.of_step(config, loaded.train, 0)
+    assert window.shape == (2, 3, 3, 200)
+    assert np.array_equal(window, batches.of_step(config, loaded.train, 0))
+    assert not np.array_equal(window, batches.of_step(config, loaded.train, 1))
+    stream = corpus.load(str(file), rows="stream")
+    assert batches.of_step(config, stream.train, 0).shape == (2, 2, 3, 200)
+    assert stream.sha256 != loaded.sha256
+    with pytest.raises(UserError, match="--context 20: no target counts"):
+        corpus.check(loaded, 256, 20)
+
+
+def test_text_rows_are_one_stream_unless_asked(tmp_path: Path, cache: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"text": f"row {n}"} for n in range(40)])
+    stream, packed = (corpus.load(str(file), rows=kind) for kind in ("auto", "pack"))
+    assert bytes(stream.train[:12]) == b"row 0\0row 1\0"
+    assert packed.train.counts is None and len(packed.train.ends) == 38
+    held_out = bytes(stream.val)
+    assert held_out == b"row 19\0row 39\0"
+
+
+def test_bad_rows_are_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their line in the file, whichever part they stand in."""
+    bad = ["not json", '{"text": 3}', "", '{"messages": [{"role": "user"}]}', '{"text": "\\ud800"}',
+           '{"messages": [{"role": "user", "content": "x"}]}', "[1]", '{"text": "a", "text": "b"}',
+           "x" * 500]  # fmt: skip
+    monkeypatch.setattr(records, "PART", 256)
+    monkeypatch.setattr(records, "LONGEST", 400)
+    lines: list[Any] = [each for pair in zip(chat(len(bad)), bad) for each in pair]
+    about = made(write_rows(tmp_path / "a.jsonl", lines), tmp_path / "out")
+    assert len(records.parts("", [tmp_path / "a.jsonl"])) > 5
+    assert about.train_documents + about.val_documents == len(bad)
+    found = dict(line.split(" ", 1) for line in about.named)
+    assert list(found) == [f"a.jsonl:{2 * n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)]
+    assert about.bad == 8
+    for line, words in ((2, "invalid JSON"), (4, "neither text nor messages"), (18, "longer than")):
+        assert words in found[f"a.jsonl:{line}"]
+
+
+def test_parts_and_processes_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_rows(tmp_path / "a.jsonl", chat(60))
+    whole = made(file, tmp_path / "whole")
+    monkeypatch.setattr(records, "PART", 4000)
+    assert len(records.parts("", [file])) > 2
+    for name, jobs in (("serial", 1), ("parallel", 2)):
+        assert made(file, tmp_path / name, jobs).sha256 == whole.sha256
+
+
+def test_a_stopped_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_rows(tmp_path / "a.jsonl", chat(60))
+    monkeypatch.setattr(records, "PART", 4000)
+    right, encoded = encode.encode_to, list[Path]()
+
+    def stop(part: records.Part, target: Path) -> None:
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(target)
+        right(part, target)
+
+    monkeypatch.setattr(encode, "encode_to", stop)
+    with pytest.raises(KeyboardInterrupt):
+        made(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+    def go_on(part: records.Part, target: Path) -> None:
+        encoded.append(target)
+        right(part, target)
+
+    monkeypatch.setattr(encode, "encode_to", go_on)
+    whole = made(file, tmp_path / "out")
+    assert len(encoded) == len({*encoded}) == len(records.parts("", [file]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]
+    assert made(file, tmp_path / "out") == whole  # it is there
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(UserError, match="--out .*out: holds other tokens"):
+        made(file, tmp_path / "out")
+
+
+def test_parquet_is_its_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    lines = chat(30)
+    parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "a.parquet", row_group_size=7)
+    same = made(write_rows(tmp_path / "b.jsonl", lines), tmp_path / "b")
+    assert made(tmp_path / "a.parquet", tmp_path / "a").sha256 == same.sha256
+    write(tmp_path / "c.parquet", b"PAR1 nothing PAR1")
+    with pytest.raises(UserError, match="c.parquet is no parquet file"):
+        made(tmp_path / "c.parquet", tmp_path / "c")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a small byte-level BPE, and a template with turns of its own."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("words")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    made.train_from_iterator([json.dumps(row) for row in chat()], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    about = {
+        "eos_token": {"content": "</s>"},
+        "bos_token": "<s>",
+        "chat_template": "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ raise_exception('no tools') }}{% endif %}<s>{{ m.role }}: {{ m['content'] }}</s>\n"
+        "{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    yield folder
+
+
+def test_a_tokenizer_s_template_and_masks(tmp_path: Path, cache: Path, words: Path) -> None:
+    lines = [*chat(), {"messages": [{"role": "tool", "content": "x"}, ASSISTANT]}]
+    file = write_rows(tmp_path / "a.jsonl", lines)
+    loaded = corpus.load(str(file), tokenizer=str(words))
+    split, inner = loaded.train, tokenizer.load(str(words))
+    document = slice(0, int(split.ends[0]))
+    tokens, counts = np.asarray(split.tokens[document]), np.asarray(split.counts[document])
+    text = "<s>" + "".join(f"<s>{m['role']}: {m['content']}</s>\n" for m in lines[0]["messages"])
+    assert inner.decode(tokens) == text
+    assert inner.decode(tokens[counts == 1]) == 2 * f"{ASSISTANT['content']}</s>\n"
+    assert loaded.vocab == inner.vocab > 256 and split.tokens.dtype == np.uint16
+    assert "1 rows left out: a.jsonl:26 the chat template refuses it: no tools" in loaded.source
+
+
+def test_the_template_is_rendered_as_transformers_does(words: Path) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = json.loads((words / "tokenizer_config.json").read_text())["chat_template"]
+    messages = chat()[0]["messages"]
+    for header in (False, True):
+        (theirs,), _ = utils.render_jinja_template(
+            conversations=[messages],
+            chat_template=template,
+            add_generation_prompt=header,
+            bos_token="<s>",
+        )
+        assert tokenizer.load(str(words)).render(messages, header) == theirs
+
+
+def test_a_template_that_rewrites_is_refused() -> None:
+    """Qwen's strips what an assistant has thought: then no part of the text is a message's."""
+
+    def render(messages: Any, header: bool) -> str:
+        return str(len(messages)) + "".join(m["content"] for m in messages)
+
+    with pytest.raises(ValueError, match="does not begin message 2 anew"):
+        encode.chat.spans([USER, ASSISTANT], render)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("tokenizer.json", b"{", "tokenizer.json is none"),
+    ("tokenizer_config.json", b"[", "invalid JSON"),
+])  # fmt: skip
+def test_a_tokenizer_that_is_none(words: Path, tmp_path: Path, name: str, content: bytes,
+                                  message: str) -> None:  # fmt: skip
+    for file in words.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"--tokenizer .*{message}"):
+        tokenizer.load(str(tmp_path))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"needs the package tokenizers; pip install .*\[data\]"):
+        tokenizer.load(str(tmp_path))
+
+
+def test_the_command_shows_ten_rows_with_their_masks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [*chat(), "bad"])
+    assert commands.main(["data", str(file)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    shown = [line for line in said if " | " in line]
+    assert len(shown) == 10 and all(line.count("[[It is 4 ü é.<|im_end|>") == 2 for line in shown)
+    assert "1 rows left out:" in said and "  a.jsonl:26 invalid JSON" in "\n".join(said)
+    out = tmp_path / "a.jsonl.tokens"
+    assert corpus.load(str(out)).train.tokens[:3].tobytes() == b"<|i"
+    (out / "train.counts").write_bytes(b"1")
+    with pytest.raises(UserError, match=r"train.counts has 1 items"):
+        corpus.load(str(out))
