@@ -19,6 +19,7 @@ from evidence.semantics.numerics import (
     excess_precision,
     gelu,
     gelu_form,
+    ignored_targets,
     layer_norm_bfloat16,
     layer_norm_variance,
     linear,
@@ -42,7 +43,8 @@ from evidence.semantics.windows import (
 
 ROWS: tuple[Callable[[], Row | tuple[Row, ...]], ...] = (
     gelu, gelu_form, silu, linear, layer_norm_variance, layer_norm_bfloat16, norm_epsilon,
-    rms_norm_epsilon, embedding_gradient, shared_weight, softmax, cross_entropy, excess_precision,
+    rms_norm_epsilon, embedding_gradient, shared_weight, softmax, cross_entropy, ignored_targets,
+    excess_precision,
     decay, bias_correction, clipping, accumulator,
     overflow, apply_if_finite_inside, stretched_window, scheduler, scale_floor, flattened_floor,
     first_growth, bernoulli, initialisation,

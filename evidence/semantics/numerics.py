@@ -39,6 +39,7 @@ from evidence.semantics.row import (
     strict_jit,
 )
 from lockstep.config import Config, ModelConfig
+from lockstep.data.rows import IGNORED
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
@@ -359,6 +360,29 @@ def cross_entropy() -> Row:
         default=f"optax: leaves {native.dtype}",
         default_figure=abs(float(native.mean()) / truth - 1),
         ours="logits to float32 first, in both",
+        ours_figure=max(abs(loss / truth - 1) for loss in ours),
+        unit="error of the mean {:.0e}",
+    )
+
+
+def ignored_targets() -> Row:
+    """Half of the targets are ignored, the others the likeliest: a trained model's."""
+    logits = 3 * normal(512, 256)
+    labels = np.where(np.arange(512) % 2, logits.argmax(-1), IGNORED)
+    tensors, roles = (as_torch(logits), torch.from_numpy(labels)), toy(policy="fp32").dtypes
+    truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
+    native = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
+    given, count = (jnp.asarray(logits), jnp.asarray(labels), roles), torch.tensor(256)
+    ours = (
+        float(jax_impl.loss.mean_loss(*given, jnp.asarray(256))),
+        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles, count).item(),
+    )
+    return Row(
+        what="A target of -100",
+        torch="ignored",
+        default="optax: the 100th logit from the end",
+        default_figure=abs(float(native) / truth - 1),
+        ours="ignored, in both",
         ours_figure=max(abs(loss / truth - 1) for loss in ours),
         unit="error of the mean {:.0e}",
     )

@@ -54,22 +54,40 @@ def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = JO
     words = tokenizer.load(folder)
     key = make_key(files, words)
     if out.exists():
-        same = (out / "data.json").exists() and prepared.read_manifest(out).key == key
         remedy = "holds other tokens or other things; remove it or name another"
-        require(same, "--out", out, remedy)
+        require(_is_there(out, key), "--out", out, remedy)
         return prepared.read_manifest(out)
     parts = records.parts(data, files)
     require(len(parts) > 0, "--data", data, "is empty; use other data")
     work = out.with_name(f"{out.name}.{key[:12]}")  # of the same files, and of no others
-    work.mkdir(parents=True, exist_ok=True)
-    named = [(work / f"{number:06}.npz", part) for number, part in enumerate(parts)]
-    missing = [(part, file) for file, part in named if not file.exists()]
-    console = Console(stderr=True)
-    for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing), console=console,
-                   disable=not console.is_terminal):  # fmt: skip
-        pass
-    return _finish(data, [(file, Path(part.file).name) for file, part in named], work, out, key,
-                   words)  # fmt: skip
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        named = [(work / f"{number:06}.npz", part) for number, part in enumerate(parts)]
+        missing = [(part, file) for file, part in named if not file.exists()]
+        console = Console(stderr=True)
+        for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing),
+                       console=console, disable=not console.is_terminal):  # fmt: skip
+            pass
+        whole = work / f"whole.{os.getpid()}"
+        shutil.rmtree(whole, ignore_errors=True)
+        whole.mkdir()
+        names = [(file, Path(part.file).name) for file, part in named]
+        made = prepared.write(whole, names, key=key, source=data, words=words)
+        whole.rename(out)
+    except UserError:  # nothing of it is of use
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    except OSError as error:
+        if not _is_there(out, key):  # or another process has just made the same
+            remedy = f"cannot be written ({error.strerror}); make room, or name another place"
+            raise UserError(f"--out {out}: {remedy}") from None
+        made = prepared.read_manifest(out)
+    shutil.rmtree(work, ignore_errors=True)
+    return made
+
+
+def _is_there(out: Path, key: str) -> bool:
+    return (out / "data.json").exists() and prepared.read_manifest(out).key == key
 
 
 def encode_all(missing: list[tuple[Part, Path]], folder: str, jobs: int) -> Iterator[None]:
@@ -91,26 +109,3 @@ def encode_all(missing: list[tuple[Part, Path]], folder: str, jobs: int) -> Iter
         except BaseException:  # what is done stays, and need not be done again
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _finish(
-    data: str, parts: list[tuple[Path, str]], work: Path, out: Path, key: str,
-    words: tokenizer.Tokenizer,
-) -> Manifest:  # fmt: skip
-    whole = work / f"whole.{os.getpid()}"
-    shutil.rmtree(whole, ignore_errors=True)
-    whole.mkdir()
-    try:
-        made = prepared.write(whole, parts, key=key, source=data, words=words)
-        try:
-            whole.rename(out)
-        except OSError:  # another process was faster
-            if not (out / "data.json").exists():
-                raise
-    except UserError:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}); free space") from None
-    shutil.rmtree(work, ignore_errors=True)
-    return made

@@ -119,15 +119,16 @@ def write(
     documents, tokens = (int(sum(f(each.sizes) for each in outlines)) for f in (len, np.sum))
     stream, masked = parts[0][1].endswith(".txt"), any(each.masked for each in outlines)
     bad = list(_name_bad([name for _, name in parts], outlines))
-    held = _held_out_stream(tokens) if stream else _held_out(documents)
+    total, least = (tokens, 20) if stream else (documents, 2)
     remedy = f"{documents} rows of it can be used" + (f" ({bad[0]})" if bad else "")
-    require(0 < held.sum() < len(held), "--data", source, f"only {remedy}; two or more are needed")
+    require(total >= least, "--data", source, f"only {remedy}; two or more are needed")
     writers = {split: Writer(folder, split, masked=masked, stream=stream) for split in SPLITS}
     at = 0
     for part, _ in parts:
         found = load_part(part)
         size = len(found.tokens) if stream else len(found.outline.sizes)
-        for split, chosen in zip(SPLITS, (~held[at : at + size], held[at : at + size])):
+        held = _held_out(np.arange(at, at + size), total, stream=stream)
+        for split, chosen in zip(SPLITS, (~held, held)):
             writers[split].add(found, chosen)
         at += size
     train, val = (writers[split] for split in SPLITS)
@@ -181,14 +182,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _held_out(documents: int) -> np.ndarray:
-    if documents < EVERY:
-        return np.arange(documents) == documents - 1
-    return np.arange(documents) % EVERY == EVERY - 1
-
-
-def _held_out_stream(tokens: int) -> np.ndarray:
-    return np.arange(tokens) >= tokens - tokens // 10
+def _held_out(numbers: np.ndarray, total: int, *, stream: bool) -> np.ndarray:
+    """Which of these documents, or of a stream's tokens, are to validate."""
+    if stream:
+        return numbers >= total - total // 10
+    return numbers == total - 1 if total < EVERY else numbers % EVERY == EVERY - 1
 
 
 def _name_bad(names: list[str], outlines: list[Outline]) -> Iterator[str]:

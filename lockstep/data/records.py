@@ -45,7 +45,10 @@ def read(part: Part) -> Iterator[Any]:
         for line in _lines(part):
             yield _parse(line)
     else:
-        yield b"".join(_lines(part)).decode("utf-8", "replace")
+        lines = list(_lines(part))
+        yield b"".join(lines).decode("utf-8", "replace")
+        if any(len(line) > LONGEST for line in lines):
+            yield Unusable(f"a line is longer than {LONGEST} bytes, and is cut")
 
 
 def _parse(line: bytes) -> Any:

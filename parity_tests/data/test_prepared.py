@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from lockstep.cli import commands
 from lockstep.config import from_flags
 from lockstep.data import batches, corpus, encode, prepare, prepared, records, rows, tokenizer
 from lockstep.errors import UserError
+from lockstep.process import ROOT
 from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import write
 
@@ -158,6 +161,24 @@ def test_a_stopped_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     os.utime(file, ns=(1, 1))
     with pytest.raises(UserError, match="--out .*out: holds other tokens"):
         made(file, tmp_path / "out")
+
+
+def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
+    """As the ranks of a mesh do, or two runs."""
+    file = write_rows(tmp_path / "a.jsonl", chat())
+    words = [sys.executable, "-m", "lockstep", "data", str(file)]
+    both = [subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]
+    assert [each.wait(60) for each in both] == [0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
+
+
+def test_a_text_is_one_stream(tmp_path: Path, cache: Path, words: Path) -> None:
+    text = "".join(f"line {n} ü\n" for n in range(300))
+    write(tmp_path / "a.txt", text.encode())
+    loaded = corpus.load(str(tmp_path / "a.txt"), tokenizer=str(words))
+    whole = np.concatenate([loaded.train, loaded.val])
+    assert tokenizer.load(str(words)).decode(whole) == text
+    assert len(loaded.val) == len(whole) // 10
 
 
 def test_parquet_is_its_rows(tmp_path: Path) -> None:

@@ -41,6 +41,25 @@ def test_harmless_on_a_mesh(framework: str, rewrite: str, sides: tuple[Side, Sid
         assert climb(RUNGS[WORLDS - 1], case).verdict is Verdict.EQUAL
 
 
+@pytest.mark.parametrize(
+    ("framework", "rewrite"),
+    [
+        ("jax", "attention-by-vmap"),
+        ("jax", "loss-by-logsumexp"),
+        ("torch", "additive-mask"),
+        ("torch", "loss-by-logsumexp"),
+    ],
+)
+def test_harmless_with_masks_and_documents(
+    framework: str, rewrite: str, sides: tuple[Side, Side]
+) -> None:
+    others = {side.framework: side for side in sides}
+    row = {"windows": "packed", "n_layer": 1, "accum": 1, "dropout": 0.0}
+    with closing(others[framework].mutant(rewrite)) as changed:
+        outcome = climb(RUNGS[2], power.against(changed, others, row, "cpu"))
+        assert outcome.verdict is Verdict.EQUAL, outcome.worst
+
+
 def test_a_false_alarm_is_counted() -> None:
     record = Record()
     record.add(
