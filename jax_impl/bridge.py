@@ -3,6 +3,9 @@
 With scanned layers the blocks' parameters are stacked, with a leading axis L.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +14,12 @@ from jax import Array
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.stacked import is_stacked, stack, unstack
-from lockstep.model.state import TrainState
+from lockstep.model.stacked import STACKED, is_stacked, stack, unstack
+from lockstep.model.state import Part, TrainState
+from lockstep.run.shards import piece_name
 
 from .mesh import whole
+from .processes import process_count, rank
 from .pure import Params, State
 from .step import Trainer, update_count
 
@@ -61,11 +66,45 @@ def load(trainer: Trainer, state: TrainState) -> None:
     trainer.state = trainer.place_state(whole)
 
 
+def pieces(tensors: Params, config: ModelConfig) -> Arrays:
+    """Those that this process writes: of what several devices have, each has its turn."""
+    found: Arrays = {}
+    for number, (name, array) in enumerate(tensors.items()):
+        for shard in array.addressable_shards:
+            turns = len(array.sharding.device_set) * shard.data.size // array.size
+            if shard.replica_id == number % turns:
+                starts = [slice.start or 0 for slice in shard.index]
+                found |= canonical_pieces(name, to_numpy(shard.data), starts)
+    return found
+
+
+def canonical_pieces(name: str, array: np.ndarray, starts: list[int]) -> Arrays:
+    if is_stacked(name):
+        first, *starts = starts
+        layers = {STACKED.sub(f"blocks.{i}.", name): x for i, x in enumerate(array, first)}
+    else:
+        layers = {name: array}
+    return {
+        piece_name(each, starts[::-1] if turn(each, x) is not x else starts): turn(each, x)
+        for each, x in layers.items()
+    }
+
+
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
+    return _save(trainer, to_canonical)
+
+
+def save_part(trainer: Trainer) -> TrainState:
+    """This process's part of it."""
+    part = Part(rank(), process_count(), tuple(shapes(trainer.config.model)))
+    return replace(_save(trainer, pieces), part=part)
+
+
+def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> TrainState:
     state = trainer.state
     params, mu, nu = (
-        to_canonical(tensors, trainer.config.model)
+        copy(tensors, trainer.config.model)
         for tensors in (
             state.params,
             optax.tree.get(state.optimizer, "mu"),

@@ -25,7 +25,7 @@ from lockstep.twin import StepResult, Trace
 from . import bridge
 from .cost import step_bytes, step_flops
 from .precision import configure, describe, find_device
-from .processes import any_of, beat, leave, rank
+from .processes import any_of, beat, leave, process_count, rank, tell
 from .step import Trainer
 from .trace import trace
 
@@ -40,7 +40,13 @@ class JaxTwin:
         self.config = config
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
-        self.rank = rank()
+        self.rank, self.processes = rank(), process_count()
+
+    def part(self) -> TrainState:
+        return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
+
+    def tell(self, text: str) -> str:
+        return tell(text)
 
     def agree(self, flag: bool) -> bool:
         return any_of(flag)

@@ -94,6 +94,16 @@ class Twin(Runner, Protocol):
         """The same, for windows like this one: of tokens alone unless one is given."""
         ...
 
+    processes: int  # how many there are
+
+    def part(self) -> TrainState:
+        """What this process writes of the state: all of it, or the pieces that no other writes."""
+        ...
+
+    def tell(self, text: str) -> str:
+        """Process 0's text, in all of them."""
+        ...
+
     def agree(self, flag: bool) -> bool:
         """Whether any process of the run says so."""
         ...

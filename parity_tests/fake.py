@@ -26,10 +26,16 @@ class FakeTwin:
 
     framework = "fake"
     synchronous = False
-    rank = 0
+    rank, processes = 0, 1
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    def part(self) -> TrainState:
+        return self.state()
+
+    def tell(self, text: str) -> str:
+        return text
 
     def agree(self, flag: bool) -> bool:
         return flag

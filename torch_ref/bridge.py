@@ -1,17 +1,22 @@
 """Between the trainer's state and the canonical one. The names are already the state-dict's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.state import TrainState
+from lockstep.model.state import Part, TrainState
+from lockstep.run.shards import piece_name
 
-from .mesh import divide, like, whole
+from .mesh import divide, like, local, place, whole
+from .processes import process_count, rank
 from .step import Trainer
 
 
@@ -51,13 +56,33 @@ def load(trainer: Trainer, state: TrainState) -> None:
             }
 
 
+def pieces(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Arrays:
+    """Those that this process writes: of what several devices have, each has its turn."""
+    found = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        array, (start, turn, turns) = local(tensor.detach()), place(tensor, mesh)
+        if array.numel() and turn == number % turns:
+            found[piece_name(name, [start, 0, 0][: array.ndim])] = to_numpy(array)
+    return found
+
+
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host."""
+    return _save(trainer, partial(to_canonical, config=trainer.config.model))
+
+
+def save_part(trainer: Trainer) -> TrainState:
+    """This process's part of it."""
+    part = Part(rank(), process_count(), tuple(shapes(trainer.config.model)))
+    return replace(_save(trainer, partial(pieces, mesh=trainer.mesh)), part=part)
+
+
+def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> TrainState:
     divide(trainer.model)
     named, moments = dict(trainer.model.named_parameters()), trainer.optimizer.state
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
-        to_canonical(tensors, trainer.config.model)
+        copy(tensors)
         for tensors in (
             named,
             {name: moments[p]["exp_avg"] for name, p in named.items()},

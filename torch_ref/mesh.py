@@ -101,6 +101,14 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
+    """Where this device's part begins on axis 0; which it is of the devices that have this part."""
+    if mesh is None or not isinstance(tensor, DTensor):
+        return 0, rank(), process_count()
+    chunk = -(-len(tensor) // mesh["fsdp"].size())
+    return chunk * mesh["fsdp"].get_local_rank(), mesh["data"].get_local_rank(), mesh["data"].size()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Of all devices' parts; every process calls it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

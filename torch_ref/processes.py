@@ -1,6 +1,7 @@
 """The processes of one run: torchrun starts them and says to each of them which it is; these meet
 at its store, and talk over gloo."""
 
+import itertools
 import os
 from datetime import timedelta
 from functools import cache
@@ -15,6 +16,8 @@ from lockstep.exits import DONE, STOPPED
 # With a process that lives and does not come to an exchange; one that does not live is missed by
 # `lockstep.train.watch`.
 PATIENCE = timedelta(minutes=30)
+
+rounds = itertools.count()
 
 
 def process_count() -> int:
@@ -50,6 +53,17 @@ def leave(status: int) -> None:
     if status in (DONE, STOPPED):
         dist.barrier()
         dist.destroy_process_group()
+
+
+def tell(text: str) -> str:
+    """Process 0's text, in all of them."""
+    if process_count() == 1:
+        return text
+    store, name = service().clone(), f"told/{next(rounds)}"
+    if rank() == 0:
+        store.set(name, text)
+    store.wait([name], PATIENCE)
+    return store.get(name).decode()
 
 
 def any_of(flag: bool) -> bool:

@@ -1,6 +1,7 @@
 """What training changes, and what it starts from."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,11 +10,20 @@ from lockstep.model import params
 from lockstep.model.params import Arrays
 
 
+class Part(NamedTuple):
+    """Which process of a run holds these pieces of its state."""
+
+    rank: int
+    processes: int  # how many there are
+    names: tuple[str, ...]  # of the whole tensors
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything a run needs to go on, in canonical names and layouts.
 
-    Weights and moments have the policy's param dtype.
+    Weights and moments have the policy's param dtype. Where `part` is not None, they are the pieces
+    that one process writes, named by `lockstep.run.shards.piece_name`.
     """
 
     params: Arrays
@@ -23,6 +33,7 @@ class TrainState:
     updates: int  # updates made: Adam's count and the schedule's position
     loss_scale: float  # 1.0 where the policy needs none
     good_steps: int  # finite steps since the scale last moved (GradScaler's growth tracker)
+    part: Part | None = None
 
 
 def initial_state(config: Config) -> TrainState:

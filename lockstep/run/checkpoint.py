@@ -4,6 +4,7 @@
         weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
         state.json    counters, loss scale, dtype, names in canonical order, checksums
 
+Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces.
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
 `.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
@@ -30,13 +31,14 @@ from lockstep.files.durable import sync
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.run import shards
 
 FORMAT = 1
-FILES = {"params": "weights.safetensors", "mu": "mu.safetensors", "nu": "nu.safetensors"}
+FILES = shards.file_names(0, 1)
 RECORD = "state.json"
 RECORD_LIMIT = 1_000_000  # bytes
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-FIELDS = {"format", *COUNTERS, "dtype", "names", "sha256"}
+FIELDS = {"format", *COUNTERS, "dtype", "names", "shards", "sha256"}
 MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
@@ -48,6 +50,7 @@ def save(
     one with the best of `losses` (validation losses by step).
 
     Checkpoints of later steps stay: a resume that skipped them as damaged must not delete them.
+    Each process calls it with its part; process 0 waits for the others, and alone renames.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written; nothing of it stays there.
@@ -55,23 +58,37 @@ def save(
     assert keep >= 1
     folder = run / "checkpoints"
     final = folder / f"step_{state.step:08d}"
-    partial = folder / f".tmp-{final.name}"
+    partial = partial_folder(run, state.step)
+    rank, count = state.part[:2] if state.part else (0, 1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync(run)
-        _sweep(run)
-        _write(partial, state)
+        if count == 1:
+            sweep(run)
+        sums = _write_arrays(partial, state)
+        if rank:
+            shards.hand_in(partial, rank, sums)
+            return final
+        _write_record(partial, state, sums | shards.gather(partial, count))
         if final.exists():
             os.rename(final, final.with_suffix(".old"))
         os.rename(partial, final)
         sync(folder)
-        _sweep(run)
+        sweep(run, before=state.step)
         _prune(run, final, keep, losses or {})
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not rank:
+            shutil.rmtree(partial, ignore_errors=True)
+        for name in shards.file_names(rank, count).values() if rank else ():
+            (partial / name).unlink(missing_ok=True)  # its space is needed
         remedy = "make room there or use another --out"
         raise UserError(f"{final}: cannot be written ({error}); {remedy}") from None
     return final
+
+
+def partial_folder(run: Path, step: int) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return run / "checkpoints" / f".tmp-step_{step:08d}"
 
 
 def listing(run: Path) -> list[Path]:
@@ -121,18 +138,16 @@ def load(path: Path) -> TrainState:
     """
     try:
         record = _read_record(path / RECORD)
-        loaded = {
-            field: _read_arrays(path / name, record["sha256"][name])
-            for field, name in FILES.items()
-        }
+        loaded = {field: _read_shards(path, field, record) for field in FILES}
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
         raise _unusable(error.filename or path, why) from None
     shapes = {name: array.shape for name, array in loaded["params"].items()}
     wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
-    for field, name in FILES.items():
+    names = shards.file_names(0, record["shards"])
+    for field, name in names.items():
         if _layout(loaded[field]) != wanted:
-            why = f"its tensors are not those of {RECORD} and {FILES['params']}"
+            why = f"its tensors are not those of {RECORD} and {names['params']}"
             raise _unusable(path / name, why)
     params, mu, nu = ({name: loaded[field][name] for name in wanted} for field in FILES)
     return TrainState(
@@ -168,22 +183,29 @@ def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
     raise UserError(f"{run}: {problem}; use --overwrite to start again")
 
 
-def _write(folder: Path, state: TrainState) -> None:
+def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
+    """The checksums of the files."""
     layout = _layout(state.params)
     assert layout == _layout(state.mu) == _layout(state.nu), "moments unlike the weights"
-    dtypes = {dtype for _, dtype in layout.values()}
-    assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
-    record: dict[str, Any] = {"format": FORMAT}
-    record |= {name: getattr(state, name) for name in COUNTERS}
-    record |= {"dtype": dtypes.pop(), "names": list(layout), "sha256": {}}
-    folder.mkdir()
-    for field, name in FILES.items():
+    rank, count = state.part[:2] if state.part else (0, 1)
+    folder.mkdir(exist_ok=count > 1)
+    names = shards.file_names(rank, count)
+    for field, name in names.items():
         # save_file writes memory as it lies, which for a transposed view is silently wrong;
         # np.ascontiguousarray would turn a scalar into a vector.
         arrays = {key: np.asarray(x, order="C") for key, x in getattr(state, field).items()}
         save_file(arrays, folder / name)
         sync(folder / name)
-        record["sha256"][name] = _checksum(folder / name)
+    return {name: _checksum(folder / name) for name in names.values()}
+
+
+def _write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
+    dtypes = {array.dtype.name for array in state.params.values()}
+    assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
+    names, count = (state.part.names, state.part.processes) if state.part else (state.params, 1)
+    record: dict[str, Any] = {"format": FORMAT}
+    record |= {name: getattr(state, name) for name in COUNTERS}
+    record |= {"dtype": dtypes.pop(), "names": list(names), "shards": count, "sha256": sums}
     record["sha256"][RECORD] = _own_checksum(record)
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     sync(folder / RECORD)
@@ -209,7 +231,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
     if record.keys() != FIELDS:
         return False
     counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
-    names, sums = record["names"], record["sha256"]
+    names, sums, count = record["names"], record["sha256"], record["shards"]
     return (
         all(type(count) is int and 0 <= count <= MOST for count in counts)
         and type(scale) is float
@@ -220,7 +242,9 @@ def _is_whole(record: dict[str, Any]) -> bool:
         and all(type(name) is str for name in names)
         and len(set(names)) == len(names)
         and type(sums) is dict
-        and sums.keys() == {*FILES.values(), RECORD}
+        and type(count) is int
+        and len(sums) == 1 + len(FILES) * count
+        and sums.keys() == {RECORD, *_files(count)}
         and all(type(sha) is str for sha in sums.values())
         and sums[RECORD] == _own_checksum(record)
     )
@@ -230,6 +254,20 @@ def _own_checksum(record: dict[str, Any]) -> str:
     """Of the record without its own checksum; floats are written by repr, so they come back."""
     others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
     return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
+
+
+def _files(count: int) -> list[str]:
+    """Those of all shards."""
+    return [name for shard in range(count) for name in shards.file_names(shard, count).values()]
+
+
+def _read_shards(path: Path, field: str, record: dict[str, Any]) -> Arrays:
+    count = record["shards"]
+    names = [shards.file_names(shard, count)[field] for shard in range(count)]
+    try:
+        return shards.assemble(_read_arrays(path / name, record["sha256"][name]) for name in names)
+    except Refused as why:
+        raise _unusable(path / names[0], str(why)) from None
 
 
 def _read_arrays(file: Path, sha256: str) -> Arrays:
@@ -255,10 +293,15 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _sweep(run: Path) -> None:
-    """Deletes partial checkpoints, which a kill leaves, and `.old` ones with a successor."""
+def sweep(run: Path, *, before: int = MOST + 1) -> None:
+    """Deletes partial checkpoints, which a kill leaves, and `.old` ones with a successor.
+
+    before: a step from which on another process may be writing.
+    """
     for path in (run / "checkpoints").glob(".tmp-*"):
-        shutil.rmtree(path)
+        number = path.stem.rpartition("_")[2]
+        if not number.isdecimal() or int(number) < before:
+            shutil.rmtree(path)
     for path in listing(run):
         if path.suffix == ".old" and path.with_suffix("").exists():
             _delete(path)

@@ -1,4 +1,4 @@
-"""A process of a run that writes nothing, because another one does: it takes the same steps."""
+"""A process of a run that another one leads: it takes the same steps, and writes no log."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,14 @@ from lockstep.config import Config
 from lockstep.data.corpus import Corpus
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model.state import TrainState
+from lockstep.run.saver import Saver
 from lockstep.train import closing
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
 
 
 class Silence:
-    """What a loop writes to, and nothing comes of it: log, display and checkpoints."""
+    """What a loop writes to, and nothing comes of it: log and display."""
 
     kept: tuple[()] = ()
     problem, abandoned = "", False
@@ -25,14 +26,16 @@ class Silence:
         pass
 
 
-def follow(config: Config, twin: Twin, data: Corpus, start: TrainState) -> int:
-    """The steps, evaluations and copies of the state of the process that leads; its exit status."""
+def follow(config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState) -> int:
+    """The steps and evaluations of the process that leads, and this one's part of checkpoints; its
+    exit status."""
     silence: Any = Silence()
-    loop = Loop(config, twin, data, Path(), silence, silence, silence, start)
-    try:
-        status = loop.run()
-    except Diverged:
-        return DIVERGED
+    with Saver(out, config.run.keep, silence, silence, shared=True) as saver:
+        try:
+            loop = Loop(config, twin, data, out, silence, silence, saver, start)
+            status = loop.run()
+        except Diverged:
+            return DIVERGED
     if status == DONE:
         closing.sample_lines(config, twin, data, loop.losses)
     return status

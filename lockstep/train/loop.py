@@ -95,9 +95,12 @@ class Loop:
                     late = None
                 if evaluate:
                     self.evaluate()
-                if save:
-                    keep = self.saver.finish if step == total or stopping else self.saver.save
-                    keep(self.twin.state(), self.losses)
+                if save and (step == total or stopping):
+                    self.saver.finish(self.twin.part(), self.losses)
+                elif save and self.twin.agree(self.saver.crowded):
+                    self.saver.skip(step)
+                elif save:
+                    self.saver.save(self.twin.part(), self.losses)
                 if evaluate or save:
                     self.last = time.perf_counter()
                 if stopping:

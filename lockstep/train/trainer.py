@@ -85,7 +85,7 @@ def _with_twin(
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if twin.rank:
-        return follow(config, twin, data, state)
+        return follow(config, twin, data, Path(twin.tell("")), state)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))
@@ -102,6 +102,8 @@ def _with_twin(
         if not resume:
             directory.empty(out)
         directory.write_record(out, record)
+        checkpoint.sweep(out)  # before another process writes a part
+        twin.tell(str(out))
         return _run_loop(config, twin, data, out, state, notices)
 
 
@@ -123,7 +125,7 @@ def _run_loop(
         with (
             RunLog(out / "log.jsonl", last_step=start.step) as log,
             display,
-            Saver(out, config.run.keep, log, display.say) as saver,
+            Saver(out, config.run.keep, log, display.say, shared=twin.processes > 1) as saver,
         ):
             for notice in notices:
                 display.say(notice)

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "jaxprs": set(),
     "live": set(),
     "cost": {"jaxprs", "live", "step"},
-    "bridge": {"mesh", "pure", "step"},
+    "bridge": {"mesh", "processes", "pure", "step"},
     "probe": {"kernels"},
     "train": {"bridge", "cost", "mesh", "precision", "processes", "step", "trace"},
     "__init__": set(),

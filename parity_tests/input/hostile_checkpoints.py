@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
 from parity_tests.input.mutations import Files, Raw, damage, render, trees
-from parity_tests.runs.checkpoints import DTYPES, state
+from parity_tests.runs.checkpoints import DTYPES, save_parts, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
 LENGTHS = (0, 1, 10**8, 2**31, 2**63, 2**64 - 1)  # of a header, by its first 8 bytes
@@ -33,10 +34,15 @@ CLAIMS: tuple[Any, ...] = (
 )
 
 
+PLACES = ("", "0", "0,0", "1,0", "0,1", "0,0,0", "999999999999,999999999999", "-1,0", "9" * 30)
+
+
 @functools.cache
-def good(dtype: str) -> Files:
+def good(dtype: str, *, shared: bool = False) -> Files:
+    """Of one process, or of three."""
+    save = save_parts if shared else partial(checkpoint.save, keep=1)
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.save(Path(folder), state(dtype=dtype), keep=1)
+        path = save(Path(folder), state(dtype=dtype))
         return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
@@ -55,7 +61,7 @@ def sign_files(files: Files, record: Any = None) -> Files:
     """With checksums made good, as far as there is anything to sum."""
     tree = json.loads(files[RECORD]) if record is None else record
     if type(tree) is dict and type(tree.get("sha256")) is dict:
-        sums = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES.values()}
+        sums = {name: hashlib.sha256(files[name]).hexdigest() for name in files.keys() - {RECORD}}
         known = {name: sums.get(name, sha) for name, sha in tree["sha256"].items()}
         tree = {**tree, "sha256": known | ({RECORD: OWN} if RECORD in known else {})}
     text = render(tree)
@@ -68,15 +74,17 @@ def sign_files(files: Files, record: Any = None) -> Files:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Files:
-    files = good(draw(st.sampled_from(sorted(DTYPES))))
-    ways = ("record", "header", "header", "length", "claim", "renamed", "reshaped", "data", "bytes")
-    way = draw(st.sampled_from((*ways, "lost")))
+    shared = draw(st.sampled_from((False, False, True)))
+    files = good(draw(st.sampled_from(sorted(DTYPES))), shared=shared)
+    ways = ("record", "header", "header", "length", "claim", "data", "bytes", "lost")
+    way = draw(st.sampled_from((*ways, *(["moved"] if shared else ["renamed", "reshaped"]))))
     if way == "record":
         return sign_files(files, draw(trees(json.loads(files[RECORD]))))
     if way == "lost":
         lost = draw(st.sampled_from(sorted(files)))
         return {name: content for name, content in files.items() if name != lost}
-    names = draw(st.sampled_from([[name] for name in FILES.values()] + [list(FILES.values())]))
+    tensors = sorted(files.keys() - {RECORD})
+    names = draw(st.sampled_from([[name] for name in tensors] + [tensors]))
     header, data = parts(files[names[0]])
     if way == "bytes":
         content = draw(damage(files[names[0]]) | st.binary(max_size=100))
@@ -93,6 +101,11 @@ def cases(draw: st.DrawFn) -> Files:
         case "claim":
             tensor = draw(st.sampled_from(sorted(header)))
             header = {**header, tensor: draw(st.sampled_from(CLAIMS))}
+        case "moved":
+            old = draw(st.sampled_from(sorted(header)))
+            place = draw(st.sampled_from(PLACES) | st.text("0123456789,", max_size=6))
+            name = f"{old.partition('@')[0]}@{place}"
+            header = {name if key == old else key: value for key, value in header.items()}
         case "data":
             data = draw(damage(data))
     return sign_files({**files, **{name: whole(header, data, length) for name in names}})

@@ -116,7 +116,7 @@ def same_run(run: tuple[Config, TrainState], folder: Path) -> bool:
 def same_checkpoint(state: TrainState, folder: Path) -> bool:
     path = folder / "given" / "again"
     with mock.patch.object(checkpoint, "sync"):  # the disk may keep it for itself
-        checkpoint._write(path, state)
+        checkpoint._write_record(path, state, checkpoint._write_arrays(path, state))
     assert_same(checkpoint.load(path), state)
     return True
 

@@ -33,6 +33,7 @@ NOT_FOR_USERS = {
     "torch_ref.probe",
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",
+    "parity_tests.runs.fake_world",
 }
 
 Case = tuple[str, list[str], list[str]]  # a command, its words, what the line must say

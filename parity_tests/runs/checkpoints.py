@@ -1,5 +1,6 @@
 """States to save, and what is asked of a checkpoint after that."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState
-from lockstep.run.checkpoint import FILES, load
+from lockstep.model.state import Part, TrainState
+from lockstep.run.checkpoint import FILES, load, save
+from lockstep.run.shards import piece_name
 
 DTYPES: dict[str, Any] = {
     "float64": np.uint64,
@@ -48,6 +50,31 @@ def state(step: int = 1000, dtype: str = "float32") -> TrainState:
         loss_scale=0.1 + 2.0**-20,
         good_steps=42,
     )
+
+
+def pieces(arrays: Arrays, rank: int) -> Arrays:
+    """Of three processes: the last rows, the first ones, and what cannot be divided."""
+    found = {}
+    for name, x in arrays.items():
+        if x.ndim == 0 and rank == 2:
+            found[piece_name(name, [])] = x
+        elif x.ndim and rank < 2:
+            rows, start = (x[1:], 1) if rank == 0 else (x[:1], 0)
+            found[piece_name(name, [start, *[0] * (x.ndim - 1)])] = rows
+    return found
+
+
+def part_of(whole: TrainState, rank: int, processes: int = 3) -> TrainState:
+    params, mu, nu = (pieces(arrays, rank) for arrays in (whole.params, whole.mu, whole.nu))
+    part = Part(rank, processes, tuple(whole.params))
+    return replace(whole, params=params, mu=mu, nu=nu, part=part)
+
+
+def save_parts(run: Path, whole: TrainState) -> Path:
+    """Each process in a thread."""
+    with ThreadPoolExecutor(3) as pool:
+        saves = [pool.submit(save, run, part_of(whole, rank), keep=1) for rank in range(3)]
+        return saves[0].result()
 
 
 def assert_same(a: TrainState, b: TrainState) -> None:

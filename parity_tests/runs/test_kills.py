@@ -1,6 +1,7 @@
 """SIGKILL at any moment, those of saving included: what is resumed is the run that never stopped.
 
-25 kills of the twin without a framework; with --full 300, and 25 of each real one.
+25 kills of the twin without a framework; with --full 300, and 25 of each real one. 8 kills of one
+of two processes that write their parts; with --full 300.
 """
 
 import os
@@ -9,18 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from lockstep import exits, twin
-from lockstep.process import ROOT
+from lockstep.process import NO_CHANGE, ROOT
 from lockstep.run import checkpoint, runlog
 from parity_tests import fake
+from parity_tests.runs import fake_world
 from parity_tests.runs.checkpoints import assert_same, hidden
 from parity_tests.runs.fake_runs import SHAPE
 
-MODULES = {"fake": fake.__name__, **twin.MODULES}
+MODULES = {"fake": fake.__name__, "two": fake_world.__name__, **twin.MODULES}
 # More than all lives together can take: no run ends before it has been killed so often.
 STEPS = {"fake": 1000, "jax": 3000, "torch": 3000}
 SMALL = (
@@ -29,7 +32,9 @@ SMALL = (
 )
 
 
-def start_child(framework: str, flags: str) -> subprocess.Popen:
+def start_child(
+    framework: str, flags: str, more: Mapping[str, str] = NO_CHANGE
+) -> subprocess.Popen:
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(Path("cache").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -38,7 +43,7 @@ def start_child(framework: str, flags: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", MODULES[framework], *flags.split()], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | cache | {"PYTHONPATH": str(ROOT)},
+        env={**os.environ, **cache, **more, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
@@ -59,6 +64,33 @@ def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
     return bool(hidden(Path("run")))
 
 
+def kill_one_of_two(flags: str, dice: random.Random, life: int) -> bool:
+    """Either rank; then the other, as a launcher does."""
+    log, meeting = Path("run", "log.jsonl"), Path(f"meeting-{life}")
+    before = log.stat().st_mtime_ns if log.exists() else 0
+    ranks = start_two(flags, meeting)
+    while not (log.exists() and log.stat().st_mtime_ns > before):
+        if any(rank.poll() is not None for rank in ranks):
+            break
+        time.sleep(0.001)
+    time.sleep(dice.uniform(0, 0.15))
+    for rank in dice.sample(ranks, len(ranks)):
+        rank.send_signal(signal.SIGKILL)
+        time.sleep(dice.choice((0, 0.05)))
+    for rank in ranks:
+        _, err = rank.communicate()
+        assert err == "" and rank.returncode in (-signal.SIGKILL, exits.DONE)
+    return bool(hidden(Path("run")))
+
+
+def start_two(flags: str, meeting: Path) -> list[subprocess.Popen]:
+    meeting.mkdir()
+    return [
+        start_child("two", flags, {"FAKE_RANK": str(rank), "FAKE_MEETING": str(meeting)})
+        for rank in range(fake_world.RANKS)
+    ]
+
+
 def last_step() -> int:
     return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
@@ -75,7 +107,7 @@ def numbers(run: str) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in measured} for row in rows]
 
 
-@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.parametrize("framework", ["fake", *twin.MODULES])
 def test_a_run_killed_again_and_again_is_one_that_never_was(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -105,3 +137,33 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
     assert_same(*ends)
     assert [path.name for path in checkpoint.listing(Path("run"))][-1] == f"step_{steps:08d}"
+
+
+def test_any_rank_may_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """What both have written is there whole, or is not there."""
+    kills = 300 if request.config.getoption("--full") else 8
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+    steps = 100 * kills
+    flags, dice = f"{SMALL} --steps {steps} --warmup 10", random.Random(fake_world.__name__)
+    amid_a_save = 0
+    for life in range(kills):
+        again = checkpoint.listing(Path("run"))
+        first = f"{flags} --overwrite" if Path("run").exists() else flags
+        words = f"{'--resume' if again else first} --out run"
+        amid_a_save += kill_one_of_two(words, dice, life)
+        for path in checkpoint.listing(Path("run")):
+            checkpoint.load(path)
+    assert amid_a_save > 0
+    assert last_step() < steps
+    end = last_step() + 20
+    for rank in start_two(f"--resume --out run --steps {end}", Path("last")):
+        _, err = rank.communicate()
+        assert (rank.returncode, err) == (exits.DONE, "")
+    finish("fake", f"{SMALL} --steps {end} --warmup 10 --out whole")
+    assert numbers("run") == numbers("whole")
+    ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
+    assert_same(*ends)
+    assert hidden(Path("run")) == []
