@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lockstep.config import ModelConfig
 from lockstep.config.huggingface import config_json
 from lockstep.model.params import Arrays, shapes
-from lockstep.weights import names
+from lockstep.weights.names import of_transformers
 
 
 def build(model: ModelConfig, *, attention: str = "eager", **changed: Any) -> PreTrainedModel:
@@ -25,13 +25,19 @@ def build(model: ModelConfig, *, attention: str = "eager", **changed: Any) -> Pr
 
 def translate(model: ModelConfig, arrays: Arrays) -> Arrays:
     """Canonical names and layouts -> transformers'."""
-    parts = [names.split(model, name, array) for name, array in arrays.items()]
+    layout = of_transformers(model)
+    parts = [layout.split(name, array) for name, array in arrays.items()]
     return {name: part for each in parts for name, part in each.items()}
 
 
 def canonical(model: ModelConfig, arrays: Arrays) -> Arrays:
     """The inverse of `translate`, in the order of the forward pass."""
-    return {name: names.join(model, name, arrays.__getitem__) for name in shapes(model)}
+
+    def fill(name: str, out: np.ndarray) -> None:
+        out[...] = arrays[name]
+
+    layout, dtype = of_transformers(model), next(iter(arrays.values())).dtype
+    return {name: layout.join(name, dtype, fill) for name in shapes(model)}
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from lockstep.errors import require
 from lockstep.model.params import Arrays, decays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
-from lockstep.weights import names
+from lockstep.weights.names import of_transformers
 
 EPS = 1e-8
 
@@ -56,7 +56,8 @@ def make_model(config: Config, device: torch.device) -> PreTrainedModel:
 def adamw(net: PreTrainedModel, config: Config) -> torch.optim.AdamW:
     """Our two groups, at a rate of 1: the schedule's factors are the rates."""
     model, optim = config.model, config.optim
-    ours = {theirs: name for name in shapes(model) for theirs in names.theirs(model, name)}
+    layout = of_transformers(model)
+    ours = {theirs: name for name in shapes(model) for theirs in layout.names(name)}
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in net.named_parameters():
         groups[decays(ours[name])].append(parameter)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lockstep.check import command as check
-from lockstep.cli import instruments, sample
+from lockstep.cli import export, instruments, sample
 from lockstep.compile import command as compile_command
 from lockstep.data import command as data
 from lockstep.doctor import command as doctor
@@ -25,6 +25,6 @@ def _main(argv: Sequence[str] | None) -> int:
 def lockstep_parser() -> Parser:
     parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (check, sample, data, doctor, plan, compile_command, instruments):
+    for module in (check, sample, data, export, doctor, plan, compile_command, instruments):
         module.add(commands)
     return parser

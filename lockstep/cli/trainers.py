@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.cli import processes
-from lockstep.config import Config, from_flags
+from lockstep.config import Config, ModelConfig, from_flags
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError, require
@@ -17,6 +17,8 @@ from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_sections
 from lockstep.run import directory
 from lockstep.train import trainer
+from lockstep.weights import init
+from lockstep.weights.source import LONGEST
 
 MAY_CHANGE = (
     "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans",
@@ -64,15 +66,31 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
     """Devices are looked for by --model auto and without --mesh, if the flags fit a preset."""
     auto = given.get("model", "auto") == "auto"
+    model = _init_model(given)
     try:
-        config = from_flags(given, accelerator=True)
+        config = from_flags(given, accelerator=True, model=model)
     except UserError:
-        config = from_flags(given, accelerator=False)
-    accelerator = auto and twin.has_accelerator(framework, config.run.device)
-    config = from_flags(given, accelerator=accelerator)
+        config = from_flags(given, accelerator=False, model=model)
+    accelerator = auto and not model and twin.has_accelerator(framework, config.run.device)
+    config = from_flags(given, accelerator=accelerator, model=model)
     if "mesh" in given:
         return config
     return config.replace(mesh=str(Mesh(data=twin.device_count(framework, config.run.device))))
+
+
+def _init_model(given: dict[str, Any]) -> ModelConfig | None:
+    """That of --init, at most LONGEST tokens long: a flag may ask for more."""
+    if not given.get("init"):
+        return None
+    fixed = {f.name for f in dataclasses.fields(ModelConfig)} - {"context", "dropout"}
+    for name in fixed & given.keys():
+        require(False, flag_name(name), given[name], "the model is that of --init; drop it")
+    model = init.open_source(given["init"]).model
+    longest = model.context
+    context = given.get("context", longest)
+    remedy = f"the model has {longest} positions; use at most {longest}"
+    require(context <= longest, "--context", context, remedy)
+    return dataclasses.replace(model, context=min(longest, LONGEST))
 
 
 def _resumed_config(out: Path, given: dict[str, Any]) -> Config:

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 from lockstep.config.fields import flag_name
+from lockstep.config.model import ModelConfig
 from lockstep.config.sections import Config
 from lockstep.errors import require
 
-LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
-GPT2 = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
+LLAMA: dict[str, Any] = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+GPT2: dict[str, Any] = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
 BPE = 50_304  # GPT-2's 50,257 tokens, padded to a multiple of 128 for the matmul units
 
 # fmt: off
@@ -23,12 +24,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
+def from_flags(
+    given: dict[str, Any], *, accelerator: bool, model: ModelConfig | None = None
+) -> Config:
     """The resolved config of the flags a user gave (field name -> value).
 
     Args:
         given: only what was typed; everything else takes its default here.
         accelerator: decides `--model auto`.
+        model: that of `--init`.
     """
     given = dict(given)
     name = given.pop("model", "auto")
@@ -44,7 +48,8 @@ def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
         names = [f.name for f in dataclasses.fields(section.type)]  # type: ignore[arg-type]
         chosen = {key: given.pop(key) for key in names if key in given}
         if section.name == "model":
-            chosen = {"model": name, **PRESETS[name], **chosen}
+            preset = vars(model) if model else {"model": name, **PRESETS[name]}
+            chosen = {**preset, **chosen}
         sections[section.name] = section.type(**chosen)  # type: ignore[operator]
     require(not given, "flags", ", ".join(given), "unknown fields")
     return Config(**sections)
@@ -52,8 +57,10 @@ def from_flags(given: dict[str, Any], *, accelerator: bool) -> Config:
 
 def to_flags(config: Config) -> list[str]:
     """A command line that `from_flags` resolves to this config, on any machine."""
-    given = {"model": config.model.model, "steps": config.optim.steps, "lr": config.optim.lr}
-    usual = from_flags(given, accelerator=False)
+    given: dict[str, Any] = {"steps": config.optim.steps, "lr": config.optim.lr}
+    model, init = config.model, config.run.init
+    given |= {"init": init, "context": model.context} if init else {"model": model.model}
+    usual = from_flags(given, accelerator=False, model=model if init else None)
     for section in dataclasses.fields(Config):
         mine, theirs = (vars(getattr(c, section.name)) for c in (config, usual))
         given |= {name: mine[name] for name in mine if mine[name] != theirs[name]}

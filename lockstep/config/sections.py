@@ -199,6 +199,12 @@ class ExecutionConfig:
 class RunConfig:
     """run"""
 
+    init: str = flag(
+        "",
+        "start from these weights, and their model: a folder with config.json and safetensors, "
+        "nanoGPT's ckpt.pt or llm.c's .bin",
+        derived="none, weights are drawn",
+    )
     eval_every: int = flag(100, "how often to evaluate; 0: only first and last", unit="steps")
     eval_batches: int = flag(20, "length of an evaluation", unit="micro-batches")
     save_every: int = flag(100, "how often to save; 0: only the last step", unit="steps")

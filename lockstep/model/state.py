@@ -36,10 +36,10 @@ class TrainState:
     part: Part | None = None
 
 
-def initial_state(config: Config) -> TrainState:
-    """Step 0: seeded weights, zero moments."""
+def initial_state(config: Config, given: Arrays | None = None) -> TrainState:
+    """Step 0: the given or seeded weights, zero moments."""
     roles = config.precision.roles
-    weights = params.initial(config.model, config.optim.seed)
+    weights = given or params.initial(config.model, config.optim.seed)
     return TrainState(
         params=weights,
         mu={name: np.zeros_like(w) for name, w in weights.items()},

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 from lockstep.errors import UserError, require
 from lockstep.files import tensors
 from lockstep.files.durable import sync
-from lockstep.files.untrusted import Refused, read_json
+from lockstep.files.untrusted import Refused, open_regular, read_json
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import shards
@@ -161,22 +161,48 @@ def load(path: Path) -> TrainState:
     )
 
 
+def verify_weights(path: Path) -> Path:
+    """The checkpoint itself, if its weights are whole; they are read, and not kept.
+
+    Raises:
+        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
+    """
+    name = FILES["params"]
+    try:
+        right = _checksum(path / name) == _read_record(path / RECORD)["sha256"][name]
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+        raise _unusable(error.filename or path, why) from None
+    if not right:
+        raise _unusable(path / name, f"damaged, its checksum is not that in {RECORD}")
+    return path
+
+
+def newest_whole(run: Path, warn: Callable[[str], None]) -> Path:
+    """The newest checkpoint whose weights are whole; else as `latest`."""
+    return _newest(run, warn, verify_weights)
+
+
 def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
     """The newest checkpoint that loads; `warn` gets one line for each newer one that does not.
 
     Raises:
         UserError: none does.
     """
+    return _newest(run, warn, load)
+
+
+def _newest(run: Path, warn: Callable[[str], None], read: Callable[[Path], Any]) -> Any:
     paths, skipped = listing(run), []
     for path in reversed(paths):
         try:
-            state = load(path)
+            found = read(path)
         except UserError as error:
             skipped.append(str(error))
             continue
         for problem in skipped:
             warn(f"{problem}; the last good one is {path}")
-        return state
+        return found
     for problem in skipped:
         warn(problem)
     problem = f"none of its {len(paths)} checkpoints loads" if paths else "it has no checkpoint"
@@ -289,7 +315,7 @@ def _unusable(file: Path | str, why: str) -> UserError:
 
 
 def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

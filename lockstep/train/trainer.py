@@ -20,6 +20,8 @@ from lockstep.train import closing, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
+from lockstep.weights import about as beside
+from lockstep.weights import init
 
 
 def train(
@@ -101,6 +103,8 @@ def _with_twin(
             raise UserError(f"{out}: another trainer went on with it just now; try again")
         if not resume:
             directory.empty(out)
+            if config.run.init:
+                beside.copy(Path(config.run.init), out / beside.FOLDER, links=True)
         directory.write_record(out, record)
         checkpoint.sweep(out)  # before another process writes a part
         twin.tell(str(out))
@@ -143,7 +147,7 @@ def _explain(error: Diverged, loop: Loop) -> str:
     """What happened, what is saved, what to do; with --debug-nans where it began."""
     parts, remedy = [str(error)], error.remedy
     if loop.config.run.debug_nans:
-        before = nonfinite.state_before(loop.out, error.step) or initial_state(loop.config)
+        before = nonfinite.state_before(loop.out, error.step) or _first_state(loop.config)
         loop.display.say(f"--debug-nans: from step {before.step} again, to find where")
         found = loop.locate_nonfinite(before, error)
         parts.append(f"on replay {found} is the first" if found else "not reproduced on replay")
@@ -181,7 +185,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     data = corpus.load(**vars(config.data))
     if resumed is None:
         corpus.check(data, config.model.vocab, config.model.context)
-        return data, initial_state(config), []
+        return data, _first_state(config), []
     expected = directory.read_record(resumed).data_sha256
     if data.sha256 != expected:
         data = corpus.load_cached(expected) or data
@@ -201,6 +205,10 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
             f"give --steps more than {state.step}"
         )
     return data, state, [*notices, f"resuming {resumed} after step {state.step}"]
+
+
+def _first_state(config: Config) -> TrainState:
+    return initial_state(config, init.weights(config))
 
 
 def _on_mesh(config: Config) -> list[str]:

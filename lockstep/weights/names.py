@@ -1,18 +1,17 @@
-"""transformers' names and layouts of the canonical parameters.
+"""Other programs' names and layouts of the canonical parameters.
 
-In Llama and its like queries, keys and values are apart; in GPT-2 matrices are in x out (Conv1D).
-RoPE needs no permutation: there and here channel j turns with channel j + K/2.
+RoPE needs no permutation: in transformers as here channel j turns with channel j + K/2.
 """
 
 import re
 from collections.abc import Callable
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from lockstep.config import ModelConfig
-from lockstep.config.huggingface import family_of
-from lockstep.model.params import shapes
+from lockstep.model.params import Arrays, shapes
 
 GPT2 = {
     r"^embed": "transformer.wte",
@@ -40,44 +39,49 @@ LLAMA = {
 }
 
 
-def theirs(model: ModelConfig, name: str) -> list[str]:
-    """The tensors that make up a canonical one, one below the other."""
-    for ours, other in (GPT2 if family_of(model) == "gpt2" else LLAMA).items():
-        name = re.sub(ours, other, name)
-    return [name.format(letter) for letter in "qkv"] if "{}" in name else [name]
+class Layout(NamedTuple):
+    """How another program keeps the parameters of one model."""
+
+    model: ModelConfig
+    renamed: dict[str, str]
+    turned: bool = False  # the blocks' matrices are in x out
+
+    def names(self, name: str) -> list[str]:
+        """The tensors that make up a canonical one: in Llama queries, keys and values are apart."""
+        for ours, theirs in self.renamed.items():
+            name = re.sub(ours, theirs, name)
+        return [name.format(letter) for letter in "qkv"] if "{}" in name else [name]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape, in the order of the forward pass."""
+        empty = {name: np.broadcast_to(np.int8(0), s) for name, s in shapes(self.model).items()}
+        parts = [self.split(name, array) for name, array in empty.items()]
+        return {name: part.shape for each in parts for name, part in each.items()}
+
+    def split(self, name: str, whole: np.ndarray) -> Arrays:
+        """Views of a canonical tensor, by the other program's names."""
+        names, model = self.names(name), self.model
+        keys = model.kv_heads * model.d_head
+        rows = [len(whole)] if len(names) == 1 else [model.d_queries, keys, keys]
+        parts = np.split(whole, list(accumulate(rows))[:-1])
+        return dict(zip(names, (part.T for part in parts) if self._turns(name) else parts))
+
+    def join(
+        self, name: str, dtype: np.dtype, fill: Callable[[str, np.ndarray], None]
+    ) -> np.ndarray:
+        """A canonical tensor; `fill` writes the other program's into a contiguous array."""
+        shape = shapes(self.model)[name]
+        whole = np.empty(shape[::-1], dtype).T if self._turns(name) else np.empty(shape, dtype)
+        for part, view in self.split(name, whole).items():
+            fill(part, view)
+        return whole
+
+    def _turns(self, name: str) -> bool:
+        matrix = name.startswith("blocks") and name.endswith(".weight") and "norm" not in name
+        return self.turned and matrix
 
 
-def table(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """transformers' name -> shape, in the order of the forward pass."""
-    return {
-        part: shape[::-1] if is_turned(model, name) else shape
-        for name, whole in shapes(model).items()
-        for part, shape in zip(theirs(model, name), _split_shape(model, name, whole))
-    }
-
-
-def is_turned(model: ModelConfig, name: str) -> bool:
-    matrix = name.startswith("blocks") and name.endswith(".weight") and "norm" not in name
-    return matrix and family_of(model) == "gpt2"
-
-
-def join(model: ModelConfig, name: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
-    """A canonical tensor, of what `read` has by transformers' names."""
-    parts = [read(part) for part in theirs(model, name)]
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return whole.T if is_turned(model, name) else whole
-
-
-def split(model: ModelConfig, name: str, whole: np.ndarray) -> dict[str, np.ndarray]:
-    """The inverse: views of a canonical tensor by transformers' names."""
-    rows = [shape[0] for shape in _split_shape(model, name, whole.shape)]
-    parts = np.split(whole, list(accumulate(rows))[:-1])
-    turned = (part.T for part in parts) if is_turned(model, name) else parts
-    return dict(zip(theirs(model, name), turned))
-
-
-def _split_shape(model: ModelConfig, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    if len(theirs(model, name)) == 1:
-        return [shape]
-    keys = model.kv_heads * model.d_head
-    return [(rows, *shape[1:]) for rows in (model.d_queries, keys, keys)]
+def of_transformers(model: ModelConfig) -> Layout:
+    """GPT-2's Conv1D is in x out."""
+    gpt2 = model.position == "learned"
+    return Layout(model, GPT2 if gpt2 else LLAMA, turned=gpt2)

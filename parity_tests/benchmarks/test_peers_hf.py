@@ -48,6 +48,7 @@ def config_of(family: str, policy: str, **flags: Any) -> Config:
         ("gpt2", "fp32", {"numerics": "fast"}),
         ("gpt2", "bf16", {}),
         ("tiny", "bf16", {}),
+        ("tiny", "fp32", {"n_kv_head": 1, "head_dim": 10, "qk_norm": True, "steps": 20}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
 )

@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "trace": {"mesh", "model", "pure", "step", "taps"},
     "jaxprs": set(),
     "live": set(),
+    "nanogpt": set(),
     "cost": {"jaxprs", "live", "step"},
     "bridge": {"mesh", "processes", "pure", "step"},
     "probe": {"kernels"},
@@ -57,7 +58,7 @@ MAY_IMPORT = {
 # What the other framework has in its library.
 ALONE = {
     "jax_impl": {"accumulate", "functional", "jaxprs", "kernels", "pure", "scan", "taps"},
-    "torch_ref": {"live"},
+    "torch_ref": {"live", "nanogpt"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())
 

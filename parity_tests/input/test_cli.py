@@ -47,6 +47,7 @@ def test_help(name: str) -> None:
         "record",
         "sample",
         "data",
+        "export",
         "doctor",
         "plan",
         "compile",

@@ -1,0 +1,40 @@
+"""The small files beside weights: what a run keeps of them, and what an export hands on."""
+
+import shutil
+from pathlib import Path
+
+from lockstep.errors import UserError
+from lockstep.files.untrusted import Refused, open_regular
+
+FOLDER = "init"  # of a run
+LARGEST = 2**28  # bytes of one; a tokenizer has some 10 million
+CONFIG = "config.json"
+FILES = (
+    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def copy(source: Path, target: Path, *, links: bool) -> None:
+    """Those that are there.
+
+    Args:
+        links: whether they may be symbolic links: what the user named, not what a run holds.
+
+    Raises:
+        UserError: one cannot be read or written.
+    """
+    for name in FILES:
+        if not (source / name).is_file():
+            continue
+        try:
+            target.mkdir(exist_ok=True)
+            with (
+                open_regular(source / name, limit=LARGEST, links=links) as stream,
+                (target / name).open("xb") as file,
+            ):
+                shutil.copyfileobj(stream, file)
+        except (OSError, Refused) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{source / name}: not copied ({why}); restore it") from None

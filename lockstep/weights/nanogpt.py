@@ -1,0 +1,84 @@
+"""nanoGPT's ckpt.pt -> weights. It is a pickle, which torch alone reads, in a process of its own
+and with `weights_only`: that runs no code of the file. What it finds comes back as safetensors."""
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import ModelConfig
+from lockstep.config.fields import require_fields
+from lockstep.config.presets import GPT2
+from lockstep.errors import UserError, require
+from lockstep.model.params import Arrays, shapes
+from lockstep.process import run_module
+from lockstep.weights.names import GPT2 as NAMES
+from lockstep.weights.names import Layout
+from lockstep.weights.source import Source, require_one_dtype
+from lockstep.weights.stream import TensorFile
+
+READER = "torch_ref.nanogpt"
+ARGUMENTS = {"n_layer": int, "n_head": int, "n_embd": int, "block_size": int, "bias": bool,
+             "vocab_size": int}  # fmt: skip
+
+
+def open_file(path: Path) -> Source:
+    """
+    Raises:
+        UserError: torch is not installed, or it is no checkpoint of nanoGPT's GPT.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserError(f"--init {path}: {error.strerror}; name a file") from None
+    arguments, copy = _converted(path, status.st_mtime_ns, status.st_size)
+    require_fields(f"--init {path}: model_args", arguments, ARGUMENTS)
+    n = arguments
+    model = ModelConfig(
+        model=path.stem, n_layer=n["n_layer"], n_head=n["n_head"], d_model=n["n_embd"],
+        context=n["block_size"], vocab=n["vocab_size"], tied=True,
+        **{**GPT2, "bias": n["bias"], "mlp": "gelu-erf"},  # nn.GELU()
+    )  # fmt: skip
+
+    def read(wanted: ModelConfig) -> Arrays:
+        with TensorFile(copy) as file:
+            return _read(path, file, model, wanted)
+
+    return Source(model, read)
+
+
+def _read(path: Path, file: TensorFile, model: ModelConfig, wanted: ModelConfig) -> Arrays:
+    expected = Layout(model, NAMES).shapes()
+    for name in [*expected, *file.entries]:
+        there = name in expected and name in file.entries
+        which = "missing" if name in expected else "unused: the model has no such tensor"
+        require(there, "--init", path, f"{name} is {which}")
+        shape = file.entries[name].shape
+        right = shape == expected[name]
+        require(right, "--init", path, f"{name} is of shape {shape}, not {expected[name]}")
+    dtype = require_one_dtype({n: e.dtype for n, e in file.entries.items()}, str(path))
+
+    def fill(name: str, out: np.ndarray) -> None:
+        file.read(name, out)
+
+    layout = Layout(wanted, NAMES)
+    return {name: layout.join(name, dtype, fill) for name in shapes(wanted)}
+
+
+@lru_cache(maxsize=1)  # a run asks for the model, then for its weights
+def _converted(path: Path, *version: int) -> tuple[Any, Path]:
+    """The model's arguments, and the weights, in a folder that goes when the process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = Path(folder) / "model.safetensors"
+    words = [str(path), str(copy)]
+    done = run_module(READER, *words, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["its reader died"]
+        raise UserError(f"--init {path}: {lines[-1]}; name a ckpt.pt of nanoGPT")
+    return json.loads(done.stdout), copy

@@ -1,0 +1,145 @@
+"""nanoGPT's ckpt.pt and llm.c's .bin, written here as their programs write them."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.peers import hf_model
+from lockstep.config import ModelConfig
+from lockstep.errors import UserError
+from lockstep.model.state import initial_state
+from lockstep.weights import init
+from lockstep.weights.init import open_source
+from parity_tests.pair import FRAMEWORKS, norm_gap, start, toy
+from parity_tests.weights.folders import config_of
+
+SHAPE = dict(n_layer=2, n_head=2, d_model=24, context=12, vocab=50)
+CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def net_of(**flags: Any) -> Any:
+    torch.manual_seed(0)
+    net: Any = hf_model.build(toy("gpt2", **SHAPE, **flags).model)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return net
+
+
+def linear_weights(net: Any) -> dict[str, torch.Tensor]:
+    """transformers' GPT-2 by nanoGPT's names, which are the same, in nn.Linear's layout."""
+    named = {name: p.detach().clone() for name, p in net.named_parameters()}
+    return {n: p.T.contiguous() if n.endswith(CONV1D) else p for n, p in named.items()}
+
+
+def write_ckpt(path: Path, net: Any, **changes: Any) -> Path:
+    weights = {f"_orig_mod.{name}": p for name, p in linear_weights(net).items()}
+    weights["_orig_mod.lm_head.weight"] = weights["_orig_mod.transformer.wte.weight"]
+    arguments = dict(n_layer=2, n_head=2, n_embd=24, block_size=12, bias=True, vocab_size=50,
+                     dropout=0.0)  # fmt: skip
+    content = {"model": weights, "model_args": arguments, "iter_num": 5, "config": {"lr": 1e-3}}
+    torch.save(content | changes, path)
+    return path
+
+
+def write_bin(path: Path, net: Any, dtype: torch.dtype, padded: int = 56) -> Path:
+    weights = linear_weights(net)
+    header = np.zeros(256, np.int32)
+    header[:8] = [20240326, {torch.float32: 3, torch.bfloat16: 5}[dtype], 12, 50, 2, 2, 24, padded]
+    order = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    wte = torch.nn.functional.pad(weights["transformer.wte.weight"], (0, 0, 0, padded - 50))
+    parts = [wte, weights["transformer.wpe.weight"]]
+    for part in order:
+        for kind in ("weight", "bias"):
+            parts += [weights[f"transformer.h.{i}.{part}.{kind}"] for i in range(2)]
+    parts += [weights[f"transformer.ln_f.{kind}"] for kind in ("weight", "bias")]
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        for tensor in parts:
+            file.write(tensor.to(dtype).view(torch.uint8).numpy().tobytes())
+    return path
+
+
+def assert_same_logits(path: Path, net: Any) -> None:
+    """Bound 1e-10 in float64; seen: 1e-15."""
+    config = config_of(path, policy="fp64")
+    batch = np.random.Generator(np.random.Philox(7)).integers(50, size=(2, 13), dtype=np.int32)
+    with torch.no_grad():
+        theirs = net.double()(torch.from_numpy(batch[:, :-1]).long()).logits.numpy()
+    weights = init.weights(config)
+    for framework in FRAMEWORKS:
+        twin = start(framework, config, initial_state(config, weights))
+        assert norm_gap(twin.trace(batch).activations["logits"], theirs) < 1e-10
+
+
+def test_a_nanogpt_computes_what_it_computed(tmp_path: Path) -> None:
+    net = net_of(mlp="gelu-erf")
+    assert_same_logits(write_ckpt(tmp_path / "ckpt.pt", net), net)
+
+
+def test_a_nanogpt_without_biases(tmp_path: Path) -> None:
+    net = net_of(mlp="gelu-erf")
+    bare = {f"_orig_mod.{n}": p for n, p in linear_weights(net).items() if not n.endswith("bias")}
+    arguments = dict(n_layer=2, n_head=2, n_embd=24, block_size=12, bias=False, vocab_size=50)
+    path = write_ckpt(tmp_path / "ckpt.pt", net, model=bare, model_args=arguments)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    assert_same_logits(path, net)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_llm_c_computes_what_it_computed(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its padding is in no softmax."""
+    net = net_of()
+    path = write_bin(tmp_path / "model.bin", net, dtype)
+    model = open_source(str(path)).model
+    assert (model.vocab, model.d_vocab, model.context) == (50, 56, 12)
+    assert_same_logits(path, net.to(dtype))
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    path = tmp_path / "ckpt.pt"
+    with path.open("wb") as file:
+        pickle.dump({"model": Evil()}, file)
+    with pytest.raises(UserError, match="^--init .*ckpt.pt: .*; name a ckpt.pt of nanoGPT$"):
+        open_source(str(path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    net = net_of(mlp="gelu-erf")
+    good = write_bin(tmp_path / "good.bin", net, torch.float32).read_bytes()
+    bad = {
+        "short.bin": (good[:-4], "has [0-9]+ bytes, not the"),
+        "magic.bin": (b"\0" + good[1:], "is no checkpoint of llm.c"),
+        "wide.bin": (good[:24] + b"\xff\xff\xff\x7f" + good[28:], "--d-model 2147483647: "),
+        "none.xyz": (b"", "is none of a folder"),
+    }
+    for name, (content, line) in bad.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=line):
+            open_source(str(tmp_path / name))
+    weights = linear_weights(net)
+    del weights["transformer.h.1.ln_2.bias"]
+    ckpt = write_ckpt(tmp_path / "ckpt.pt", net, model=weights)
+    with pytest.raises(UserError, match="transformer.h.1.ln_2.bias is missing"):
+        init.weights(config_of(ckpt))
+
+
+def test_a_model_that_changed_is_refused(tmp_path: Path) -> None:
+    path = write_bin(tmp_path / "model.bin", net_of(), torch.float32)
+    config = config_of(path, policy="fp32")
+    assert isinstance(config.model, ModelConfig)
+    write_bin(path, net_of(), torch.float32, padded=64)
+    with pytest.raises(UserError, match="is not the model of the run any more"):
+        init.weights(config)
