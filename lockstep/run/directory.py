@@ -56,7 +56,7 @@ def require_writable(out: Path, field: str = "--out") -> None:
     try:
         there = next(path for path in (out, *out.parents) if path.exists())
     except OSError as error:
-        raise _unwritable(out, error) from None
+        raise _unwritable(out, error, field) from None
     require(there.is_dir(), field, out, f"{there} is a file; name another directory")
     writable = os.access(there, os.W_OK | os.X_OK)
     require(writable, field, out, f"{there} cannot be written; name another directory")
@@ -182,5 +182,5 @@ def _is_run(out: Path) -> bool:
         return False
 
 
-def _unwritable(out: Path, error: OSError) -> UserError:
-    return UserError(f"--out {out}: cannot be written ({error.strerror}); name another directory")
+def _unwritable(out: Path, error: OSError, field: str = "--out") -> UserError:
+    return UserError(f"{field} {out}: cannot be written ({error.strerror}); name another directory")

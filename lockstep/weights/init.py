@@ -1,5 +1,6 @@
 """`--init`: the weights that a run starts from."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.config import Config
@@ -18,11 +19,12 @@ def open_source(name: str) -> Source:
         UserError: nothing is there, or nothing that is known.
     """
     path = Path(name)
-    if path.is_dir():
-        return huggingface.open_folder(path)
-    if path.suffix not in KINDS or not path.is_file():
-        raise UserError(f"--init {name}: is none of {FORMATS}; name one")
-    return KINDS[path.suffix](path)
+    with suppress(OSError, ValueError):  # no possible name, or none that may be looked at
+        if path.is_dir():
+            return huggingface.open_folder(path)
+        if path.suffix in KINDS and path.is_file():
+            return KINDS[path.suffix](path)
+    raise UserError(f"--init {name}: is none of {FORMATS}; name one")
 
 
 def weights(config: Config) -> Arrays | None:

@@ -39,7 +39,7 @@ from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from lockstep_recorder import wire
 from lockstep_recorder.main import write as write_trace
-from parity_tests.input import hostile_checkpoints
+from parity_tests.input import hostile_checkpoints, weights
 from parity_tests.input.mutations import Files, damage, files
 from parity_tests.runs.checkpoints import assert_same
 
@@ -368,6 +368,10 @@ READERS = [
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
            alone("config.json", files(LLAMA) | files(GPT2)), read_plan,
            lambda text, _: "recommended" in text or "nothing fits" in text),
+    Reader("weights", "a folder for `--init`: config.json, index and safetensors",
+           weights.folders(), weights.read_folder, weights.are_floats),
+    Reader("llmc", "a checkpoint of llm.c", alone("a.bin", weights.bins()),
+           weights.read_bin, weights.are_floats),
     Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),
     Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
            lambda folder: results.read(folder / "power.json"),

@@ -31,6 +31,7 @@ NOT_FOR_USERS = {
     "lockstep_compiler.main",
     "jax_impl.probe",
     "torch_ref.probe",
+    "torch_ref.nanogpt",
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",

@@ -14,13 +14,13 @@ import pytest
 from benchmarks import report
 from lockstep import results
 from lockstep.check import mapping, trace
-from lockstep.config import islands, sections
+from lockstep.config import huggingface, islands, sections
 from lockstep.data import corpus
 from lockstep.errors import UserError
 from lockstep.files import tensors, untrusted
-from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, runlog, shards
 from lockstep.train import trainer
+from lockstep.weights import llmc, stream
 from parity_tests.input import fuzz
 from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
@@ -41,6 +41,12 @@ def trusting(sha256: str) -> Any:
     """`corpus.load_cached` without its `except`."""
     with np.load(corpus._cache_file(sha256), allow_pickle=False) as arrays:
         return corpus._corpus(arrays["train"], arrays["val"], str(arrays["source"]))
+
+
+def trusting_entry(name: str, given: Any, base: int, size: int) -> stream.Entry:
+    """`stream._entry` without what it refuses."""
+    dtype = tensors.DTYPES[given["dtype"]]
+    return stream.Entry(dtype, tuple(given["shape"]), base + given["data_offsets"][0])
 
 
 def python_s_own(file: Path, *, limit: int) -> Any:
@@ -78,7 +84,9 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("log", untrusted, "_finite", float),
     ("data", corpus, "require", anything),
     ("cache", corpus, "load_cached", trusting),
-    ("plan", shape, "_number", lambda path, content, name, default=None: content.get(name)),
+    ("plan", huggingface._Reader, "count", lambda self, name: self.get(name)),
+    ("weights", stream, "_entry", trusting_entry),
+    ("llmc", llmc, "require", anything),
     ("islands", islands, "translate", str),
     ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),

@@ -12,7 +12,9 @@ MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mar
            "yaml", "code", "codeop", "runpy"}  # fmt: skip
 # Functions by their last name, of whatever module; np.load's own default is to refuse pickles.
 CALLS = {"eval", "exec", "torch.load", "numpy.load", "np.load"}
-ALLOWED = {"np.load", "numpy.load"}  # with allow_pickle=False written out
+# With this written out; torch then takes tensors and plain values, and runs nothing.
+ALLOWED = {"np.load": ("allow_pickle", False), "numpy.load": ("allow_pickle", False),
+           "torch.load": ("weights_only", True)}  # fmt: skip
 
 
 def name_of(node: ast.expr) -> str:
@@ -34,13 +36,12 @@ def violations(source: str) -> list[str]:
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
             refuses = any(
-                word.arg == "allow_pickle"
-                and isinstance(word.value, ast.Constant)
-                and word.value.value is False
+                isinstance(word.value, ast.Constant)
+                and (word.arg, word.value.value) == ALLOWED.get(name)
                 for word in node.keywords
             )
             forbidden = name in CALLS or name.split(".")[-1] == "read_pickle"
-            found += [name] if forbidden and not (name in ALLOWED and refuses) else []
+            found += [name] if forbidden and not refuses else []
             found += [name] if name == "__import__" else []
     return found
 
@@ -57,6 +58,7 @@ def test_nothing_runs_what_a_file_says(package: str) -> None:
         "import pickle", "from pickle import loads", "import os, pickle as p", "import marshal",
         "import shelve", "import yaml", "import torch\ntorch.load('x')", "from torch import load",
         "import numpy as np\nnp.load('x')", "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "torch.load('x', weights_only=False)", "torch.load('x', allow_pickle=False)",
         "eval('1')", "def f():\n    exec(text)", "pandas.read_pickle('x')", "__import__(name)",
     ],
 )  # fmt: skip
