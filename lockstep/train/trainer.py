@@ -103,8 +103,7 @@ def _with_twin(
             raise UserError(f"{out}: another trainer went on with it just now; try again")
         if not resume:
             directory.empty(out)
-            if config.run.init:
-                beside.copy(Path(config.run.init), out / beside.FOLDER, links=True)
+            beside.keep(config, out)
         directory.write_record(out, record)
         checkpoint.sweep(out)  # before another process writes a part
         twin.tell(str(out))

@@ -3,21 +3,36 @@
 import shutil
 from pathlib import Path
 
+from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, open_regular
 
 FOLDER = "init"  # of a run
 LARGEST = 2**28  # bytes of one; a tokenizer has some 10 million
 CONFIG = "config.json"
-FILES = (
-    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+MODEL = (CONFIG, "generation_config.json")
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 
-def copy(source: Path, target: Path, *, links: bool) -> None:
-    """Those that are there.
+def keep(config: Config, run: Path) -> None:
+    """Of `--tokenizer`, and of `--init` what it lacks."""
+    target = run / FOLDER
+    if config.data.tokenizer:
+        copy(TOKENIZER, Path(config.data.tokenizer), target, links=True)
+    if config.run.init:
+        copy(MODEL + TOKENIZER, Path(config.run.init), target, links=True)
+
+
+def hand_on(run: Path, target: Path) -> None:
+    copy(MODEL + TOKENIZER, run / FOLDER, target, links=False)
+
+
+def copy(names: tuple[str, ...], source: Path, target: Path, *, links: bool) -> None:
+    """Those that are there, and not yet in the target.
 
     Args:
         links: whether they may be symbolic links: what the user named, not what a run holds.
@@ -25,8 +40,8 @@ def copy(source: Path, target: Path, *, links: bool) -> None:
     Raises:
         UserError: one cannot be read or written.
     """
-    for name in FILES:
-        if not (source / name).is_file():
+    for name in names:
+        if (target / name).exists() or not (source / name).is_file():
             continue
         try:
             target.mkdir(exist_ok=True)

@@ -74,7 +74,7 @@ def _write(folder: Path, run: Path, path: Path, model: ModelConfig, dtype: str) 
             write(folder / SINGLE, dtype, layout.shapes(), _tensors(tensors, layout, dtype))
     except (Refused, KeyError) as error:
         raise UserError(f"{file}: {error}; use another checkpoint") from None
-    about.copy(run / about.FOLDER, folder, links=False)
+    about.hand_on(run, folder)
     content = huggingface.config_json(model, dtype)
     former = folder / about.CONFIG
     if former.exists():

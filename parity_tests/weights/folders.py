@@ -47,7 +47,7 @@ def run_of(out: Path, framework: str, config: Config) -> TrainState:
     twin = start(framework, config, initial_state(config, init.weights(config)))
     state = twin.state()
     out.mkdir()
-    about.copy(Path(config.run.init), out / about.FOLDER, links=True)
+    about.keep(config, out)
     record = directory.Record(config=config, framework=framework, data_sha256="0" * 64, details={})
     directory.write_record(out, record)
     checkpoint.save(out, state, keep=1)
