@@ -161,26 +161,28 @@ def load(path: Path) -> TrainState:
     )
 
 
-def verify_weights(path: Path) -> Path:
-    """The checkpoint itself, if its weights are whole; they are read, and not kept.
+def weight_files(path: Path) -> list[Path]:
+    """Those of all shards, if they are whole; they are read, and not kept.
 
     Raises:
         UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
     """
-    name = FILES["params"]
     try:
-        right = _checksum(path / name) == _read_record(path / RECORD)["sha256"][name]
+        record = _read_record(path / RECORD)
+        count = record["shards"]
+        files = [path / shards.file_names(shard, count)["params"] for shard in range(count)]
+        damaged = [file for file in files if _checksum(file) != record["sha256"][file.name]]
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
         raise _unusable(error.filename or path, why) from None
-    if not right:
-        raise _unusable(path / name, f"damaged, its checksum is not that in {RECORD}")
-    return path
+    if damaged:
+        raise _unusable(damaged[0], f"damaged, its checksum is not that in {RECORD}")
+    return files
 
 
-def newest_whole(run: Path, warn: Callable[[str], None]) -> Path:
-    """The newest checkpoint whose weights are whole; else as `latest`."""
-    return _newest(run, warn, verify_weights)
+def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
+    """Of the newest checkpoint whose weights are whole; else as `latest`."""
+    return _newest(run, warn, weight_files)
 
 
 def latest(run: Path, warn: Callable[[str], None]) -> TrainState:

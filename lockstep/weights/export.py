@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 from lockstep.config import ModelConfig, huggingface
 from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.model.params import shapes
+from lockstep.model.params import Arrays, shapes
 from lockstep.run import checkpoint, directory
+from lockstep.run.shards import assemble
 from lockstep.weights import about
 from lockstep.weights.huggingface import SINGLE
 from lockstep.weights.names import Layout, of_transformers
@@ -41,21 +43,20 @@ def export(run: Path, to: Path, *, step: int | None, dtype: str, warn: Any) -> P
     huggingface.family_of(model)
     _require_free(to)
     if step is None:
-        path = checkpoint.newest_whole(run, warn)
+        files = checkpoint.newest_weight_files(run, warn)
     else:
-        path = checkpoint.of_step(run, step)
-        checkpoint.verify_weights(path)
+        files = checkpoint.weight_files(checkpoint.of_step(run, step))
     partial = to.with_name(f".tmp-{to.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write(partial, run, path, model, dtype)
+        _write(partial, run, files, model, dtype)
         os.rename(partial, to)
     except OSError as error:
         raise UserError(f"--to {to}: cannot be written ({error.strerror}); make room") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return path
+    return files[0].parent
 
 
 def _require_free(to: Path) -> None:
@@ -64,16 +65,15 @@ def _require_free(to: Path) -> None:
     require(not taken, "--to", to, "is not empty; name another folder")
 
 
-def _write(folder: Path, run: Path, path: Path, model: ModelConfig, dtype: str) -> None:
-    file = path / checkpoint.FILES["params"]
+def _write(folder: Path, run: Path, files: list[Path], model: ModelConfig, dtype: str) -> None:
     try:
-        with TensorFile(file) as tensors:
-            own = {entry.dtype for entry in tensors.entries.values()}
-            dtype = dtype or own.pop()
+        with ExitStack() as stack:
+            shards = [stack.enter_context(TensorFile(file)) for file in files]
+            dtype = dtype or next(iter(shards[0].entries.values())).dtype
             layout = of_transformers(model)
-            write(folder / SINGLE, dtype, layout.shapes(), _tensors(tensors, layout, dtype))
-    except (Refused, KeyError) as error:
-        raise UserError(f"{file}: {error}; use another checkpoint") from None
+            write(folder / SINGLE, dtype, layout.shapes(), _tensors(shards, layout, dtype))
+    except (Refused, StopIteration) as error:
+        raise UserError(f"{files[0]}: {error or 'is empty'}; use another checkpoint") from None
     about.hand_on(run, folder)
     content = huggingface.config_json(model, dtype)
     former = folder / about.CONFIG
@@ -95,12 +95,24 @@ def _merged(run: Path, model: ModelConfig, content: dict[str, Any]) -> dict[str,
     return former | content
 
 
-def _tensors(tensors: TensorFile, layout: Layout, dtype: str) -> Iterator[np.ndarray]:
+def _tensors(shards: list[TensorFile], layout: Layout, dtype: str) -> Iterator[np.ndarray]:
     for name, shape in shapes(layout.model).items():
-        whole = np.empty(shape, tensors.entries[name].dtype)
-        tensors.read(name, whole)  # of a padded vocabulary the tokens' rows
+        whole = assemble(_pieces(file, name) for file in shards).get(name, np.empty(0))
+        whole = whole[: shape[0]]  # of a padded vocabulary the tokens' rows
+        if whole.shape != shape:
+            raise Refused(f"{name} is of shape {whole.shape}, not {shape}")
         with np.errstate(over="ignore"):
             cast = whole.astype(dtype, copy=False)
         fits = bool((np.isfinite(cast) == np.isfinite(whole)).all())
         require(fits, "--dtype", dtype, f"has no numbers as large as some of {name}; use bfloat16")
         yield from layout.split(name, cast).values()
+
+
+def _pieces(file: TensorFile, name: str) -> Arrays:
+    """Those of one tensor."""
+    found = {}
+    for key, entry in file.entries.items():
+        if key.partition("@")[0] == name:
+            found[key] = np.empty(entry.shape, entry.dtype)
+            file.read(key, found[key])
+    return found
