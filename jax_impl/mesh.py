@@ -26,12 +26,12 @@ def make_mesh(config: Config, device: jax.Device) -> Mesh | None:
         UserError: there are fewer devices of this kind; or more, some of another process.
     """
     processes = process_count()
+    if config.mesh.size == processes == 1:  # whose device may not be here
+        return None
     devices = jax.devices(device.platform)
     remedy = f"JAX sees {len(devices)} devices in {processes} processes; use as many"
     fits = config.mesh.size == len(devices) if processes > 1 else config.mesh.size <= len(devices)
     require(fits, "--mesh", config.mesh, remedy)
-    if config.mesh.size == 1:
-        return None
     devices, auto = devices[: config.mesh.size], (AxisType.Auto,) * 2
     return jax.make_mesh(config.mesh, AXES, auto, devices=devices)
 

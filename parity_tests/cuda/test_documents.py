@@ -1,0 +1,33 @@
+"""Several documents a row, compiled for CUDA: attention stays in the kernel that it has."""
+
+import subprocess
+import sys
+
+from lockstep.process import ROOT
+
+PROGRAM = """
+import json
+import jax
+from lockstep.compile import targets
+from lockstep_compiler import side_jax
+from parity_tests.cuda.cells import config
+
+plain = side_jax.arguments
+
+def arguments(trainer, target):
+    state, window = plain(trainer, target)
+    n, b, t = window.shape
+    return state, jax.ShapeDtypeStruct((n, 3, b, t - 1), window.dtype, sharding=window.sharding)
+
+side_jax.arguments = arguments
+program = side_jax.program(config({"policy": "bf16", "d_model": 128}), targets.find("h100"))
+print(json.dumps([program.attention_asked, [each.kernel for each in program.attention]]))
+"""
+
+
+def test_cudnn_takes_the_mask() -> None:
+    """A forward and a backward kernel in each of two layers, as without documents."""
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1:] == ['["cudnn", ["cudnn", "cudnn", "cudnn", "cudnn"]]'], (
+        ran.stderr[-2000:]
+    )
