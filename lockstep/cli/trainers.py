@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.cli import processes
-from lockstep.config import Config, ModelConfig, from_flags
+from lockstep.config import Config, ModelConfig, from_flags, policy
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError, require
@@ -21,8 +21,8 @@ from lockstep.weights import init
 from lockstep.weights.source import LONGEST
 
 MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "save_every", "keep", "max_skips", "debug_nans",
-    "device", "mesh",
+    "steps", "policy", "eval_every", "eval_batches", "save_every", "keep", "max_skips",
+    "debug_nans", "device", "mesh",
 )  # fmt: skip
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
@@ -99,6 +99,10 @@ def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)
+    if "policy" in given:
+        old, new = config.precision.roles.param, policy.resolve(given["policy"]).param
+        remedy = f"keeps weights and moments in {new}, the run has {old}; use a policy with that"
+        require(old == new, "--policy", given["policy"], remedy)
     if "mesh" in given:
         rows, size = config.global_batch_size, parse_mesh(given["mesh"]).size
         remedy = f"does not divide the run's {rows} rows of a micro-batch; use a divisor of them"

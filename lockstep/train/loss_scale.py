@@ -1,12 +1,33 @@
 """The dynamic loss scale in plain English, and when it is of no use any more."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from lockstep.config import Config
+from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
 
 REMEDY = "use --policy bf16 or a lower --lr, or allow more with --max-skips"
+
+
+def carry(state: TrainState, config: Config, rows: Iterable[dict[str, Any]]) -> TrainState:
+    """A checkpoint's state under the policy that goes on with it: weights and moments stay, bit for
+    bit; a scale begins where there was none, and ends where none is needed.
+
+    Args:
+        rows: the log's. A scale that stands at 1 after a good step at 1 has counted that step; so
+            one that has counted none was no scale.
+    """
+    if not config.precision.roles.loss_scaling:
+        return replace(state, loss_scale=1.0, good_steps=0)
+    if (state.loss_scale, state.good_steps) != (1.0, 0):
+        return state
+    last = [row for row in rows if row["kind"] == "train" and row["step"] == state.step]
+    if any(row["skipped"] or row["loss_scale"] != 1.0 for row in last):
+        return state
+    return replace(state, loss_scale=config.precision.loss_scale_init)
 
 
 class ScaleWatch:

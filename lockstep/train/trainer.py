@@ -13,10 +13,10 @@ from lockstep.errors import UserError
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
-from lockstep.run import checkpoint, directory, lock
+from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import closing, nonfinite, watch
+from lockstep.train import closing, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import Twin
@@ -198,6 +198,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     corpus.check(data, config.model.vocab, config.model.context)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)
+    state = loss_scale.carry(state, config, runlog.rows(resumed / "log.jsonl"))
     if state.step >= config.optim.steps:
         raise UserError(
             f"--steps {config.optim.steps}: {resumed} is at step {state.step} already; "

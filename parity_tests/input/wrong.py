@@ -117,7 +117,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--resume --out half", ["half", "not a run"]),
     ("--resume --out unsaved", ["unsaved", "no checkpoint", "--overwrite"]),
     ("--resume --out run --lr 1", ["--lr", "1", "may not change"]),
-    ("--resume --out run --policy fp32", ["--policy", "fp32", "may not change"]),
+    ("--resume --out run --steps 9 --policy fp64", ["--policy", "fp64", "float32"]),
     ("--resume --out run", ["--steps", "3", "more than 3"]),
     ("--resume --out changed --steps 9", ["--data", "changed", "SHA-256"]),
     ("--resume --out notes.md", ["notes.md", "not a run"]),

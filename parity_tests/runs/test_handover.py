@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import pytest
 
 from lockstep import exits
 from lockstep.cli import trainers
+from lockstep.config import from_flags
+from lockstep.model.state import initial_state
+from lockstep.parity.compare import changed_tensors
+from lockstep.parity.tolerances import ENVELOPE_CAP
 from lockstep.run import checkpoint, directory, runlog
-from lockstep.train import trainer
+from lockstep.train import loss_scale, trainer
 from lockstep.train.loop import Loop
 from lockstep.twin import StepResult
+from parity_tests.pair import start
 from parity_tests.runs.fake_runs import save_at_once
 
 FRAMEWORKS = ("jax", "torch")
@@ -109,3 +115,41 @@ def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
         assert scales("run") == trace
         # Two roundings of float16, each of half an ulp at losses from 4 to 8, part the twins.
         assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)))
+
+
+def test_a_run_goes_on_under_another_policy() -> None:
+    """In either framework: weights and moments as they were, a loss scale where one is needed."""
+    assert trainers.train("torch", begin("run", "--policy bf16 --steps 6")) == exits.DONE
+    before = checkpoint.latest(Path("run"), pytest.fail)
+    shutil.copytree("run", "other")
+    config = directory.read_record(Path("run")).config.replace(policy="fp16", steps=9)
+    begun = loss_scale.carry(before, config, runlog.rows(Path("run", "log.jsonl")))
+    assert (begun.loss_scale, begun.good_steps, begun.updates) == (2.0**16, 0, before.updates)
+    for framework in FRAMEWORKS:
+        twin = start(framework, config, begun)
+        assert changed_tensors(begun, twin.state()) == []
+    found = {}
+    for framework, run in zip(FRAMEWORKS, ("run", "other")):
+        words = ["--resume", "--out", run, "--policy", "fp16", "--steps", "9"]
+        assert trainers.train(framework, words) == exits.DONE
+        found[framework] = [row for row in rows(run, "train") if row["step"] > 6]
+        assert directory.read_record(Path(run)).config.precision.policy == "fp16"
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert ours["loss_scale"] == theirs["loss_scale"] and ours["skipped"] == theirs["skipped"]
+        assert abs(ours["loss"] - theirs["loss"]) < ENVELOPE_CAP["float16"]
+    assert found["jax"][0]["loss_scale"] == 2.0**16
+    assert trainers.train("jax", [*RESUME, "--policy", "bf16", "--steps", "10"]) == exits.DONE
+    end = checkpoint.latest(Path("run"), pytest.fail)
+    assert (end.loss_scale, end.good_steps, rows("run", "train")[-1]["loss_scale"]) == (1.0, 0, 1.0)
+
+
+def test_a_scale_that_fell_to_one_is_not_begun_anew() -> None:
+    """It is a run's own scale if its last step was skipped, or taken at another scale."""
+    config = from_flags({"model": "tiny", "policy": "fp16"}, accelerator=False)
+    state = replace(initial_state(config), step=4, loss_scale=1.0, good_steps=0)
+    row = {"kind": "train", "step": 4, "loss_scale": 1.0, "skipped": False}
+    assert loss_scale.carry(state, config, [row]).loss_scale == 2.0**16
+    for fell in ({"loss_scale": 2.0, "skipped": True}, {"loss_scale": 0.5}):
+        assert loss_scale.carry(state, config, [row | fell]) == state
+    counted = replace(state, good_steps=3)
+    assert loss_scale.carry(counted, config, [row]) == counted
