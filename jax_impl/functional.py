@@ -13,12 +13,14 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from .remat import AFFINE, recompute, recompute_cheap
-from .rounding import Narrow, keep
+from .rounding import Narrow, Product, keep
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
     """Rows (R, in) @ weight (in, out); torch's weight is out x in."""
-    return narrow(jnp.matmul)(x, weight) if bias is None else affine(x, weight, bias, narrow)
+    if bias is None and narrow is not sum_in_float32:  # whose derivative is not JAX's own
+        return narrow(jnp.matmul)(x, weight)
+    return affine(x, weight, bias, narrow)
 
 
 def head(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
@@ -30,22 +32,44 @@ _together = jax.custom_vjp(lambda x, weight: (x, weight))
 _together.defvjp(lambda *both: (both, None), lambda _, grads: jax.lax.optimization_barrier(grads))
 
 
+def sum_in_float32(product: Product) -> Product:
+    """Rows times weights in bfloat16, in the one form that XLA has a fast kernel for on a CPU:
+    float32 is asked for, and rounded here; both operands lie in memory row by row."""
+
+    def lay_out(x: Array) -> Array:
+        # A transposed operand is only a view to XLA, until something wants it flat.
+        return jax.lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
+
+    def multiply(a: Array, b: Array) -> Array:
+        y = jnp.matmul(lay_out(a), lay_out(b), preferred_element_type=jnp.float32)
+        return y.astype(jax.eval_shape(product, a, b).dtype)
+
+    return multiply
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def affine(x: Array, weight: Array, bias: Array, narrow: Narrow = keep) -> Array:
+def affine(x: Array, weight: Array, bias: Array | None, narrow: Narrow = keep) -> Array:
     """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""
+    if bias is None:
+        return narrow(jnp.matmul)(x, weight)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     y = narrow(partial(jnp.matmul, preferred_element_type=wide))(x, weight)
     return (y + bias.astype(wide)).astype(x.dtype)
 
 
 def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
-    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight)
+    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (
+        x,
+        weight,
+        None if bias is None else (),
+    )
 
 
 def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
-    (x, weight), matmul = residuals, narrow(jnp.matmul)
+    (x, weight, biased), matmul = residuals, narrow(jnp.matmul)
     wide = jnp.promote_types(dy.dtype, jnp.float32)
-    return matmul(dy, weight.T), matmul(x.T, dy), dy.astype(wide).sum(0).astype(dy.dtype)
+    dbias = None if biased is None else dy.astype(wide).sum(0).astype(dy.dtype)
+    return matmul(dy, weight.T), matmul(x.T, dy), dbias
 
 
 affine.defvjp(_affine_forward, _affine_backward)

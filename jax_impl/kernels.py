@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lockstep import provenance
 from lockstep.config import PrecisionConfig
 from lockstep.errors import require
 
@@ -35,6 +36,14 @@ def compiles_float16(device: jax.Device) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+@cache
+def has_bfloat16_library(device: jax.Device) -> bool:
+    """Whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has units
+    for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
+    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
+    return device.platform == "cpu" and bool(units) and jax.__version_info__ < (0, 11)
 
 
 def require_float16(precision: PrecisionConfig, device: jax.Device) -> None:

@@ -44,7 +44,7 @@ class Linear(nnx.Module):
     def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
         self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
-        self.linear = matmul(F.linear, dtypes)
+        self.linear = matmul(F.linear, dtypes, of_rows=True)
 
     def __call__(self, x_RD: Array) -> Array:
         return self.linear(x_RD, self.weight, self.bias)
@@ -275,7 +275,7 @@ class GPT(nnx.Module):
         self.norm = make_norm(config)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(d, v, head, bias=False)
-        self.tied_head = matmul(F.head, head)
+        self.tied_head = matmul(F.head, head, of_rows=True)
         if self.head:
             self.head.linear = self.tied_head
 

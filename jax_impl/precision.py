@@ -21,9 +21,12 @@ from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
-from .kernels import cudnn_works, require_float16
+from .functional import sum_in_float32
+from .kernels import cudnn_works, has_bfloat16_library, require_float16
 from .processes import join, process_count
 from .rounding import NARROW
+
+OF_ROWS = NARROW | {"bfloat16": sum_in_float32}  # attention's products are a tenth of the work
 
 
 def dtype(name: str) -> jnp.dtype:
@@ -85,16 +88,26 @@ def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
     return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.platform == "cpu" else "")
 
 
+def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:
+    """As `emulate`; and bfloat16's in the form that a CPU's library takes."""
+    if dtypes.compute == "bfloat16" and has_bfloat16_library(device):
+        return replace(dtypes, rounding="bfloat16")
+    return emulate(dtypes, device)
+
+
 def policy(dtypes: Dtypes) -> jmp.Policy:
     """jmp's, of a model or of a module in it."""
     return jmp.get_policy(dtypes.spec)
 
 
-def matmul(function: Callable[..., Array], dtypes: Dtypes) -> Callable[..., Array]:
-    """A module's function on inputs in the dtype of its own policy."""
+def matmul(
+    function: Callable[..., Array], dtypes: Dtypes, *, of_rows: bool = False
+) -> Callable[..., Array]:
+    """A module's function on inputs in the dtype of its own policy; `of_rows`: times weights."""
     own = policy(dtypes)
-    if dtypes.rounding:
-        function = partial(function, narrow=NARROW[dtypes.rounding])
+    form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
+    if dtypes.rounding and form:
+        function = partial(function, narrow=form)
 
     def cast(x: Any) -> Any:
         return own.cast_to_compute(x[...] if isinstance(x, nnx.Variable) else x)

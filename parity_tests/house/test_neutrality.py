@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "functional": {"remat", "rounding"},
     "kernels": {"functional"},
     "processes": set(),
-    "precision": {"kernels", "processes", "rounding"},
+    "precision": {"functional", "kernels", "processes", "rounding"},
     "model": {"dropout", "functional", "precision", "remat", "rounding"},
     "loss": {"functional", "precision", "remat"},
     "pure": {"model"},

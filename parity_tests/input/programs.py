@@ -118,19 +118,21 @@ def equations(jaxpr: core.Jaxpr, names: list[str]) -> Iterator[Op]:
     def read_values(variables: Iterable[Any]) -> list[Value]:
         return floats(Value(str(v.aval.dtype), v.aval.shape, name(v)) for v in variables)
 
-    def rounded(variable: Any) -> Any:
-        """`affine`'s float32 sum with its bias added, rounded once: one GEMM, as in torch."""
-        for primitive in ("add", "convert_element_type"):
-            uses = users.get(variable, [])
-            if len(uses) != 1 or uses[0].primitive.name != primitive:
-                return None
-            (variable,) = uses[0].outvars
-        return variable
+    def only_use(variable: Any, primitive: str) -> Any:
+        """Its result, if nothing else uses the variable."""
+        uses = users.get(variable, [])
+        fits = len(uses) == 1 and uses[0].primitive.name == primitive
+        return uses[0].outvars[0] if fits else None
 
     for eqn in jaxpr.eqns:
         primitive, outputs = eqn.primitive.name, eqn.outvars
-        if primitive == "dot_general" and (once := rounded(outputs[0])):
-            primitive, outputs = "affine", [once]
+        dtypes = {value.dtype for value in read_values([*eqn.invars, *outputs])}
+        if primitive == "dot_general" and len(dtypes) > 1:
+            # A wider sum, perhaps with `affine`'s bias added, rounded once: one GEMM, as in torch.
+            biased = only_use(outputs[0], "add")
+            once = only_use(outputs[0] if biased is None else biased, "convert_element_type")
+            if once is not None:
+                primitive, outputs = primitive if biased is None else "affine", [once]
         yield Op(primitive, read_values(eqn.invars), read_values(outputs))
         for inner in inner_jaxprs(eqn):
             arguments = eqn.invars[len(eqn.invars) - len(inner.invars) :]

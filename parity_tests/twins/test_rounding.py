@@ -1,5 +1,6 @@
-"""TF32 on a CPU: its bits, every operand of every matmul, and nothing else."""
+"""TF32 on a CPU: its bits, every operand of every matmul, and nothing else; bfloat16's form."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from inspect import unwrap
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jax_impl.rounding
 import torch_ref.rounding
+from jax_impl.functional import sum_in_float32
+from jax_impl.kernels import has_bfloat16_library
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -260,3 +263,43 @@ def test_on_cuda_float32_is_one_thing(flags: dict[str, str], said: str) -> None:
 def test_what_cuda_can_do_is_not_refused(flags: dict[str, str]) -> None:
     toy(**{"policy": "tf32", **flags}).precision.require_one_float32()
     toy(policy="bf16", eval_policy="fp32", fp32_islands="head").precision.require_one_float32()
+
+
+# --- bfloat16's products of rows on a CPU
+
+
+def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callable:
+    rows, d_in, d_out = size
+
+    def products(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
+        function = partial(jax_impl.functional.linear, narrow=narrow)
+        y, vjp = jax.vjp(function, x, weight, bias)
+        return y, *vjp(dy)
+
+    shapes = (rows, d_in), (d_in, d_out), (d_out,), (rows, d_out)
+    numbers = np.random.default_rng(1)  # small whole ones: their sums are exact in any order
+    given = [jax.numpy.asarray(numbers.integers(-4, 5, s), "bfloat16") for s in shapes]
+    return partial(jax.jit(products), *given)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
+    found = []
+    for narrow in (jax_impl.rounding.keep, sum_in_float32):
+        run = linear_and_gradients(narrow, (24, 40, 16))
+        x, weight, bias, dy = run.args  # type: ignore[attr-defined]
+        found.append(run.func(x, weight, bias if biased else None, dy))  # type: ignore[attr-defined]
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+        assert ours.dtype == theirs.dtype == jax.numpy.bfloat16
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(
+    not has_bfloat16_library(jax.devices("cpu")[0]), reason="this CPU or jax has no library for it"
+)
+def test_the_library_takes_all_three_products() -> None:
+    run = linear_and_gradients(sum_in_float32, (64, 128, 96))
+    lowered = run.func.lower(*run.args)  # type: ignore[attr-defined]
+    text = lowered.compile().as_text().partition("ENTRY")[2]
+    taken = re.findall(r"= f32\S+ fusion\(%\S+, %\S+\), kind=kCustom", text)
+    assert len(taken) == 3 and " dot(" not in text, text
