@@ -18,6 +18,7 @@ from evidence import ladder
 from lockstep import results
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from parity_tests.repeats import leave_out
 
 # Before a framework is imported, and for the processes the tests start. The toys are too small to
 # share: with one thread each, two workers do not fight for two cores.
@@ -104,7 +105,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device only what asks for it runs there: the rest has both frameworks inside."""
+    """On another device only what asks for it runs there: the rest has both frameworks inside.
+    What only repeats runs with --full, or by its name."""
+    if not config.getoption("--full"):
+        leave_out(config, items)
     device = config.getoption("--device")
     if device != "cpu":
         skip = pytest.mark.skip(reason=f"not run on {device}: a CPU test")

@@ -14,12 +14,6 @@ EXAMPLES = ROOT / "examples" / "gpt"
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
 
 
-@pytest.fixture
-def full(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--full"):
-        pytest.skip("a process of JAX each: --full")
-
-
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     status = commands.main(["check", *words])
     said = capsys.readouterr()
@@ -28,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("port", PORTS)
 def test_a_port_is_equal(
-    port: str, full: None, torch_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    port: str, torch_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scanned and stacked layers in Linen; taps in plain JAX."""
     found = tmp_path / "report.json"
@@ -75,7 +69,7 @@ def test_four_bugs_of_a_jax_port_have_four_causes(
 
 @pytest.mark.parametrize("port", ["gpt_jax.py", "gpt_nnx.py", "gpt_lockstep.py"])
 def test_ports_of_transformers_gpt2(
-    port: str, full: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    port: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Ours is `gpt_lockstep.py`; Conv1D has the other layout, and qkv is fused or split."""
     reference, found = EXAMPLES / "gpt2_transformers.py", tmp_path / "map.json"
@@ -84,7 +78,7 @@ def test_ports_of_transformers_gpt2(
     assert len(json.loads(found.read_text())["modules"]) >= 16
 
 
-def test_a_resnet_of_transformers(full: None) -> None:
+def test_a_resnet_of_transformers() -> None:
     """In training; running statistics are state, and Flax's are brought to torch's n - 1."""
     resnet = ROOT / "examples" / "resnet"
     result = assert_equivalent(resnet / "resnet_transformers.py", resnet / "resnet_nnx.py", steps=5)
@@ -95,9 +89,7 @@ def test_a_resnet_of_transformers(full: None) -> None:
 
 
 @pytest.mark.parametrize("amp", ["0", "1"])
-def test_a_resnet_in_its_own_precision(
-    amp: str, full: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resnet_in_its_own_precision(amp: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast beside bfloat16 with weights in float32."""
     monkeypatch.setenv("RESNET_AMP", amp)
     resnet = ROOT / "examples" / "resnet"
@@ -114,11 +106,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("package", ["equinox", "haiku"])
-def test_a_llama_through_taps(package: str, llama: Path, request: pytest.FixtureRequest) -> None:
+def test_a_llama_through_taps(package: str, llama: Path) -> None:
     """Equinox's is for one text, under `jax.vmap`: its taps see the batch."""
     pytest.importorskip(package)
-    if package == "haiku":
-        request.getfixturevalue("full")
     result = assert_equivalent(llama, ROOT / "examples" / "llama" / f"llama_{package}.py")
     assert {rung.number for rung in result.rungs if rung.lacks} <= {"5"}
     assert {"model.layers.1.self_attn.o_proj", "model.layers.0", "lm_head"} <= set(
@@ -126,7 +116,7 @@ def test_a_llama_through_taps(package: str, llama: Path, request: pytest.Fixture
     )
 
 
-def test_a_llama_of_transformers_in_plain_jax(full: None) -> None:
+def test_a_llama_of_transformers_in_plain_jax() -> None:
     """Grouped queries, rotation in halves; its table of angles is made in float32 by name."""
     llama = ROOT / "examples" / "llama"
     result = assert_equivalent(llama / "llama_transformers.py", llama / "llama_jax.py", steps=5)

@@ -17,8 +17,6 @@ PLACES = {  # a mutant, and its first root
     "norm-eps": r"blocks\.\*\.norm1; blocks\.\*\.norm2; norm, forward",
     "decay": r"optimizer: .* weight decay 0\.11, for 0\.1, of ",
     "query-for-key": ATTEND,
-}
-MORE = {
     "causal-mask-off-by-one": ATTEND,
     "untied-head": r"embed\.weight, backward",
     "label-smoothing": r"loss, forward",
@@ -28,17 +26,15 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", [*PLACES, *MORE])
-def test_the_first_root_is_the_mutant(name: str, request: pytest.FixtureRequest) -> None:
-    if name in MORE and not request.config.getoption("--full"):
-        pytest.skip("two processes each: --full")
+@pytest.mark.parametrize("name", PLACES)
+def test_the_first_root_is_the_mutant(name: str) -> None:
     bug = BY_NAME[name]
     sides = {framework: Side(framework, module) for framework, module in GPT.modules.items()}
     mutant = Side(bug.framework, GPT.modules[bug.framework], variant=name)
     (healthy,) = (side for framework, side in sides.items() if framework != bug.framework)
     lines = twins.describe_difference(healthy, mutant, matrix.config(bug.flags, "cpu"))
     first = itertools.takewhile(lambda line: not line.startswith("2 "), lines)
-    assert re.match(f"1 {(PLACES | MORE)[name]}", " ".join(first)), lines
+    assert re.match(f"1 {PLACES[name]}", " ".join(first)), lines
 
 
 def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

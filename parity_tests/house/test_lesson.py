@@ -142,10 +142,8 @@ def test_the_results_are_those_of_the_page_s_commands() -> None:
             assert RESULT[cell[2]]["commands"] == cell[4].splitlines(), "python -m evidence learn"
 
 
-def test_every_cell_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_every_cell_runs(tmp_path: Path) -> None:
     """All but the set-up, which installs."""
-    if not request.config.getoption("--full"):
-        pytest.skip("minutes: run with --full")
     done = {ran.name: ran for ran in notebook.run(lesson.notebook(PAGE), tmp_path)}
     assert list(done) == lesson.code_cells()
     verdicts = {name: verdict(ran.output) for name, ran in done.items()}
@@ -162,11 +160,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("source", "message"), CELLS)
-def test_a_cell_that_fails_is_seen(
-    source: str, message: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if not request.config.getoption("--full") and source != CELLS[2][0]:
-        pytest.skip("a kernel for each: run with --full")
+def test_a_cell_that_fails_is_seen(source: str, message: str, tmp_path: Path) -> None:
     cells = [new_code_cell("print('before')"), new_code_cell(source)]
     with pytest.raises(CellExecutionError, match=message):
         notebook.run(new_notebook(cells=cells), tmp_path)
