@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.cli import processes
+from lockstep.cli import processes, programs
 from lockstep.config import Config, ModelConfig, from_flags, policy
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
@@ -45,6 +45,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
     given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     many = {name: given.pop(name) for name in processes.FLAGS if name in given}
+    programs.keep(framework, anew=given.pop(programs.FLAG, False))
     require(out != "", "--out", "''", "is empty; name a directory")
     run = Path(out) if out else None
     if resume:
@@ -128,6 +129,7 @@ def trainer_parser(module: str) -> Parser:
     group.add_argument("--resume", action="store_true", help=f"{about} (default: off)")
     about = "replace the run in --out (default: off)"
     group.add_argument("--overwrite", action="store_true", help=about)
+    programs.add_flag(parser)
     if module == twin.MODULES["jax"]:
         processes.add_flags(parser)
     return parser

@@ -23,6 +23,7 @@ from lockstep.data.documents import Documents
 from lockstep.data.stream import Tokens, join, map_file, map_tokens
 from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
+from lockstep.files.cache import cache_folder
 from lockstep.files.untrusted import open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
@@ -149,7 +150,7 @@ def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
     known = ", ".join(records.KINDS)
     require(kind in records.KINDS, "--data", data, f"not one of {known}, .bin; rename it if it is")
     words = load_tokenizer(tokenizer)
-    out = _cache_folder() / f"data-{prepare.make_key(files, words)[:32]}"
+    out = cache_folder() / f"data-{prepare.make_key(files, words)[:32]}"
     prepare.prepare(data, files, tokenizer, out)
     return _prepared(out, str(path), rows)
 
@@ -249,16 +250,8 @@ def _modules(root: Path) -> list[PurePath]:
     return sorted(found, key=PurePath.as_posix)
 
 
-def _cache_folder() -> Path:
-    folder = os.environ.get("LOCKSTEP_CACHE")
-    if not folder:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = os.path.join(home, "lockstep")
-    return Path(folder)
-
-
 def _cache_file(sha256: str) -> Path:
-    return _cache_folder() / f"stdlib-{sha256}.npz"
+    return cache_folder() / f"stdlib-{sha256}.npz"
 
 
 def _write_cache(corpus: Corpus) -> None:

@@ -1,0 +1,49 @@
+"""Compiled programs of former runs, in the frameworks' own caches: PyTorch's is on by itself."""
+
+import hashlib
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from lockstep.files.cache import cache_folder
+from lockstep.flags import Parser
+
+FLAG = "no_compile_cache"
+LIMIT = 500 * 2**20  # bytes; what was not used for longest goes first
+ANY_TIME = "0"  # seconds of compilation from which a program is kept
+OFF = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+
+
+def add_flag(parser: Parser) -> None:
+    about = "compile every program anew, and keep none in the user's cache (default: off)"
+    parser.add_argument("--no-compile-cache", action="store_true", help=about)
+
+
+def keep(framework: str, *, anew: bool) -> None:
+    """Before the framework is imported. A folder that the user has named for JAX stays theirs."""
+    if anew:
+        os.environ |= OFF
+    if anew or framework != "jax" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = cache_folder() / f"xla-{_machine()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a run needs none
+        return
+    warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache")
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(LIMIT),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": ANY_TIME,
+    }
+
+
+def _machine() -> str:
+    """A program for a CPU has the instructions of that CPU: a home on many machines has many."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = sys.platform
+    features = {line for line in info.splitlines() if line.startswith(("flags", "Features"))}
+    return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()[:12]
