@@ -71,13 +71,14 @@ def tile_heads(x: Tensor, heads: int) -> Tensor:
     return x.repeat(1, 1, heads // x.shape[2], 1)
 
 
-def normalize_rotated(self: model.Attention, x: Tensor, t: int) -> Tensor:
+def normalize_rotated(self: model.Attention, x: Tensor, places: Any) -> Tensor:
     heads, groups = self.config.n_head, self.config.kv_heads
-    y = self.qkv(x).reshape(-1, t, heads + 2 * groups, self.config.d_head)
+    y = self.qkv(x).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
     q, k, v = y.split([heads, groups, groups], dim=2)
-    q, k = (model.rotate(each, self.cos, self.sin) for each in (q, k))
+    cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
+    q, k = (model.rotate(each, cos, sin) for each in (q, k))
     q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
-    return self.proj(self.attend(q, k, v, self.wide).reshape(len(x), -1))
+    return self.proj(self.attend(q, k, v, self.wide, places.same_BTT).reshape(len(x), -1))
 
 
 def drop_bias(self: model.Attention, *args: Any) -> None:
