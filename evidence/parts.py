@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from benchmarks import worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -113,6 +114,7 @@ PARTS = [
           lambda: twin.MODULES, *LADDER),
     _docs("fuzz", "python -m parity_tests.input.fuzz --out {file}", _fuzzed, "lockstep",
           "parity_tests/input", "benchmarks/report.py"),
+    _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE),
     _suite("cpu"), _suite("drift"),
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from benchmarks import claims, memory, optimizer_state, plan, report
+from benchmarks import claims, memory, optimizer_state, plan, report, worlds
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
@@ -63,6 +63,7 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
     "power": ("power", ladder.power), "smallest": ("smallest", ladder.smallest),
     "specificity": ("specificity", ladder.specificity),
     "sensitivity": ("sensitivity", ladder.sensitivity), "fuzz": ("fuzz", ladder.fuzz),
+    "worlds": ("worlds", worlds.table),
 }  # fmt: skip
 
 

@@ -77,6 +77,14 @@ def own_weights(trainer: Trainer, state: Any) -> None:
             p.mul_(1 + 1e-3 * rank())
 
 
+def last_weights(trainer: Trainer, state: Any) -> None:
+    """The last rank's own weights are broadcast."""
+    own_weights(trainer, state)
+    with torch.no_grad():
+        for p in trainer.model.parameters() if dist.is_initialized() else ():
+            dist.broadcast(p, dist.get_world_size() - 1)
+
+
 def compress(right: Callable, model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
     """As `bf16_compress_hook` does, which is for NCCL alone."""
 
@@ -115,6 +123,7 @@ BUGS: dict[str, Plant] = {
     "moments-of-one-shard": wrap(Trainer, "update", keep_moments),
     "scale-of-one-rank": after(Trainer, "update_scale", grow_on_last),
     "weights-not-broadcast": after(bridge, "load", own_weights),
+    "weights-of-the-wrong-rank": after(bridge, "load", last_weights),
     "reduced-in-bfloat16": wrap(step, "distribute", compress),
     # each rank divides by what counts in its own rows
     "mean-of-rank-means": wrap(step, "mean_count", lambda right, window, mesh=None: right(window)),

@@ -172,6 +172,7 @@ BUGS: list[Bug] = [
     _bug("torch", 11, "moments-of-one-shard", "one shard's moments move", **FSDP),
     _bug("torch", 11, "scale-of-one-rank", "one rank's scale moves twice", **FP16 | FSDP),
     _bug("torch", 11, "weights-not-broadcast", "each rank begins with its own weights", **DDP),
+    _bug("torch", 11, "weights-of-the-wrong-rank", "the last rank's weights are broadcast", **DDP),
     _bug("torch", 11, "reduced-in-bfloat16", "gradients travel in bfloat16, under float32",
          **DDP | {"policy": "fp32"}),
     _bug("torch", 11, "mean-of-rank-means", "a rank's mean over its own targets", **MASKED, **DDP),

@@ -48,6 +48,10 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--pairs x", ["--pairs", "'x'", "whole number"]),
         ("--out half", ["--out", "half", "is a folder"]),
     ],
+    "benchmarks.worlds": [
+        ("--steps 1", ["--steps", "1", "from 4"]),
+        ("--out notes.md/x", ["--out", "notes.md"]),
+    ],
     "benchmarks.overhead": [
         ("--steps 3", ["--steps", "3", "at least 4"]),
         ("--steps x", ["--steps", "'x'", "whole number"]),

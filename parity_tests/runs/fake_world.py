@@ -19,13 +19,11 @@ from lockstep.model.state import Part, TrainState
 from lockstep.run.shards import piece_name
 from parity_tests.fake import SlowTwin
 
-RANKS = 2
-
 
 class RankTwin(SlowTwin):
     """Writes the first or the second half of every tensor."""
 
-    processes = RANKS
+    processes = 2
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
