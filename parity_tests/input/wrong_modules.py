@@ -49,7 +49,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--out half", ["--out", "half", "is a folder"]),
     ],
     "benchmarks.worlds": [
-        ("--steps 1", ["--steps", "1", "from 4"]),
+        ("--steps 1", ["--steps", "1", "at least 4"]),
         ("--out notes.md/x", ["--out", "notes.md"]),
     ],
     "benchmarks.overhead": [
