@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jaxlib
 import jmp
 import optax
+from jax._src.lib import _jax
 
 from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
@@ -19,7 +20,7 @@ from .kernels import compiles_float16
 
 def facts() -> dict[str, Any]:
     """The fields of `lockstep.doctor.facts.Framework`."""
-    return gather(versions, devices, cuda, float32, matmul_seconds)
+    return gather(versions, devices, cuda, float32, matmul_seconds, collectives)
 
 
 def versions() -> dict[str, str]:
@@ -66,6 +67,12 @@ def matmul_seconds() -> dict[str, float]:
         return {}
     half = ["float16"] if compiles_float16(jax.local_devices()[0]) else []
     return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", *half)}
+
+
+def collectives() -> list[str]:
+    """What processes can talk through."""
+    nccl = any(device.platform == "gpu" for device in jax.local_devices())
+    return [*(["gloo"] if hasattr(_jax, "make_gloo_tcp_collectives") else []), *["nccl"] * nccl]
 
 
 def _matmul(dtype: str) -> Callable[[], object]:

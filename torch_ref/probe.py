@@ -11,7 +11,7 @@ from lockstep.doctor.inside import fastest, gather
 
 def facts() -> dict[str, Any]:
     """The fields of `lockstep.doctor.facts.Framework`."""
-    return gather(versions, devices, cuda, float32, matmul_seconds)
+    return gather(versions, devices, cuda, float32, matmul_seconds, collectives)
 
 
 def versions() -> dict[str, str]:
@@ -64,6 +64,11 @@ def matmul_seconds() -> dict[str, float]:
     if torch.cuda.is_available():
         return {}
     return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", "float16")}
+
+
+def collectives() -> list[str]:
+    """What processes can talk through."""
+    return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 
 def _matmul(dtype: str) -> Callable[[], object]:

@@ -27,6 +27,7 @@ class Framework:
     cuda: dict[str, Any] = field(default_factory=dict)  # empty in a build without CUDA
     float32: dict[str, str] = field(default_factory=dict)  # TF32: the switches as they stand
     matmul_seconds: dict[str, float] = field(default_factory=dict)  # by dtype, on a CPU alone
+    collectives: list[str] | None = None  # what its processes talk through; None if unread
     unread: dict[str, str] = field(default_factory=dict)  # facts that could not be read, and why
     stderr: str = ""  # its last line
 
@@ -53,6 +54,7 @@ class Machine:
     driver: str = ""  # version of NVIDIA's driver; empty if there is none
     driver_error: str = ""  # nvidia-smi's error
     gpus: tuple[Device, ...] = ()  # as the driver sees them
+    network: str = ""  # why processes of this machine cannot meet; empty if they can
     memory: int | None = None  # free bytes
     disk: int | None = None  # free bytes where runs go
 

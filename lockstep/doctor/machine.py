@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
@@ -13,8 +14,15 @@ from lockstep.doctor.facts import Device, Machine
 
 PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
 CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cudnn|nccl)\b.*\.so")
+# What tells a process how many there are, and what it needs besides: JAX's and torchrun's.
+RANKS = {
+    "JAX_NUM_PROCESSES": ("JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"),
+    "WORLD_SIZE": ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+}
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_PLATFORMS",
+    *RANKS, *(name for names in RANKS.values() for name in names), "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_ENABLE_X64", "JAX_PLATFORMS",
     "LD_LIBRARY_PATH", "NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "XLA_CLIENT_MEM_FRACTION", "XLA_FLAGS",
     "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -39,6 +47,7 @@ def read() -> Machine:
         driver=driver,
         driver_error=error,
         gpus=gpus,
+        network=network_error(),
         memory=_free_memory(),
         disk=_free_disk(),
     )
@@ -128,6 +137,21 @@ def capability(text: str) -> tuple[int, int] | None:
 
 def _mib(text: str) -> int | None:
     return int(text) * 2**20 if text.isdigit() else None
+
+
+def network_error() -> str:
+    """A port on the loopback device is opened and reached, and the machine's own name looked up."""
+    name = socket.gethostname()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), timeout=2).close()
+    except OSError as error:
+        return f"no process reaches a port on 127.0.0.1 ({error.strerror or error})"
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return f"this machine's name, {name}, has no address ({error.strerror or error})"
+    return ""
 
 
 def _free_memory() -> int | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from lockstep.doctor.ask import probe
 from lockstep.doctor.facts import Facts, Framework
+from lockstep.doctor.machine import RANKS
 from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, lacks_kernels, version_text
 from lockstep.process import module_command
 
@@ -225,8 +226,37 @@ def matmuls(f: Framework, facts: Facts) -> Iterator[Finding]:
             yield Finding(WARNING, what, "use another policy on this CPU")
 
 
-OF_MACHINE = (versions, stacks, library_path, driver, environment, xla_flags, preallocation, room)
-OF_FRAMEWORK = (starts, reports_facts, sees_gpu, has_kernels, bfloat16, matmuls)
+def network(facts: Facts) -> Iterator[Finding]:
+    if facts.machine.network:
+        remedy = "allow connections on 127.0.0.1, add the name to /etc/hosts, or for PyTorch set "
+        what = f"several processes cannot meet: {facts.machine.network}"
+        yield Finding(WARNING, what, f"{remedy}GLOO_SOCKET_IFNAME=lo")
+
+
+def ranks(facts: Facts) -> Iterator[Finding]:
+    """A part of what a launcher sets, left over in the environment."""
+    found = facts.machine.environment
+    for count, others in RANKS.items():
+        missing = [name for name in others if name not in found]
+        several = found.get(count, "1") != "1"
+        if several and missing:
+            what = f"{count}={found[count]} without {', '.join(missing)}: a trainer would wait"
+            yield Finding(WARNING, what, f"unset {count}; torchrun and --coordinator set it")
+
+
+def talks(f: Framework, facts: Facts) -> Iterator[Finding]:
+    wanted = ["gloo", *(["nccl"] if f.on("cuda") else [])]
+    for name in wanted if f.collectives is not None else ():
+        if name not in (f.collectives or ()):
+            what = f"{f.name} has no {name}, which its processes talk through"
+            yield Finding(WARNING, what, f"pip install --force-reinstall {f.name}, or one device")
+
+
+OF_MACHINE = (
+    versions, stacks, library_path, driver, environment, xla_flags, preallocation, network, ranks,
+    room,
+)  # fmt: skip
+OF_FRAMEWORK = (starts, reports_facts, sees_gpu, has_kernels, bfloat16, matmuls, talks)
 
 
 def _has_gpu(facts: Facts) -> bool:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,9 +90,8 @@ def start_two(framework: str, flags: str) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    Path(f"meeting-{port}").mkdir()
     there = {
-        "two": {"FAKE_MEETING": f"meeting-{port}"},
+        "two": {"FAKE_MEETING": tempfile.mkdtemp(dir=".")},
         "jax": {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"},
         "torch": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"},
     }[framework]
