@@ -287,6 +287,9 @@ def test_the_command_shows_ten_rows_with_their_masks(
     assert "1 rows left out:" in said and "  a.jsonl:26 invalid JSON" in "\n".join(said)
     out = tmp_path / "a.jsonl.tokens"
     assert corpus.load(str(out)).train.tokens[:3].tobytes() == b"<|i"
+    (out / "train.ends").write_bytes(np.arange(24, 0, -1, dtype="<u8").tobytes())
+    with pytest.raises(UserError, match="their ends are not in order"):
+        corpus.load(str(out)).train.draw(np.arange(1, 3, dtype=np.uint64), 64)
     (out / "train.counts").write_bytes(b"1")
     with pytest.raises(UserError, match=r"train.counts has 1 items"):
         corpus.load(str(out))

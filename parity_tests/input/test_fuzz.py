@@ -15,7 +15,7 @@ from benchmarks import report
 from lockstep import results
 from lockstep.check import mapping, trace
 from lockstep.config import huggingface, islands, sections
-from lockstep.data import corpus
+from lockstep.data import corpus, prepared, records
 from lockstep.errors import UserError
 from lockstep.files import tensors, untrusted
 from lockstep.run import checkpoint, directory, runlog, shards
@@ -83,6 +83,8 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("log", runlog, "_is_row", lambda row: "step" in row),
     ("log", untrusted, "_finite", float),
     ("data", corpus, "require", anything),
+    ("rows", records, "parse_json", lambda line, **_: json.loads(line)),
+    ("prepared", prepared, "require_fields", anything),
     ("cache", corpus, "load_cached", trusting),
     ("plan", huggingface._Reader, "count", lambda self, name: self.get(name)),
     ("weights", stream, "_entry", trusting_entry),
