@@ -1,7 +1,9 @@
 """A part's rows -> tokens, and which of them count; a row that is none is named and left out."""
 
 import json
+import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +94,15 @@ def dtype(vocab: int) -> str:
 def start_worker(folder: str) -> None:
     """Of a pool: its tokenizer is loaded once."""
     global _words
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _words = tokenizer.load(folder)
+
+
+def _end_with(parent: Any) -> None:
+    """A killed process stops no pool: its workers would wait for ever."""
+    parent.join()
+    os._exit(1)
 
 
 def encode_to(part: Part, file: Path) -> None:

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,36 @@ def test_a_stopped_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     os.utime(file, ns=(1, 1))
     with pytest.raises(UserError, match="--out .*out: holds other tokens"):
         made(file, tmp_path / "out")
+
+
+def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", chat(10_000))
+    code = (
+        "from pathlib import Path; from lockstep.data import prepare, records; "
+        "records.PART = 4000; "
+        f"prepare.prepare('a', [Path({str(file)!r})], '', Path({str(tmp_path / 'out')!r}), 2)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    wait_for(lambda: any(tmp_path.glob("out.*/*.npz")))
+    killed.kill()
+    killed.wait()
+
+    def gone() -> bool:
+        try:
+            os.killpg(killed.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_for(gone)
+    assert not (tmp_path / "out").exists()
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
