@@ -23,7 +23,7 @@ from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.data.rows import IGNORED, planes
 from lockstep.model.params import decays, first_nonfinite
-from lockstep.model.stacked import scans_layers, tensor_names
+from lockstep.model.stacked import in_first_layer, scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
@@ -88,7 +88,7 @@ class Trainer:
         self.model = make_model(config, self.dtypes, device)
         self.eval_model = make_model(config, self.eval_dtypes, device)
         self.names = tensor_names(self.model.shapes)
-        mask = {name: decays(name) for name in self.model.shapes}
+        mask = {n: decays(in_first_layer(n), config.optim.decay) for n in self.model.shapes}
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)

@@ -23,7 +23,7 @@ from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, wrap
-from torch_ref import bridge, dropout, loss, model, precision, step, train
+from torch_ref import bridge, dropout, loss, model, optim, precision, step, train
 from torch_ref.dropout import Dropout
 from torch_ref.rounding import Tf32Product, keep
 
@@ -279,6 +279,7 @@ BUGS: dict[str, Plant] = {
     "qkv-bias-dropped": after(model.Attention, "__init__", drop_bias),
     "padding-counts": wrap(step, "mean_loss", count_padding),
     "rope-unscaled": with_rope(factor=1.0),
+    "decay-of-all": wrap(optim, "decays", lambda right, name, patterns: right(name)),
     "norms-in-bfloat16": both(
         wrap(model.LayerNorm, "forward", normalize_in_bfloat16),
         wrap(model.RMSNorm, "forward", normalize_in_bfloat16),

@@ -174,7 +174,7 @@ def round_moments(self: Trainer, rate: float) -> None:
 
 
 def decay_also(kind: str) -> Plant:
-    return wrap(optim, "decays", lambda right, name: right(name) or kind in name)
+    return wrap(optim, "decays", lambda right, name, *rest: right(name, *rest) or kind in name)
 
 
 def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:

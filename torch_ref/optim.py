@@ -30,12 +30,14 @@ def clip_by_global_norm(
 def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """One kernel for all parameters where the device has it (CPU and CUDA do)."""
     named = dict(model.named_parameters())
+    decayed = [p for name, p in named.items() if decays(name, config.decay)]
+    rest = [p for name, p in named.items() if not decays(name, config.decay)]
     groups = [
         {
-            "params": [p for name, p in named.items() if decays(name)],
+            "params": decayed,
             "weight_decay": config.weight_decay,
         },
-        {"params": [p for name, p in named.items() if not decays(name)], "weight_decay": 0.0},
+        {"params": rest, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True

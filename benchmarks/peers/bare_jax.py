@@ -47,7 +47,7 @@ class BareJax:
             attend=attention,
             rates=jnp.asarray(self.rates, self.roles.param),
             betas=(optim.beta1, optim.beta2),
-            decay={n: optim.weight_decay * decays(n) for n in shapes(config.model)},
+            decay={n: optim.weight_decay * decays(n, optim.decay) for n in shapes(config.model)},
             clip=optim.clip,
             compiler_options=self.compiler_options(),
         )

@@ -60,7 +60,7 @@ def adamw(net: PreTrainedModel, config: Config) -> torch.optim.AdamW:
     ours = {theirs: name for name in shapes(model) for theirs in layout.names(name)}
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in net.named_parameters():
-        groups[decays(ours[name])].append(parameter)
+        groups[decays(ours[name], optim.decay)].append(parameter)
     return torch.optim.AdamW(
         [
             {"params": groups[True], "weight_decay": optim.weight_decay},

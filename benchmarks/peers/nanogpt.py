@@ -1,6 +1,7 @@
 """`nanogpt_style` as a `Runner`: the same weights, batches and rates, the same report."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,12 @@ class NanoGPT:
         self.parameters = list(self.model.parameters())
         self.called = torch.compile(self.model) if config.execution.compile else self.model
         betas = (optim.beta1, optim.beta2)
-        self.optimizer = adamw(self.model, decays, betas=betas, weight_decay=optim.weight_decay)
+        self.optimizer = adamw(
+            self.model,
+            partial(decays, patterns=optim.decay),
+            betas=betas,
+            weight_decay=optim.weight_decay,
+        )
         compute = getattr(torch, self.roles.compute)
         self.autocast = torch.autocast(self.device.type, compute, enabled=self.roles.mixed)
         self.rates = learning_rates(optim)

@@ -20,17 +20,17 @@ def match(patterns: str, name: str) -> bool:
     return any(map(_compile(patterns), _prefixes(name)))
 
 
-def check(patterns: str, names: Sequence[str]) -> None:
+def check(patterns: str, names: Sequence[str], field: str = "--fp32-islands") -> None:
     """Raises UserError if one of the patterns fits none of a model's modules."""
     length = len(patterns)
-    require(length <= LONGEST, "--fp32-islands", f"of {length} characters", f"use up to {LONGEST}")
+    require(length <= LONGEST, field, f"of {length} characters", f"use up to {LONGEST}")
     prefixes = list(dict.fromkeys(prefix for name in names for prefix in _prefixes(name)))
     for pattern in dict.fromkeys(patterns.split(",")):
         if not any(map(re.compile(translate(pattern)).match, prefixes)):
             known = list(dict.fromkeys(map(kind, prefixes)))
             close = difflib.get_close_matches(pattern, known, cutoff=0.5) or known[:3]
             raise UserError(
-                f"--fp32-islands {pattern or repr('')}: fits no module; use {', '.join(close)} ..."
+                f"{field} {pattern or repr('')}: fits no module; use {', '.join(close)} ..."
             )
 
 

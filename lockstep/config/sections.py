@@ -137,6 +137,9 @@ class OptimConfig:
         50, "linear warm-up", unit="updates", derived="a tenth of --steps, at most 100"
     )
     weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
+    decay: str = flag(
+        "", "matrices that decay: patterns such as blocks.*.mlp,head", derived="all of them"
+    )
     beta1: float = flag(0.9, "Adam's decay of the first moment")
     beta2: float = flag(0.95, "Adam's decay of the second moment")
     clip: float = flag(1.0, "clip the gradient to this global norm")
@@ -251,8 +254,11 @@ class Config:
             require(fits, "--batch-size", rows, f"{remedy}, drawn at once; use less")
         if self.precision.fp32_islands:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
-        patterns = self.precision.fp32_islands
-        remedy = f"is one program for all layers, but --fp32-islands {patterns} is for some"
+        if self.optim.decay:
+            islands.check(self.optim.decay, self.model.matmuls, "--decay")
+        given = {"--fp32-islands": self.precision.fp32_islands, "--decay": self.optim.decay}
+        patterns = " or ".join(f"{name} {text}" for name, text in given.items() if text)
+        remedy = f"is one program for all layers, but {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
 
@@ -284,9 +290,9 @@ class Config:
 
     @property
     def alike(self) -> bool:
-        """Whether all layers compute in the same dtypes."""
-        patterns = self.precision.fp32_islands
-        return not patterns or islands.in_every_layer(patterns, self.model.matmuls)
+        """Whether all layers compute in the same dtypes, and decay alike."""
+        given = filter(None, (self.precision.fp32_islands, self.optim.decay))
+        return all(islands.in_every_layer(each, self.model.matmuls) for each in given)
 
     def replace(self, **fields: Any) -> "Config":
         """The same with some fields of its sections replaced."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from lockstep.config import ModelConfig
+from lockstep.config import ModelConfig, islands
 
 Arrays = dict[str, np.ndarray]
 
@@ -69,11 +69,13 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -
     return generator.standard_normal(shape, np.float32) * np.float32(std)
 
 
-def decays(name: str) -> bool:
-    """Whether weight decay applies: matrices only, never norms, biases or embeddings."""
-    return name.endswith(
+def decays(name: str, patterns: str = "") -> bool:
+    """Whether weight decay applies: to all matrices, or those of these patterns; never to norms,
+    biases or embeddings."""
+    matrix = name.endswith(
         (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight")
     )
+    return matrix and (not patterns or islands.match(patterns, name))
 
 
 def intermediates(model: ModelConfig) -> list[str]:

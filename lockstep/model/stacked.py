@@ -22,6 +22,11 @@ def is_stacked(name: str) -> bool:
     return bool(STACKED.match(name))
 
 
+def in_first_layer(name: str) -> str:
+    """blocks.mlp.up.weight -> blocks.0.mlp.up.weight"""
+    return STACKED.sub("blocks.0.", name)
+
+
 def tensor_names(shapes: Mapping[str, Any]) -> list[str]:
     """In sorted order, with a name for each layer of what is stacked: blocks.3.mlp.up.weight."""
     return [each for name, x in sorted(shapes.items()) for each in _names(name, x)]

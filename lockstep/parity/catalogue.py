@@ -79,6 +79,7 @@ BUGS: list[Bug] = [
     _bug("torch", 4, "learning-rate", "a rate a tenth too high, logged as the right one", size=0.1),
     _bug("torch", 4, "decay-on-norms", "norms decay"),
     _bug("torch", 4, "decay-on-embeddings", "embeddings decay"),
+    _bug("torch", 4, "decay-of-all", "matrices decay that no pattern names", **DECODER),
     _bug("torch", 4, "decay-not-times-lr", "decay is not multiplied by the learning rate"),
     _bug("torch", 4, "moments-in-bfloat16", "Adam's moments are bfloat16"),
     _bug("torch", 4, "bfloat16-master-weights", "weights are rounded to bfloat16 after each step"),

@@ -25,6 +25,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--policy =", ["--policy", "give"]),
     ("--eval-policy fp8", ["--eval-policy", "fp8"]),
     ("--fp32-islands mlp.down", ["--fp32-islands", "mlp.down", "blocks.*.mlp.down"]),
+    ("--decay mlp.down", ["--decay", "mlp.down", "blocks.*.mlp.down"]),
     ("--loss-chunks 0", ["--loss-chunks", "0", "auto"]),
     ("--loss-chunks none", ["--loss-chunks", "none", "auto"]),
     ("--fp32-islands blocks.0 --layers scan", ["--layers", "scan", "blocks.0", "unroll"]),
