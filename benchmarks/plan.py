@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import memory as cells_of_memory
+from benchmarks import fit
 from benchmarks.measure import tokens_per_step
+from benchmarks.memory import with_accumulators
 from benchmarks.report import load, merge_rounds
 from lockstep import devices, results, twin
 from lockstep.config import Config
@@ -90,10 +91,10 @@ def is_planned(framework: str, config: Config) -> bool:
 def program(framework: str, config: Config, result: dict[str, Any]) -> Program:
     model = shape.of_model(config.model)
     setting = Setting(
-        framework=framework, account=framework, roles=config.precision.roles,
+        framework=framework, backend="cpu", roles=config.precision.roles,
         remat=config.execution.remat, rows=config.optim.batch_size, accum=config.optim.accum,
     )  # fmt: skip
-    grown = cells_of_memory.with_accumulators(framework, result["peak_bytes"], model, setting)
+    grown = with_accumulators(framework, result["peak_bytes"], model, setting)
     return Program(
         model, setting, tokens_per_step(config) / result["tokens_per_second"],
         memory.state_bytes(model, setting.roles) + grown,
@@ -130,7 +131,7 @@ def fit_resident(found: list[Program]) -> tuple[float, list[float]]:
     of the others that are large enough to count."""
     kept = statistics.median(p.resident - p.predicted for p in found[::2])
     kept = float(f"{kept:.3g}")
-    large = [p for p in found[1::2] if p.resident >= cells_of_memory.COUNTED]
+    large = [p for p in found[1::2] if p.resident >= fit.COUNTED]
     return kept, [round((p.predicted + kept) / p.resident - 1, 4) for p in large]
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks import worlds
+from benchmarks import compiled, estimators, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -119,6 +120,11 @@ PARTS = [
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),
     *(_memory(each + fresh) for each in twin.MODULES for fresh in ("", "-fresh")),
+    *(Part(name=f"compiled-{each}", file=f"benchmarks/results/compiled-{each}.jsonl",
+           needs="the extra aot", command=f"python -m benchmarks.compiled {each}",
+           units=partial(compiled.drawn, each), paths=compiled.PATHS) for each in twin.MODULES),
+    Part(name="estimators", file="benchmarks/results/estimators.jsonl", needs="the extra aot",
+         command="python -m benchmarks.estimators", units=estimators.names, paths=compiled.PATHS),
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),

@@ -16,7 +16,7 @@ from lockstep.process import ROOT, git_commit
 from lockstep.run.runlog import clock
 
 # What follows from the rows: fits that `lockstep plan` reads, then the documents.
-AFTER = ("python -m benchmarks.memory fit", "python -m benchmarks.plan",
+AFTER = ("python -m benchmarks.fit", "python -m benchmarks.plan",
          "python -m evidence tables")  # fmt: skip
 PROGRAMS = {"python": [], "pytest": ["-m", "pytest"], "lockstep": ["-m", "lockstep"]}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from benchmarks import claims, memory, optimizer_state, plan, report, worlds
+from benchmarks import claims, estimators, fit, optimizer_state, plan, report, worlds
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
@@ -141,7 +141,8 @@ def example() -> str:
 
 
 OTHERS: dict[str, Callable[[], str]] = {
-    "memory": lambda: memory.markdown(read_json(CONSTANTS, limit=10**6)),
+    "memory": lambda: fit.markdown(read_json(CONSTANTS, limit=10**6)),
+    "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
     "claims": lambda: claims.table(claims.Results()),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from lockstep.compile.program import (
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
 from lockstep.model.attention import block_edges
-from lockstep.model.segments import segments
+from lockstep.model.segments import recomputed
 
 
 def matmuls(
@@ -41,7 +41,7 @@ def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, st
     for layer in range(config.model.n_layer):
         compute = attention_dtype(config, layer)
         if compute in fused:
-            again = recomputed(config, layer)[1]
+            again = recomputed(config.execution.remat, config.model.n_layer, layer)[1]
             for phase, times in ((FORWARD, 1), (BACKWARD, 1), (RECOMPUTED, again)):
                 found[compute, phase] += times * config.optim.accum
     return {key: n for key, n in found.items() if n}
@@ -49,19 +49,6 @@ def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, st
 
 def attention_dtype(config: Config, layer: int) -> str:
     return config.dtypes.modules[f"blocks.{layer}.attn.attend"]
-
-
-def recomputed(config: Config, layer: int) -> tuple[int, int, int]:
-    """How often the backward pass runs a layer's (linear layers, attention, last linear) again.
-
-    The last matmul of what is recomputed is not needed, nor is the last block of a segment, which
-    is recomputed by itself.
-    """
-    remat = config.execution.remat
-    if remat == "sqrt":
-        ends = [span.stop - 1 for span in segments(config.model.n_layer)]
-        return (1, 1, 0) if layer in ends else (2, 2, 1)
-    return {"none": (0, 0, 0), "dots": (0, 1, 0)}.get(remat, (1, 1, 0))
 
 
 def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -97,7 +84,7 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
         yield from add(module, matmul_size(d_in, d_out, rows), BACKWARD, 1)
 
     for layer in range(model.n_layer):
-        once, attend, last = recomputed(config, layer)
+        once, attend, last = recomputed(config.execution.remat, model.n_layer, layer)
         ends = {"mlp.down"} | ({"attn.proj"} if config.execution.remat == "sublayer" else set())
         for name, shape in linears(model).items():
             yield from linear(f"blocks.{layer}.{name}", shape, last if name in ends else once)

@@ -15,3 +15,15 @@ def segments(n_layer: int) -> list[range]:
     n = math.isqrt(n_layer)
     starts = [i * (n_layer // n) for i in range(n)]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], n_layer])]
+
+
+def recomputed(remat: str, n_layer: int, layer: int) -> tuple[int, int, int]:
+    """How often the backward pass runs a layer's (linear layers, attention, last linear) again.
+
+    The last matmul of what is recomputed is not needed, nor is the last block of a segment, which
+    is recomputed by itself.
+    """
+    if remat == "sqrt":
+        ends = [span.stop - 1 for span in segments(n_layer)]
+        return (1, 1, 0) if layer in ends else (2, 2, 1)
+    return {"none": (0, 0, 0), "dots": (0, 1, 0)}.get(remat, (1, 1, 0))

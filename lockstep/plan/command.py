@@ -6,18 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import devices, twin
-from lockstep.config import PRESETS
+from lockstep.compile import targets
+from lockstep.config import PRESETS, chunks
+from lockstep.config.fields import flag_name
 from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
-from lockstep.plan import checklist, memory, recommend, report, shape, timing
+from lockstep.plan import checklist, exact, memory, recommend, report, shape, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
-TIMED = 3  # candidates, by --measure
+BEST = 3  # candidates that --exact and --measure ask about
 
 
 def add(commands: Any) -> None:
@@ -26,7 +28,8 @@ def add(commands: Any) -> None:
         "plan",
         help="which policy, remat, micro-batch and accumulation should I run?",
         description="Predicts memory and time of a training step for each policy and remat mode,\n"
-        "and recommends one. Asks no framework; --measure times the best three here.",
+        "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
+        "three, --measure times them here.",
         epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
         "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35",
     )
@@ -43,6 +46,8 @@ def add(commands: Any) -> None:
                      f"parameters {TOKENS[1]})")  # fmt: skip
     sub.add_argument("--micro-batch", type=reader(int), metavar="B",
                      help="sequences in a micro-batch (default: chosen)")  # fmt: skip
+    sub.add_argument("--loss-chunks", metavar="N|auto",
+                     help="of head and loss, as trainers take them (default: chosen)")  # fmt: skip
     sub.add_argument("--tokens", type=reader(float), metavar="X",
                      help="of the whole run: how many days? (default: not asked)")  # fmt: skip
     sub.add_argument("--price", type=reader(float), metavar="X",
@@ -50,6 +55,9 @@ def add(commands: Any) -> None:
                      "(default: not asked)")  # fmt: skip
     sub.add_argument("--framework", metavar="|".join(twin.MODULES),
                      help="this one alone (default: both)")  # fmt: skip
+    sub.add_argument("--exact", action="store_true",
+                     help="compile or trace the best three for the device, which need not be here, "
+                     "and say what the formula is off by (default: off)")  # fmt: skip
     sub.add_argument("--measure", action="store_true",
                      help="time the best three on this machine (default: off)")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print it as JSON (default: off)")
@@ -82,21 +90,28 @@ def _check(given: argparse.Namespace, model: Shape) -> None:
     for name in ("context", "tokens_per_step", "micro_batch"):
         if getattr(given, name) is not None:
             require_range("--" + name.replace("_", "-"), getattr(given, name), 1, 2**31 - 1)
+    if given.loss_chunks is not None:
+        chunks.check(given.loss_chunks)
     for name in ("memory", "tokens", "price"):
         value = getattr(given, name)
         if value is not None:
             require(0 < value < float("inf"), f"--{name}", value, "must be above 0")
     if given.price is not None:
         require(given.tokens is not None, "--price", given.price, "of how many --tokens? give both")
-    if given.measure:
-        preset = given.model in PRESETS
-        require(preset, "--measure", given.model, "only a preset can be trained; drop --measure")
+    for name in ("exact", "measure"):
+        if getattr(given, name):
+            remedy = f"only a preset can be trained; drop --{name}"
+            require(given.model in PRESETS, f"--{name}", given.model, remedy)
+    if given.exact:
+        targets.find(given.device)
 
 
 def plan(model: Shape, device: Device, framework: str, tokens: int,
          given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
     """One framework's predictions and recommendation, as JSON."""
-    found = recommend.choices(model, device, framework, tokens, given.micro_batch)
+    found = recommend.choices(
+        model, device, framework, tokens, given.micro_batch, given.loss_chunks
+    )
     ordered = recommend.rank(found)
     rows = [describe(model, c) for c in recommend.rows(found)]
     result: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
@@ -110,8 +125,12 @@ def plan(model: Shape, device: Device, framework: str, tokens: int,
         if given.measure:
             result["measured"] = [
                 describe(model, c) | timing.measure(command(given, framework, c))
-                for c in ordered[:TIMED]
+                for c in ordered[:BEST]
             ]
+        if given.exact:
+            rows = [describe(model, c) | {"flags": flags(given, framework, c)}
+                    for c in ordered[:BEST]]  # fmt: skip
+            result["compiled"] = exact.ask(framework, device.name, rows)
     return result
 
 
@@ -120,7 +139,8 @@ def describe(model: Shape, c: Choice) -> dict[str, Any]:
     tokens = c.setting.rows * c.setting.accum * model.context
     return {
         "policy": c.policy, "remat": c.setting.remat, "rows": c.setting.rows,
-        "accum": c.setting.accum, "fits": c.fits, "native": c.native, "bytes": vars(parts),
+        "accum": c.setting.accum, "loss_chunks": c.setting.loss_chunks, "fits": c.fits,
+        "native": c.native, "bytes": vars(parts),
         "total_bytes": parts.total, "predicted_seconds": c.seconds,
         "predicted_tokens_per_second": tokens / c.seconds,
     }  # fmt: skip
@@ -135,12 +155,19 @@ def run_cost(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str,
 
 def command(given: argparse.Namespace, framework: str, best: Choice) -> list[str]:
     """The trainer's, for a preset; the flags alone otherwise."""
-    s = best.setting
-    words = ["--policy", best.policy, "--batch-size", str(s.rows), "--accum", str(s.accum)]
-    if s.remat != "none":
-        words += ["--remat", s.remat] + ["--layers", "scan"] * (framework == "jax")
-    if given.context:
-        words += ["--context", str(given.context)]
+    words = [word for name, value in flags(given, framework, best).items()
+             for word in (flag_name(name), str(value))]  # fmt: skip
     if given.model not in PRESETS:
-        return words
-    return ["python", "-m", twin.MODULES[framework], "--model", given.model, *words]
+        return words[2:]
+    return ["python", "-m", twin.MODULES[framework], *words]
+
+
+def flags(given: argparse.Namespace, framework: str, best: Choice) -> dict[str, Any]:
+    """The fields of a config, the model first."""
+    s = best.setting
+    found = {"model": given.model, "policy": best.policy, "batch_size": s.rows, "accum": s.accum}
+    if s.remat != "none":
+        found |= {"remat": s.remat} | ({"layers": "scan"} if framework == "jax" else {})
+    if s.loss_chunks != recommend.ALL_AT_ONCE:
+        found["loss_chunks"] = s.loss_chunks
+    return found | ({"context": given.context} if given.context else {})

@@ -4,6 +4,7 @@ import shlex
 from typing import Any
 
 from lockstep.devices import CPU, Device
+from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
 
@@ -40,6 +41,8 @@ def text(plan: dict[str, Any]) -> str:
     if "days" in plan:
         cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
         lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
+    for row in plan.get("compiled", []):
+        lines.append(f"  {_program(plan['framework'], row)}")
     for row in plan.get("measured", []):
         lines.append(f"  measured here: {_measurement(plan['framework'], row)}")
     return "\n".join(lines)
@@ -49,6 +52,8 @@ def _row(row: dict[str, Any], unit: int) -> str:
     remark = "" if row["native"] else "not native"
     if not row["fits"]:
         remark = "does not fit"
+    elif row["loss_chunks"] != ALL_AT_ONCE:
+        remark = f"--loss-chunks {row['loss_chunks']} {remark}"
     sizes = [row["bytes"][name] for name in PARTS] + [row["total_bytes"]]
     return ROW.format(
         row["policy"], row["remat"], f"{row['accum']} x {row['rows']}",
@@ -57,9 +62,25 @@ def _row(row: dict[str, Any], unit: int) -> str:
     ).rstrip()  # fmt: skip
 
 
+def _what(framework: str, row: dict[str, Any]) -> str:
+    return f"{framework}, {row['policy']}, remat {row['remat']}, {row['accum']} x {row['rows']}: "
+
+
+def _program(framework: str, row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"not {_what(framework, row)}{row['failed']}"
+    seconds = row["roofline_seconds"]
+    return (
+        f"{row['how']} the device, {_what(framework, row)}peak {_size(row['peak_bytes'])} "
+        f"(formula {row['memory_off']:+.1%}), {row['flops'] / 1e12:.3g} TFLOP and "
+        f"{row['moved_bytes'] / 1e9:.3g} GB moved: {seconds:.3g} s at the data sheet's rates "
+        f"(formula {row['seconds_off']:+.0%}), {seconds / ASSUMED:.3g} s at the assumed "
+        f"{ASSUMED:.0%}"
+    )
+
+
 def _measurement(framework: str, row: dict[str, Any]) -> str:
-    what = f"{framework}, {row['policy']}, remat {row['remat']}, "
-    what += f"{row['accum']} x {row['rows']}: "
+    what = _what(framework, row)
     if "failed" in row:
         return what + row["failed"]
     rates = f"{row['tokens_per_second']:,.0f} tokens/s"
@@ -84,6 +105,7 @@ def assumptions(device: Device) -> str:
     return (
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
         "assumption, nothing of ours is measured on an accelerator yet.\n"
-        "Memory: fitted to measured cells, JAX's with torch's constants, because its own are those "
-        "of a CPU. docs/plan.md says how far it is off; --measure times the best here."
+        "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4. "
+        "docs/plan.md says how far both are off; --exact asks about the best, --measure times them "
+        "here."
     )

@@ -1,23 +1,22 @@
 """Seconds of an optimizer step: what must be multiplied, and what must be moved.
 
-The two are added, not overlapped: elementwise work waits for the matmuls before it. No step is as
-fast as that; what share of it ours reach is measured on a CPU, and assumed elsewhere.
+The FLOPs are those of the compiled or traced program, the bytes fitted to what its kernels move
+outside of matmuls, which are taken to be bound by their FLOPs. `benchmarks.fit` says how far the
+sum is off the program's own roofline. No step is as fast as that; what share of it ours reach is
+measured on a CPU, and assumed elsewhere.
 """
 
 from dataclasses import replace
 
 from lockstep.config.policy import BYTES
 from lockstep.devices import CPU, Device
+from lockstep.model.attention import query_blocks
+from lockstep.model.segments import recomputed
 from lockstep.plan import memory
-from lockstep.plan.setting import Setting
+from lockstep.plan.setting import Constants, Setting
 from lockstep.plan.shape import Shape
 
 ASSUMED = 0.7
-# Passes over the activations that the backward pass reads: written, read, and their gradients.
-PASSES = 3
-# Forward passes over again, in thirds of a step's matmuls (forward 1, backward 2).
-RECOMPUTED = {"none": 0.0, "sublayer": 1.0, "block": 1.0, "sqrt": 2.0, "dots": 0.1}
-MOVED = ("blocks", "scores", "keys", "normed", "stream", "logits")  # terms of memory
 # AdamW reads weight, gradient and two moments, and writes three of them: 7 numbers a weight.
 UPDATE = 7
 
@@ -34,18 +33,55 @@ def efficiency(s: Setting, device: Device) -> float:
 
 def key(s: Setting) -> str:
     """The group of cells that share an efficiency."""
-    return f"{s.account} {'mixed' if s.roles.mixed else 'single'}"
+    return f"{s.framework} {'mixed' if s.roles.mixed else 'single'}"
 
 
-def bound(shape: Shape, s: Setting, device: Device) -> float:
+def bound(
+    shape: Shape, s: Setting, device: Device, constants: dict[str, float] | None = None
+) -> float:
     """Seconds of a step at the device's rates."""
-    tokens = s.rows * shape.context
-    flops = shape.flops_per_token * tokens * (1 + RECOMPUTED[s.remat] / 3)
-    rate = device.rate(s.roles.compute, s.roles.tf32, s.account)
-    everything = memory.at_loss(shape, replace(s, remat="none"))
-    activations = sum(everything.get(name, 0.0) for name in MOVED)
-    moved = PASSES * activations * (1 + RECOMPUTED[s.remat] / 3)
-    # Every micro-batch reads the weights forward and backward, and adds to all gradients.
-    moved += 3 * BYTES[s.roles.compute] * shape.weights
-    update = UPDATE * BYTES[s.roles.param] * shape.weights
-    return s.accum * (flops / rate + moved / device.bandwidth) + update / device.bandwidth
+    rate = device.rate(s.roles.compute, s.roles.tf32, s.framework)
+    # On a CPU too: what an accelerator's program moves, at the share of the speed that is measured.
+    like = replace(s, backend="ampere") if s.cpu else s
+    constants = constants or memory.constants_of(shape, like, "moved")
+    moved = sum(constants[name] * n for name, n in terms(shape, like).items())
+    return flops(shape, s) / rate + (moved + update_bytes(shape, s)) / device.bandwidth
+
+
+def flops(shape: Shape, s: Setting) -> float:
+    """Of all matmuls of a step, also of what is recomputed; a fused kernel skips what a causal mask
+    hides, and blocks of queries most of it."""
+    blocks = query_blocks(shape.context) if s.written_out else 1
+    attend = 2.0 * shape.context * shape.d_queries  # of its two matmuls for a token
+    attend *= (blocks + 1) / blocks if s.written_out else 1
+    scores = blocks == 1 if s.written_out else s.cpu  # kept: else they are made again
+    linear = 2 * shape.block_weights / shape.n_layer
+    last = 2 * shape.d_model * shape.d_mlp
+    # That of attention is not needed either.
+    last += 2 * shape.d_queries * shape.d_model * (s.remat == "sublayer")
+    head = 2 * shape.head_weights * (3 + (s.chunks(shape) > 1))
+    total = head + shape.n_layer * (3 * linear + (3 if scores else 3.5) * attend)
+    for layer in range(shape.n_layer):  # a loop that XLA sees runs all of them alike
+        once, again, ends = recomputed(s.remat, shape.n_layer, 0 if s.scanned else layer)
+        total += once * (linear - last) + ends * last + again * attend
+    return s.accum * s.rows * shape.context * total
+
+
+def terms(shape: Shape, s: Setting) -> Constants:
+    """Constant -> how many numbers it counts for; moved outside of matmuls, the update apart."""
+    tokens = s.accum * s.rows * shape.context
+    wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
+    layers = range(shape.n_layer)
+    again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in layers) / shape.n_layer
+    found = {
+        "moved blocks": wide, "moved again": again * wide, "moved logits": tokens * shape.vocab,
+        "moved weights": s.accum * shape.weights,
+    }  # fmt: skip
+    if s.written_out:
+        scores = tokens * shape.n_layer * shape.n_head * shape.context
+        found["moved scores"] = (1 + again) * scores
+    return found
+
+
+def update_bytes(shape: Shape, s: Setting) -> float:
+    return UPDATE * BYTES[s.roles.param] * shape.weights

@@ -1,55 +1,101 @@
-"""Bytes of a step that XLA's CPU backend can be seen to take: read from its buffer assignment
-(`--xla_dump_to`), not fitted."""
+"""Bytes of a step that XLA compiles for CUDA, as its buffer assignment (`--xla_dump_to`) shows
+them."""
 
 from lockstep.config.policy import BYTES
 from lockstep.model.attention import query_blocks
-from lockstep.model.segments import segments
-from lockstep.plan.setting import Setting
+from lockstep.plan.setting import ATTENTION, FIRST, LAST, LOSS, SEGMENT, UPDATE, Constants, Setting
 from lockstep.plan.shape import Shape
 
-# From so many rows on XLA's CPU backend reduces in a kernel of its own, and keeps what goes in.
-REDUCED_APART = 4096
 
-
-def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
-    """As they stand in XLA's buffer assignment.
-
-    A loop over layers fills their gradients with zeros before it begins; it takes a layer's weights
-    out of the stack, and with sqrt a segment's, which has gradients of its own. The update, in a
-    conditional when N > 1, returns arrays of its own.
-    """
-    width = BYTES[s.roles.param]
-    whole, blocks = width * shape.weights, width * shape.block_weights
-    if moment == "end":
-        return {"update": 3 * whole} if s.accum > 1 else {}
+def terms(shape: Shape, s: Setting) -> dict[str, Constants]:
+    """See `memory.terms`. In a loop over layers all blocks need the same, and nothing is freed
+    between them."""
+    wide, stream, _ = s.sizes(shape)
+    kept = {"kept none": wide} if s.remat == "none" else {}
+    all_kept = {name: n * shape.n_layer for name, n in kept.items()}
+    inside = {f"inside {s.recomputed}": wide}
+    found = {LOSS: all_kept | {"stream": stream}, LAST: all_kept | inside, UPDATE: {}}
+    if s.written_out:
+        others = {name: n - wide for name, n in all_kept.items()}  # its own MLP's is gone by then
+        found[ATTENTION] = others | {f"attended {s.recomputed}": stream}
     if not s.scanned:
-        return {}
-    if moment == "loss":
-        return {"gradients": blocks}
-    taken = 1.0
-    if s.remat == "sqrt":
-        taken += 2 * max(map(len, segments(shape.n_layer)))
-    return {"gradients": whole, "slices": blocks * taken / shape.n_layer}
-
-
-def activations(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
-    """Of attention in blocks of queries, each with copies of its keys and values; and of RMSNorm.
-
-    None are kept from one layer to the next where attention is recomputed. Where it is recomputed
-    apart from the MLP, the scores are there once in the MLP's backward pass.
-    """
-    layers = shape.n_layer if s.remat == "none" else int(moment in ("block", "attention"))
-    if moment == "end":
-        return {}
-    width, tokens = BYTES[s.roles.output], s.rows * shape.context
-    n = query_blocks(shape.context)
-    scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
-    arrays = 3 if tokens * shape.n_head / n >= REDUCED_APART else 2
-    if moment == "block" and s.remat in ("dots", "sublayer"):
-        return {"scores": width * scores * (n > 1)}
-    normed = (2 * shape.n_layer + 1) * shape.gated * (tokens >= REDUCED_APART)
-    found = {"scores": width * scores * arrays * layers,
-             "keys": width * tokens * shape.d_keys * n * layers}  # fmt: skip
-    if s.remat == "none":
-        found["normed"] = width * tokens * shape.d_model * normed
+        found[FIRST] = kept | inside
+    elif _even(shape, s) < shape.n_layer:
+        found[SEGMENT] = inside
     return found
+
+
+def exact(shape: Shape, s: Setting, moment: str) -> Constants:
+    """What the blocks keep, the logits, weights' copies, gradients, accumulators beside them."""
+    found = weights(shape, s, moment) | {"kept": kept(shape, s, moment)}
+    if s.accum > 1:
+        found["accumulators"] = BYTES[s.roles.param] * shape.weights
+    if moment == ATTENTION:  # of the last block of queries, in the backward pass
+        arrays = 5 if s.remat == "dots" else 3 + (s.backend == "before ampere")
+        scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)
+        found["scores"] = arrays * BYTES[s.roles.compute] * scores
+    if s.chunks(shape) > 1 and moment not in (LOSS, UPDATE):  # what the head read
+        found["stream"] = BYTES[s.roles.output] * s.sizes(shape)[1]
+    if moment == LOSS:  # the gradient takes their place, but not that of what cuBLAS returns
+        arrays = 2 if s.backend == "before ampere" else 1
+        found["logits"] = arrays * BYTES[s.roles.compute] * s.sizes(shape)[2]
+    return found
+
+
+def kept(shape: Shape, s: Setting, moment: str) -> float:
+    """Inputs, or with dots also each linear layer's result but the last one's."""
+    if moment == UPDATE:
+        return 0.0
+    if s.remat == "dots":
+        results = shape.d_queries + 2 * shape.d_keys + shape.d_model
+        results += (1 + shape.gated) * shape.d_mlp
+        each = BYTES[s.roles.output] * shape.d_model + BYTES[s.roles.compute] * results
+        return s.rows * shape.context * shape.n_layer * each
+    spans = s.spans(shape)
+    again = {LOSS: 0, SEGMENT: len(spans[0])}.get(moment, len(spans[-1]))
+    return s.input_bytes(shape) * (len(spans) + again * (s.remat == "sqrt"))
+
+
+def weights(shape: Shape, s: Setting, moment: str) -> Constants:
+    """Gradients of stacked layers are filled with zeros before the loop. Where they are unscaled,
+    or added to accumulators, there are two of each."""
+    width = BYTES[s.roles.param]
+    half = BYTES[s.roles.compute] if s.roles.mixed else 0
+    whole, head = width * shape.weights, shape.head_weights
+    chunked, looped, scaled = s.chunks(shape) > 1, s.accum > 1, s.roles.loss_scaling
+    stacked = width * shape.block_weights * s.scanned
+    one = width * shape.block_weights / shape.n_layer
+    even = _even(shape, s) == shape.n_layer
+    twice = 1 + (even and (scaled or looped))
+    if moment == UPDATE:
+        return {"gradients": whole + stacked * (twice - 1)}
+    # Chunks add up the head's in float32; all rows at once leave it in the compute dtype.
+    of_head = width * head * twice * chunked
+    late = looped or s.backend == "before ampere"
+    copies = half * head * (1 + looped) if half else width * head * (chunked or not late)
+    if moment == LOSS and s.scanned:
+        return {"gradients": of_head, "copies": copies}
+    if not s.scanned:
+        gradients = {FIRST: whole - one}.get(moment, of_head)
+        copies += half * (shape.block_weights + head * chunked)
+        return {"gradients": gradients, "copies": copies}
+    found = {"gradients": stacked * twice + (of_head or (half or width) * head),
+             "copies": (half or width) / width * one}  # fmt: skip
+    if s.remat == "sqrt":
+        found["slices"] = one * _sliced(shape, s, moment)
+    return found
+
+
+def _sliced(shape: Shape, s: Setting, moment: str) -> int:
+    """Layers: a segment's weights leave the stack, and have gradients apart. Where the segments are
+    not all of one length, those that are leave it first, together."""
+    even, spans = _even(shape, s), s.spans(shape)
+    if even == shape.n_layer or moment == SEGMENT:
+        return 2 * len(spans[0]) + even * (even < shape.n_layer)
+    return len(spans[-1]) + even * (s.accum == 1)
+
+
+def _even(shape: Shape, s: Setting) -> int:
+    """How many layers are in segments of the first one's length."""
+    sizes = [len(span) for span in s.spans(shape)]
+    return shape.n_layer if s.remat != "sqrt" else sizes.count(sizes[0]) * sizes[0]

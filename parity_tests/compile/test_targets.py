@@ -11,6 +11,7 @@ from lockstep.compile.program import Attention, Buffer, Kernel, Matmul, Operatio
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
 from lockstep.model.flops import of
+from lockstep.model.segments import recomputed
 
 H100, T4 = targets.find("h100"), targets.find("t4")
 
@@ -62,7 +63,7 @@ def test_the_definition_s_flops_are_those_of_the_papers(model: str) -> None:
 
 def test_what_each_remat_runs_again() -> None:
     """Two segments of two blocks: the first of each runs twice again, the last once."""
-    again = {remat: [expected.recomputed(small(remat=remat), i) for i in range(4)]
+    again = {remat: [recomputed(remat, 4, i) for i in range(4)]
              for remat in ("none", "dots", "block", "sqrt")}  # fmt: skip
     assert again == {
         "none": [(0, 0, 0)] * 4, "dots": [(0, 1, 0)] * 4, "block": [(1, 1, 0)] * 4,

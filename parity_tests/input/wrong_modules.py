@@ -23,10 +23,17 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("smoke --no", ["--no", "unknown"]),
     ],
     "benchmarks.memory": [
-        ("", ["WHAT", "--help"]),
-        ("keras", ["WHAT", "keras", "fit"]),
-        ("fit now", ["now", "--help"]),
+        ("", ["FRAMEWORK", "--help"]),
+        ("keras", ["--framework", "keras", "torch"]),
+        ("torch now", ["now", "--help"]),
     ],
+    "benchmarks.compiled": [
+        ("", ["FRAMEWORK", "--help"]),
+        ("keras", ["--framework", "keras", "torch"]),
+        ("torch nonsense", ["GROUP", "nonsense", "unknown"]),
+    ],
+    "benchmarks.fit": [("now", ["now", "--help"])],
+    "benchmarks.estimators": [("stray", ["stray", "--help"])],
     "benchmarks.plan": [("fit", ["fit", "--help"])],
     "benchmarks.matmul": [
         ("", ["FRAMEWORK", "--help"]),

@@ -168,7 +168,7 @@ def test_a_step_is_no_faster_than_its_matmuls() -> None:
             given = setting(remat=remat)
             model = shape.of("gpt2", None)
             flops_of_step = model.flops_per_token * given.rows * model.context
-            rate = device.rate(given.roles.compute, given.roles.tf32, given.account)
+            rate = device.rate(given.roles.compute, given.roles.tf32, given.framework)
             assert roofline.seconds(model, given, device) > flops_of_step / rate
 
 

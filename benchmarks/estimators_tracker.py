@@ -1,0 +1,37 @@
+"""Config on stdin -> the peak by torch's MemTracker of our step on fake CUDA tensors, in bytes."""
+
+import json
+import sys
+
+from lockstep.config import Config
+from lockstep_compiler.fake_cuda import load_guard, patch_torch
+
+
+def peak(config: Config) -> int:
+    load_guard()  # before torch
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from lockstep_compiler.side_torch import make_moments
+    from torch_ref import precision, step
+
+    device = torch.device("cuda")
+    patch_torch(ampere=True)
+    precision.set_switches(config, device)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        trainer = step.Trainer(config, device)
+        make_moments(trainer)
+        shape = (config.optim.accum, config.optim.batch_size, config.model.context + 1)
+        window = torch.zeros(shape, dtype=torch.int64, device=device)
+        tracker = MemTracker()
+        tracker.track_external(trainer.model, trainer.optimizer, window)
+        with tracker:
+            trainer.step(window)
+    by_device = tracker.get_tracker_snapshot("peak")
+    return next(found["Total"] for on, found in by_device.items() if on.type == "cuda")
+
+
+if __name__ == "__main__":
+    print(peak(Config.from_json(json.load(sys.stdin))))

@@ -1,0 +1,85 @@
+"""`lockstep plan --exact`: what a compiler says of the best candidates, beside the formulas."""
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+
+from lockstep.cli import commands
+from lockstep.compile.program import Kernel, Matmul, Program
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.plan import exact
+
+GB = 1e9
+PLAN = ["plan", "--model", "gpt2", "--device", "h100", "--framework", "torch"]
+
+
+class Compiler:
+    """Of a program of 10 GB and 20 ms; of none with remat."""
+
+    asked: ClassVar[list[Config]] = []
+
+    def __init__(self, framework: str) -> None:
+        assert framework == "torch"
+
+    def program(self, config: Config, device: str) -> Program:
+        self.asked.append(config)
+        if config.execution.remat != "none":
+            raise UserError("torch for h100: no")
+        return Program(
+            framework="torch", how="traced for", versions={}, attention_asked="", seconds=0.0,
+            peak=10 * 10**9, matmuls=[Matmul("bfloat16", "bfloat16", (1, 1, 1), "forward", 1)],
+            kernels=[Kernel("copy", "rest", 0, "", 67_000_000_000, 1)],
+        )  # fmt: skip
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    monkeypatch.setattr(exact, "Compiler", Compiler)
+    monkeypatch.setattr(Compiler, "asked", [])
+    return Compiler.asked
+
+
+def test_it_says_what_the_formulas_are_off_by(
+    asked: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.main([*PLAN, "--exact", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    found: list[dict[str, Any]] = plan["compiled"]
+    assert len(found) == len(asked) == 3
+    assert found[0]["total_bytes"] == plan["recommended"]["total_bytes"]
+    for row, config in zip(found, asked):
+        assert config.precision.policy == row["policy"]
+        assert (config.optim.batch_size, config.optim.accum) == (row["rows"], row["accum"])
+        if row["remat"] == "none":
+            assert row["memory_off"] == pytest.approx(row["total_bytes"] / (10 * GB) - 1)
+            assert row["roofline_seconds"] == pytest.approx(0.02)
+            seconds = row["predicted_seconds"] * 0.7
+            assert row["seconds_off"] == pytest.approx(seconds / 0.02 - 1)
+    assert any("failed" in row for row in found) == any(row["remat"] != "none" for row in found)
+
+
+def test_the_text_names_both(asked: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main([*PLAN, "--exact"]) == 0
+    out = capsys.readouterr().out
+    assert "traced for the device, torch, " in out and "peak 9.31 GiB (formula " in out
+    assert "67 GB moved: 0.02 s at the data sheet's rates (formula " in out
+    assert "0.0286 s at the assumed 70%" in out
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["--device", "h100-pcie"], "--device h100-pcie: unknown"),
+    (["--model", "config.json"], "--exact config.json: only a preset"),
+])  # fmt: skip
+def test_what_cannot_be_asked(words: list[str], why: str, asked: list[Config], tmp_path: Any,
+                              capsys: pytest.CaptureFixture[str],
+                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    layers = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(layers))
+    assert commands.main([*PLAN, "--exact", *words]) == 2
+    assert why in capsys.readouterr().err
+    assert not asked
