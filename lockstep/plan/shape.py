@@ -81,7 +81,8 @@ def of_huggingface(path: Path, context: int | None) -> Shape:
     tokens = context or longest
     require(tokens <= longest, "--context", tokens, f"{path} has {longest} positions at most")
     # Learned positions are weights, of which a shorter sequence leaves some unused.
-    whole, model = ModelConfig(**fields), ModelConfig(**{**fields, "context": tokens})
+    model = ModelConfig(**{**fields, "context": tokens})
+    whole = replace(model, context=longest, window=0)
     positions = longest if whole.position == "learned" else 0
     return replace(of_model(model), positions=positions, weights=params.count(whole))
 

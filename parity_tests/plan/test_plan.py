@@ -63,6 +63,13 @@ def test_a_huggingface_config_is_its_preset(tmp_path: Path) -> None:
         assert found.weights == ours.weights + mlp
 
 
+def test_a_window_is_refused_beyond_it_alone(tmp_path: Path) -> None:
+    path = write_json(tmp_path, LLAMA_JSON | {"model_type": "mistral", "sliding_window": 128})
+    assert shape.of(path, 128).context == 128
+    with pytest.raises(UserError, match="--context 2048: .*window of 128 .*at most 128"):
+        shape.of(path, None)
+
+
 def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
     few = shape.of(write_json(tmp_path, LLAMA_JSON | {"num_key_value_heads": 4}), None)
     assert shape.of(write_json(tmp_path, LLAMA_JSON), None).weights - few.weights == (
