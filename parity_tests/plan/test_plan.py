@@ -164,6 +164,22 @@ def test_remat_is_for_what_does_not_fit() -> None:
     assert rank(choices(model, dataclasses.replace(device, memory=8e9), "torch", 2**17)) == []
 
 
+def test_chunks_of_the_loss_are_for_logits_that_do_not_fit() -> None:
+    """One row of 8,192 tokens has 2 GB of bfloat16 logits; torch has 12 GB with their gradient."""
+    model = dataclasses.replace(shape.of("gpt2", None), context=8192, vocab=131_072)
+    for framework, memory in (("jax", 4e9), ("torch", 12e9)):
+        device = dataclasses.replace(devices.find("h100"), memory=memory)
+        found = choices(model, device, framework, 8192)
+        best = rank(found)[0]
+        assert best.setting.loss_chunks == "auto" and best.fits
+        assert not any(c.fits for c in found if c.setting.loss_chunks == "1")
+        assert "the logits of all rows at once: do not fit" in recommend.reason(
+            model, device, best, found
+        )
+    roomy = rank(choices(model, devices.find("h100"), "torch", 8192))[0]
+    assert roomy.setting.loss_chunks == "1"
+
+
 def test_all_rows_of_a_step_are_taken() -> None:
     for found in choices(shape.of("10m", None), devices.find("t4"), "jax", 100_000):
         assert found.setting.rows * found.setting.accum * 256 >= 100_000
@@ -233,6 +249,7 @@ def test_what_fits_nowhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         "--model gpt2 --device t4 --tokens nan", "--model gpt2 --device t4 --framework tf",
         "--model missing.json --device t4", "--model gpt2 --device t4 --micro-batch x",
         "--model gpt2 --device t4 --tokens-per-step 0",
+        "--model gpt2 --device t4 --loss-chunks 0",
     ],
 )  # fmt: skip
 def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
