@@ -1,6 +1,7 @@
 """The recorded references, each made once a worker."""
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from lockstep.check.program import Program
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
 from lockstep_recorder import main
+
+
+@pytest.fixture(autouse=True)
+def _its_folder_leaves_the_path_with_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
