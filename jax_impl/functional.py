@@ -58,11 +58,8 @@ def affine(x: Array, weight: Array, bias: Array | None, narrow: Narrow = keep) -
 
 
 def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
-    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (
-        x,
-        weight,
-        None if bias is None else (),
-    )
+    biased = None if bias is None else ()  # a tree without an array: nothing more is kept
+    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight, biased)
 
 
 def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
