@@ -54,9 +54,10 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     found = {pattern: [i for i in items if re.search(pattern, i.nodeid)] for pattern in REPEATS}
     whole = not config.getoption("keyword") and not any("::" in a for a in config.args)
-    files = {item.path.name for item in items}
+    files = {item.nodeid.partition("::")[0] for item in items}
     for pattern, fits in found.items():
-        if whole and not fits and pattern.partition("::")[0].rpartition("/")[2] in files:
+        file = "/" + pattern.partition("::")[0]
+        if whole and not fits and any(path.endswith(file) for path in files):
             raise pytest.UsageError(f"parity_tests/repeats.py: {pattern} fits no test; mend it")
     repeats = {item for fits in found.values() for item in fits}
     if repeats and not any("::" in argument for argument in config.args):
