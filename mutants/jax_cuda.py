@@ -15,8 +15,8 @@ from mutants.patch import Plant, assign, both, wrap
 def widen(name: str) -> Plant:
     """A place whose matmul is not cast."""
 
-    def wrong(right: Callable, function: Callable, dtypes: Any) -> Callable:
-        cast = right(function, dtypes)
+    def wrong(right: Callable, function: Callable, dtypes: Any, **rest: Any) -> Callable:
+        cast = right(function, dtypes, **rest)
         plain = lambda x, w, *b: function(x, w[...] if hasattr(w, "value") else w, *b)  # noqa: E731
         return plain if dtypes.path.endswith(name) else cast
 
