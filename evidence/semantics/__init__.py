@@ -13,13 +13,12 @@ from importlib.metadata import version
 import jax
 
 from evidence.semantics.draws import bernoulli, initialisation
+from evidence.semantics.losses import cross_entropy, ignored_targets
 from evidence.semantics.numerics import (
-    cross_entropy,
     embedding_gradient,
     excess_precision,
     gelu,
     gelu_form,
-    ignored_targets,
     layer_norm_bfloat16,
     layer_norm_variance,
     linear,

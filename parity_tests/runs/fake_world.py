@@ -17,7 +17,7 @@ from lockstep.config import Config
 from lockstep.model.params import Arrays
 from lockstep.model.state import Part, TrainState
 from lockstep.run.shards import piece_name
-from parity_tests.fake import SlowTwin
+from parity_tests.fake import SlowTwin, device_count, end, has_accelerator  # noqa: F401
 
 
 class RankTwin(SlowTwin):
@@ -65,18 +65,6 @@ class RankTwin(SlowTwin):
 
 def build(config: Config) -> RankTwin:
     return RankTwin(config)
-
-
-def device_count(device: str) -> int:
-    return 1
-
-
-def end(status: int) -> None:
-    pass
-
-
-def has_accelerator(device: str) -> bool:
-    return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""The loss: where it rounds, and which targets count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+import torch.nn.functional as F
+
+import jax_impl.bridge
+import jax_impl.dropout
+import jax_impl.functional
+import jax_impl.loss
+import jax_impl.model
+import jax_impl.optim
+import jax_impl.precision
+import jax_impl.step
+import torch_ref.dropout
+import torch_ref.loss
+import torch_ref.model
+import torch_ref.optim
+import torch_ref.precision
+import torch_ref.step
+from evidence.semantics.row import (
+    BF16,
+    Row,
+    as_torch,
+    normal,
+)
+from lockstep.data.rows import IGNORED
+from lockstep.parity.toy import toy
+
+
+def cross_entropy() -> Row:
+    logits = (3 * normal(512, 256)).astype(BF16)
+    labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
+    tensors = as_torch(logits), torch.from_numpy(labels)
+    truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
+    roles = toy(policy="bf16").dtypes
+    with torch.autocast("cpu", torch.bfloat16):
+        left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
+    native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
+    ours = (
+        float(jax_impl.loss.mean_loss(jnp.asarray(logits), jnp.asarray(labels), roles)),
+        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles).item(),
+    )
+    return Row(
+        what="Cross-entropy of bfloat16 logits",
+        torch=f"{left} under autocast",
+        default=f"optax: leaves {native.dtype}",
+        default_figure=abs(float(native.mean()) / truth - 1),
+        ours="logits to float32 first, in both",
+        ours_figure=max(abs(loss / truth - 1) for loss in ours),
+        unit="error of the mean {:.0e}",
+    )
+
+
+def ignored_targets() -> Row:
+    """Half of the targets are ignored, the others the likeliest: a trained model's."""
+    logits = 3 * normal(512, 256)
+    labels = np.where(np.arange(512) % 2, logits.argmax(-1), IGNORED)
+    tensors, roles = (as_torch(logits), torch.from_numpy(labels)), toy(policy="fp32").dtypes
+    truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
+    native = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
+    given, count = (jnp.asarray(logits), jnp.asarray(labels), roles), torch.tensor(256)
+    ours = (
+        float(jax_impl.loss.mean_loss(*given, jnp.asarray(256))),
+        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles, count).item(),
+    )
+    return Row(
+        what="A target of -100",
+        torch="ignored",
+        default="optax: the 100th logit from the end",
+        default_figure=abs(float(native) / truth - 1),
+        ours="ignored, in both",
+        ours_figure=max(abs(loss / truth - 1) for loss in ours),
+        unit="error of the mean {:.0e}",
+    )
