@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import compiled, estimators, worlds
+from benchmarks import compiled, estimators, startup, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -117,6 +117,7 @@ PARTS = [
           "parity_tests/input", "benchmarks/report.py"),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE),
     _suite("cpu"), _suite("drift"),
+    _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS),
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),
     *(_memory(each + fresh) for each in twin.MODULES for fresh in ("", "-fresh")),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from benchmarks import claims, estimators, fit, optimizer_state, plan, report, worlds
+from benchmarks import claims, estimators, fit, optimizer_state, plan, report, startup, worlds
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
@@ -130,6 +130,11 @@ def learn(name: str) -> str:
     return lesson.table(cell, rows, lesson.PAGE.read_text())
 
 
+def start() -> str:
+    rows = results.read(startup.FILE)
+    return f"{startup.markdown(rows)}\n\n{origin(BY_NAME['startup'].call(), rows.values())}"
+
+
 def example() -> str:
     """A command of the plan's, and what it prints."""
     words = "plan --model gpt2 --device t4 --framework torch --tokens 1e9 --price 0.35"
@@ -144,7 +149,7 @@ OTHERS: dict[str, Callable[[], str]] = {
     "memory": lambda: fit.markdown(read_json(CONSTANTS, limit=10**6)),
     "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
-    "claims": lambda: claims.table(claims.Results()),
+    "startup": start, "claims": lambda: claims.table(claims.Results()),
 }  # fmt: skip
 KINDS: dict[str, Callable[[str], str]] = {
     "learn": learn, "experiment": experiment, "state": experiment,

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it: here once, not in each mutant's process
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call

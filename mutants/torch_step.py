@@ -210,7 +210,7 @@ BUGS: dict[str, Plant] = {
     "no-bias-correction": wrap(AdamW, "step", without_bias_correction),
     "adam-eps": assign(optim, "ADAM_EPS", 1e-6),
     "betas-swapped": wrap(step, "adamw", swap_betas),
-    "coupled-decay": assign(torch.optim, "AdamW", torch.optim.Adam),
+    "coupled-decay": assign(optim, "AdamW", torch.optim.Adam),
     "decay": wrap(step, "adamw", with_decay),
     "learning-rate": wrap(AdamW, "step", use_higher_rate),
     "decay-on-norms": decay_also("norm"),

@@ -6,14 +6,12 @@ gradients over all devices; what else is of the whole batch is said here.
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
@@ -21,6 +19,10 @@ from lockstep.errors import require
 
 from .model import GPT
 from .processes import join, process_count, rank
+
+if TYPE_CHECKING:  # a second of CPU time, which a run on one device is spared
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 AXES = ("data", "fsdp")
 
@@ -46,6 +48,8 @@ def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
         return model
     if mesh["fsdp"].size() == 1:
         return cast(GPT, DistributedDataParallel(model, process_group=mesh.get_group("data")))
+    from torch.distributed.fsdp import fully_shard
+
     mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -54,15 +58,23 @@ def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
     return model
 
 
+def is_shared(model: GPT) -> "TypeGuard[FSDPModule]":
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
+    return hasattr(tensor, "full_tensor")
+
+
 def divide(model: GPT) -> None:
     """Lets go of what a pass without a backward pass has left whole."""
-    if isinstance(model, FSDPModule):
+    if is_shared(model):
         model.reshard()
 
 
 def accumulate(model: GPT, *, last: bool) -> AbstractContextManager:
     """Around a backward pass: gradients are averaged over the devices with the last one."""
-    if isinstance(model, FSDPModule):
+    if is_shared(model):
         model.set_requires_gradient_sync(last)
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
@@ -98,12 +110,12 @@ def whole_norms(norms: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """This device's part."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_part(tensor) else tensor
 
 
 def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
     """Where this device's part begins on axis 0; which it is of the devices that have this part."""
-    if mesh is None or not isinstance(tensor, DTensor):
+    if mesh is None or not is_part(tensor):
         return 0, rank(), process_count()
     chunk = -(-len(tensor) // mesh["fsdp"].size())
     return chunk * mesh["fsdp"].get_local_rank(), mesh["data"].get_local_rank(), mesh["data"].size()
@@ -111,7 +123,7 @@ def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
 
 def whole(tensor: Tensor) -> Tensor:
     """Of all devices' parts; every process calls it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 def whole_state(model: GPT) -> dict[str, Tensor]:
@@ -122,6 +134,8 @@ def whole_state(model: GPT) -> dict[str, Tensor]:
 def like(tensor: Tensor, values: Tensor) -> Tensor:
     """Whole values, in dtype and place of a tensor."""
     values = values.to(local(tensor))
-    if not isinstance(tensor, DTensor):
+    if not is_part(tensor):
         return values
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None)

@@ -32,7 +32,6 @@ def add(commands: Any) -> None:
 def _add_check(commands: Any) -> None:
     sub = commands.add_parser(
         "check",
-        help="is your port right, and if not, what is wrong?",
         description="Compares two programs of your own, a reference and its port, PyTorch or JAX:\n"
         "mapping, forward, backward, optimizer and loss curves; names what is wrong.\n"
         "Exit status: 0 equal, 1 different, 2 a mistake, 4 incomplete.",
@@ -63,7 +62,6 @@ def _add_check(commands: Any) -> None:
 def _add_record(commands: Any) -> None:
     sub = commands.add_parser(
         "record",
-        help="record a reference for `lockstep check`",
         description="Runs a reference and writes what it computes, so that a port can be checked\n"
         "where the reference cannot run.",
         epilog="example:\n  lockstep record ref.py -o ref.trace --python /envs/torch/bin/python",

@@ -1,30 +1,61 @@
-"""The `lockstep` command: its subcommands, each from the module that does its work."""
+"""The `lockstep` command: its subcommands, each from the module that does its work.
 
+That module alone is imported, so that a list of the commands need not wait for all of them.
+"""
+
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from lockstep.check import command as check
-from lockstep.cli import export, instruments, sample
-from lockstep.compile import command as compile_command
-from lockstep.data import command as data
-from lockstep.doctor import command as doctor
 from lockstep.exits import exit_status
 from lockstep.flags import Parser
-from lockstep.plan import command as plan
+
+COMMANDS = {  # name: its module, what it is for
+    "check": ("lockstep.check.command", "is your port right, and if not, what is wrong?"),
+    "record": ("lockstep.check.command", "record a reference for `lockstep check`"),
+    "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
+    "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
+    "export": ("lockstep.cli.export", "write a run's weights as Hugging Face has them"),
+    "doctor": (
+        "lockstep.doctor.command",
+        "which policies run on this machine, and what is misconfigured?",
+    ),
+    "plan": (
+        "lockstep.plan.command",
+        "which policy, remat, micro-batch and accumulation should I run?",
+    ),
+    "compile": (
+        "lockstep.compile.command",
+        "what does a training step do on a GPU that is not here?",
+    ),
+    "curves": ("lockstep.cli.instruments", "do two programs train the same curve, up to rounding?"),
+    "power": ("lockstep.cli.instruments", "detection rate: which rung catches which planted bug?"),
+    "specificity": ("lockstep.cli.instruments", "false-positive rate of the parity ladder"),
+    "sensitivity": (
+        "lockstep.cli.instruments",
+        "which modules need float32, and is it worth the time?",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses and runs it; the exit status."""
-    return exit_status(lambda: _main(argv))
+    return exit_status(lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    given = lockstep_parser().parse_args(argv)
+def _main(argv: Sequence[str]) -> int:
+    given = lockstep_parser(argv).parse_args(argv)
     return given.command(given)
 
 
-def lockstep_parser() -> Parser:
+def lockstep_parser(argv: Sequence[str] = ()) -> Parser:
+    """Knows the names of all commands, and the flags of the one that the words begin with."""
     parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (check, sample, data, export, doctor, plan, compile_command, instruments):
-        module.add(commands)
+    asked, _ = COMMANDS.get(argv[0] if argv else "", ("", ""))
+    if asked:
+        import_module(asked).add(commands)
+        return parser
+    for name, (_, about) in COMMANDS.items():
+        commands.add_parser(name, help=about)
     return parser

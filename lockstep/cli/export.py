@@ -15,8 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    about = "write a run's weights as Hugging Face has them"
-    sub = commands.add_parser("export", help=about, description="Writes config.json, "
+    sub = commands.add_parser("export", description="Writes config.json, "
                               "model.safetensors and the tokenizer's files,\nif the run began with "
                               "some, for transformers to load.")  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")

@@ -40,7 +40,6 @@ def add(commands: Any) -> None:
 def _add_curves(commands: Any) -> None:
     sub = commands.add_parser(
         "curves",
-        help="do two programs train the same curve, up to rounding?",
         description="Trains A and B, each in a process of its own, also from perturbed weights;\n"
         "tests whether the gap between the curves stays within their rounding noise.",
         epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
@@ -64,7 +63,6 @@ def _add_curves(commands: Any) -> None:
 def _add_power(commands: Any) -> None:
     sub = commands.add_parser(
         "power",
-        help="detection rate: which rung catches which planted bug?",
         description="Mutation testing: plants each bug in its twin and climbs every rung against\n"
         "the other, unchanged twin. x: caught; .: not caught; ?: inconclusive; empty:\n"
         "no such rung there.",
@@ -81,7 +79,6 @@ def _add_power(commands: Any) -> None:
 def _add_specificity(commands: Any) -> None:
     sub = commands.add_parser(
         "specificity",
-        help="false-positive rate of the parity ladder",
         description="Climbs the rungs with fresh seeds, with semantics-preserving variants of\n"
         "either twin and on simulated machines, and counts false positives.",
     )
@@ -99,7 +96,6 @@ def _add_specificity(commands: Any) -> None:
 def _add_sensitivity(commands: Any) -> None:
     sub = commands.add_parser(
         "sensitivity",
-        help="which modules need float32, and is it worth the time?",
         description="Compares the gradient with float64: with one module at a time in half\n"
         "precision, and with all but one; times a step with each kind of module in\n"
         "float32; reports which --fp32-islands are worth it.",

@@ -16,8 +16,7 @@ from lockstep.train import sampling, trainer
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser("sample", help="write text with a run's checkpoint",
-                              description="Writes text with a run's checkpoint.")  # fmt: skip
+    sub = commands.add_parser("sample", description="Writes text with a run's checkpoint.")
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--prompt", default="def ", metavar="TEXT",
                      help="text to continue (default: 'def ')")  # fmt: skip

@@ -20,7 +20,6 @@ def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
         "compile",
-        help="what does a training step do on a GPU that is not here?",
         description="Compiles our JAX step, or traces our PyTorch step, for a CUDA device that is\n"
         "not here: dtypes of its matmuls, attention kernels, memory, bytes moved.\n"
         "Nothing is run, and nothing is measured. Takes the trainers' own flags.",

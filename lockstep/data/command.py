@@ -21,7 +21,7 @@ SHOWN, LONGEST = 10, 400  # rows, and characters of each
 def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
-        "data", help="tokenize ahead, and look at rows and their masks",
+        "data",
         description="Tokenizes .txt, .jsonl or .parquet files into a folder that --data takes,\n"
         "and shows ten rows: [[...]] counts as targets.",
     )  # fmt: skip

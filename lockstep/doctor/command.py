@@ -16,7 +16,6 @@ def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
         "doctor",
-        help="which policies run on this machine, and what is misconfigured?",
         description="Asks each framework, in a process of its own, what it sees. Reports which\n"
         "policies are native here, emulated (in other arithmetic) or unsupported, the\nproblems "
         "and their remedies. Exit status 1 if something cannot work.",

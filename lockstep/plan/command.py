@@ -26,7 +26,6 @@ def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
         "plan",
-        help="which policy, remat, micro-batch and accumulation should I run?",
         description="Predicts memory and time of a training step for each policy and remat mode,\n"
         "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
         "three, --measure times them here.",

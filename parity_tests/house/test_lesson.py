@@ -54,7 +54,7 @@ def refusal(command: str) -> str:
         module, words = words[1], words[2:]
     try:
         if program == "lockstep":
-            given = vars(commands.lockstep_parser().parse_args(words))
+            given = vars(commands.lockstep_parser(words).parse_args(words))
             if given["command"].__name__ == "_curves":
                 own = {k: v for k, v in given.items() if k not in ("a", "b", "bug", "out")}
                 own.pop("command")

@@ -1,0 +1,64 @@
+"""What a command imports before it does its work: modules, not seconds."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.process import ROOT
+
+HELP = """
+from lockstep.cli.commands import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+"""
+FIRST_STEP = """
+from lockstep import twin
+from lockstep.config import from_flags
+from lockstep.model.state import initial_state
+from lockstep.parity.pair import GPT
+config = from_flags({"model": "tiny", "n_layer": 1, "context": 8}, accelerator=False)
+built = twin.load("torch", config)
+built.load(initial_state(config))
+built.step(built.place(GPT.window(config, 0)))()
+"""
+COMPILER = {"sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers"}
+
+
+def modules_after(code: str) -> set[str]:
+    """Of a fresh process, without those that it began with."""
+    code = f"import sys\nbefore = {{*sys.modules}}\n{code}\nprint(*{{*sys.modules}} - before)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def beyond_python(modules: set[str]) -> set[str]:
+    """The rooms of ours and the packages of others."""
+    others = {name for name in modules if name.split(".")[0] not in sys.stdlib_module_names}
+    return {".".join(name.split(".")[:2]) for name in others} - {"lockstep"}
+
+
+def test_a_list_of_the_commands_needs_none_of_them() -> None:
+    assert beyond_python(modules_after(HELP)) == {
+        f"lockstep.{name}" for name in ("cli", "config", "errors", "exits", "flags")
+    }
+
+
+def test_a_first_step_in_torch_needs_no_compiler() -> None:
+    assert modules_after(FIRST_STEP) & COMPILER == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("import safetensors", "safetensors"), ("import lockstep.run.lock", "lockstep.run")],
+)
+def test_an_import_is_seen(code: str, found: str) -> None:
+    assert found in beyond_python(modules_after(code))
+
+
+def test_a_part_of_the_compiler_is_seen() -> None:
+    assert modules_after("import sympy") & COMPILER == {"sympy"}
