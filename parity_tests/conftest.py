@@ -50,6 +50,7 @@ NO_FLOAT16 = "XLA cannot compile float16 for a CPU without F16C"  # jax_impl/pre
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(
+    "parity_tests.browser",
     "parity_tests.runs.checkpoints",
     "parity_tests.data.corpora",
     "parity_tests.input.fuzz",

@@ -1,5 +1,6 @@
 """What a finished run tells its user: what was learned, what it writes, what to try next."""
 
+import contextlib
 import math
 import shlex
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 from lockstep.config import Config, to_flags
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
-from lockstep.run import checkpoint
+from lockstep.files import durable
+from lockstep.run import checkpoint, directory
 from lockstep.run.runlog import clock
 from lockstep.train import sampling
 from lockstep.twin import MODULES, Twin
@@ -29,7 +31,7 @@ def text(
     if best and checkpoint.step_of(best) != steps:
         step = checkpoint.step_of(best)
         lines.append(f"the best of its checkpoints is that of step {step}: {losses[step]:.4f}")
-    lines += sample_lines(config, twin, data, losses)
+    lines += sample_lines(config, twin, data, losses, run / directory.SAMPLE)
     others = [module for name, module in MODULES.items() if name != twin.framework]
     lines += [
         f"the run is in {out}: config.json, log.jsonl, checkpoints/",
@@ -42,15 +44,23 @@ def text(
 
 
 def sample_lines(
-    config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float]
+    config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float], file: Path | None = None
 ) -> list[str]:
-    """What bytes allow: the entropies beside the last loss, and a text; [] for other tokens."""
+    """What bytes allow: the entropies beside the last loss, and a text; [] for other tokens.
+
+    Args:
+        file: keeps the text, too, where the disk has room.
+    """
     unigram, bigram = corpus.unigram_entropy(data), corpus.bigram_entropy(data)
     if unigram is None or bigram is None or not math.isfinite(losses[max(losses)]):
         return []
+    written = sample(config, twin, data)
+    if file:
+        with contextlib.suppress(OSError):
+            durable.replace(file, written)
     return [
         f"for scale: unigram entropy {unigram:.4f}, bigram entropy {bigram:.4f}",
-        "", "a sample:", *_quote(sample(config, twin, data)), "",
+        "", "a sample:", *_quote(written), "",
     ]  # fmt: skip
 
 

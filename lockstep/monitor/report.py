@@ -1,0 +1,45 @@
+"""`lockstep report`: runs side by side, as one HTML file."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError
+from lockstep.exits import DONE
+from lockstep.files import durable
+from lockstep.monitor import gaps, history
+from lockstep.monitor.page import page
+from lockstep.run import directory
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "report",
+        description="Writes one self-contained HTML file: curves, gaps, loss scale, throughput,\n"
+        "memory, differences of the configurations, samples.",
+        epilog="example:\n  lockstep report runs/jax-tiny-bf16 runs/torch-tiny-bf16",
+    )  # fmt: skip
+    about = "a run's directory, or what `lockstep curves` wrote, for its noise envelope"
+    sub.add_argument("runs", metavar="RUN", nargs="+", help=about)
+    sub.add_argument("--out", default="report.html", metavar="FILE",
+                     help="what to write (default: report.html)")  # fmt: skip
+    sub.set_defaults(command=_report)
+
+
+def _report(given: argparse.Namespace) -> int:
+    out = Path(given.out)
+    directory.require_writable_file(out)
+    paths = list(map(Path, dict.fromkeys(given.runs)))
+    measured = [path for path in paths if (path / gaps.FILE).exists()]
+    envelopes = [gaps.read(path) for path in measured]
+    histories = [history.read(path) for path in paths if path not in measured]
+    if not histories:
+        raise UserError(f"RUN {measured[0]}: no run, but curves of two; name runs beside it")
+    text = page(histories, gaps.of_runs(histories, envelopes))
+    try:
+        durable.replace(out, text)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    print(f"written: {out}, {len(histories)} runs")
+    return DONE

@@ -1,0 +1,41 @@
+"""Runs of two frameworks that nobody trained: config.json and log.jsonl alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.config import from_flags
+from lockstep.run import directory
+
+Make = Callable[..., Path]
+SHAPE = {"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8, "steps": 40}
+
+
+def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float = 0.0,
+             **flags: Any) -> Path:  # fmt: skip
+    """A curve that falls; steps 7 and 8 are skipped."""
+    config = from_flags({**SHAPE, "data": "text.txt", **flags}, accelerator=False)
+    record = directory.Record(config=config, framework=framework, data_sha256="0" * 64, details={})
+    directory.write_record(directory.make(path), record)
+    bits = np.random.default_rng(len(framework))
+    lines: list[dict[str, Any]] = [{"kind": "eval", "step": 0, "val_loss": 5.5}]
+    for step in range(1, rows + 1):
+        lines.append({
+            "kind": "train", "step": step, "loss": 5.5 / step**0.5 + noise * bits.standard_normal(),
+            "grad_norm": 1.0, "lr": 1e-3, "loss_scale": 65536.0, "skipped": step in (7, 8),
+            "tokens": step, "tokens_per_second": 1e4, "mfu": None, "peak_bytes": 10**9,
+            "seconds": 1.0 * step,
+        })  # fmt: skip
+    lines.append({"kind": "eval", "step": rows, "val_loss": 5.5 / rows**0.5})
+    (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,157 @@
+"""`lockstep report`: what the page says of runs, and that their text stays text."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import chart
+from lockstep.chart import Line
+from lockstep.cli import commands
+from lockstep.exits import DONE
+from lockstep.parity.tolerances import ENVELOPE
+from lockstep.run import directory
+from parity_tests.browser import Browser
+from parity_tests.browser import tab as tab
+from parity_tests.monitor.conftest import make_run
+
+EVIL = "</pre><script>alert(1)</script><img src=https://x.invalid>'\"&"
+
+
+def write_curves(folder: Path, ours: Path, theirs: Path, envelope: list[float]) -> Path:
+    sides = {
+        name: {"framework": record.framework, "config": record.config.to_json()}
+        for name, record in zip("ab", map(directory.read_record, (ours, theirs)))
+    }
+    folder.mkdir()
+    content = {**sides, "compared": ["a", "b"], "envelope": envelope}
+    (folder / "curves.json").write_text(json.dumps(content))
+    return folder
+
+
+def report(*runs: Path) -> str:
+    assert commands.main(["report", *map(str, runs), "--out", "r.html"]) == DONE
+    return Path("r.html").read_text()
+
+
+def words(page: str) -> str:
+    return " ".join(re.sub("<style.*?</style>|<[^>]*>", " ", page).split())
+
+
+def test_curves_gap_differences_and_sample(here: Path) -> None:
+    a = make_run(here / "a", "jax", policy="bf16")
+    make_run(here / "b", "torch", policy="bf16", noise=1e-3, keep=3)
+    (a / directory.SAMPLE).write_text("to be or not")
+    page = report(Path("a"), Path("b"))
+    for title in ("Training loss", "Validation loss", "Loss scale", "Throughput", "Peak memory"):
+        assert f"<h2>{title}" in page
+    said = words(page)
+    assert "framework jax torch" in said and "keep 2 3" in said and "lr 0.002" not in said
+    assert "a skipped step 7" in said and "to be or not" in said
+    assert "Gap of the losses: a against b" in said and "no envelope is known" in said
+    assert "Utilization" not in said  # what no run has is no chart
+
+
+def test_the_envelope_judges_a_pair_of_the_same_programs(here: Path) -> None:
+    a = make_run(here / "a", "jax", policy="bf16")
+    b = make_run(here / "b", "torch", policy="bf16", noise=1e-3)
+    wide = write_curves(here / "wide", a, b, [0.004] * 40)
+    narrow = write_curves(here / "narrow", b, a, [1e-6] * 40)
+    other = make_run(here / "c", "torch", policy="fp16")
+    foreign = write_curves(here / "foreign", a, other, [0.004] * 40)
+    said = [words(report(a, b, curves)) for curves in (wide, narrow, foreign)]
+    verdict = [re.search(r"(equal|different): gap over envelope", text) for text in said]
+    assert [v and v[1] for v in verdict] == ["equal", "different", None]
+    assert "noise envelope" in said[0] and "called different" in said[0]
+    assert f"tolerance {ENVELOPE.bound:g}" in said[0]
+
+
+def test_other_experiments_have_no_gap(here: Path) -> None:
+    a, b = make_run(here / "a", "jax"), make_run(here / "b", "torch", lr=1e-3)
+    assert "Gap of" not in words(report(a, b))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"compared": 3}',
+                                     '{"compared": ["a"], "a": {"config": {}}}'])  # fmt: skip
+def test_curves_that_are_none_are_one_line(content: str, here: Path, capsys: Any) -> None:
+    make_run(here / "a")
+    Path("curves").mkdir()
+    Path("curves/curves.json").write_text(content)
+    assert commands.main(["report", "a", "curves", "--out", "r.html"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "curves/curves.json" in err and not Path("r.html").exists()
+
+
+@pytest.fixture
+def spoilt(here: Path) -> Path:
+    """Markup in a run's name and its sample, and keys of its log."""
+    run = make_run(here / EVIL.replace("/", "|"), "jax")
+    (run / directory.SAMPLE).write_text(EVIL)
+    with (run / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "eval", "step": 9, "val_loss": 1.5, f"val_loss.{EVIL}": 1.0}))
+    return run
+
+
+def test_markup_stays_text(spoilt: Path) -> None:
+    page = report(Path(spoilt.name), make_run(Path("b"), "torch"))
+    assert not re.search(r"<script|<img|<link|<iframe|url\(|@import|\son\w+=", page)
+    assert page.count("&lt;script&gt;") >= 3
+    assert "Content-Security-Policy" in page
+
+
+@pytest.fixture
+def file(spoilt: Path) -> Iterator[Path]:
+    report(Path(spoilt.name), make_run(Path("b"), "torch", noise=1e-3))
+    yield Path("r.html").absolute()
+
+
+def test_in_a_browser(tab: Browser, file: Path) -> None:
+    """Both schemes, by the system's wish and by the switch; keyboard and screen reader."""
+    for scheme in ("light", "dark"):
+        tab.require_readable(file, scheme)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(colour)
+    tab.press("Tab", 9)
+    assert tab.evaluate("document.activeElement.id") == "system"
+    tab.press("ArrowRight", 39)
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)" != dark
+    tab.press("ArrowRight", 39)
+    assert tab.evaluate(colour) == dark
+    for _ in range(2):  # the wide table of runs can be scrolled
+        tab.press("Tab", 9)
+    assert tab.evaluate("document.activeElement.innerText") == "Training loss: table"
+    tab.press("Enter", 13, "\r")
+    assert tab.evaluate("document.querySelector('details').open")
+    assert {"radio", "image", "table", "columnheader", "heading"} <= tab.require_names()
+    tab.require_inert(file)
+
+
+def test_a_picture_without_a_name_is_seen(tab: Browser, file: Path) -> None:
+    file.write_text(re.sub('aria-label="[^"]*"', 'aria-label=""', file.read_text()))
+    tab.open(file)
+    with pytest.raises(AssertionError, match="image"):
+        tab.require_names()
+
+
+def test_a_long_line_keeps_its_peaks_and_its_gaps() -> None:
+    x = np.arange(1, 100_001)
+    y = np.full(len(x), 2.0)
+    y[[77_777, 12_345]] = 9.0, 0.5
+    few, drawn = chart.thin(x, y)
+    assert len(few) <= 2 * chart.COLUMNS + 2
+    assert {77_778, 12_346} <= set(few.tolist()) and drawn.max() == 9.0 and drawn.min() == 0.5
+    y[10:20] = np.nan
+    page = chart.draw("t", [Line("a", x[:40], y[:40])])
+    assert page.count("<polyline") == 3  # two stretches and the legend
+    assert chart.draw("t", [Line("a", x[:40], np.full(40, np.nan))]) == ""
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 500), (0.3, 0.31), (-17, 1), (1e9, 1.1e9)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    found = chart.ticks(low, high)
+    assert 4 <= len(found) <= 11
+    assert all(low - 1e-9 <= tick <= high * (1 + 1e-9) + 1e-9 for tick in found)
