@@ -14,6 +14,7 @@ COMMANDS = {  # name: its module, what it is for
     "check": ("lockstep.check.command", "is your port right, and if not, what is wrong?"),
     "record": ("lockstep.check.command", "record a reference for `lockstep check`"),
     "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
+    "runs": ("lockstep.monitor.runs", "list runs, compare two, delete what nobody needs"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),
     "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
     "export": ("lockstep.cli.export", "write a run's weights as Hugging Face has them"),

@@ -180,6 +180,16 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
+def is_whole(path: Path) -> bool:
+    """Whether all its files are there, as they were written."""
+    try:
+        record = _read_record(path / RECORD)
+        names = _files(record["shards"])
+        return all(_checksum(path / name) == record["sha256"][name] for name in names)
+    except (OSError, UserError, Refused):
+        return False
+
+
 def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
     """Of the newest checkpoint whose weights are whole; else as `latest`."""
     return _newest(run, warn, weight_files)
@@ -332,7 +342,7 @@ def sweep(run: Path, *, before: int = MOST + 1) -> None:
             shutil.rmtree(path)
     for path in listing(run):
         if path.suffix == ".old" and path.with_suffix("").exists():
-            _delete(path)
+            delete(path)
 
 
 def _prune(run: Path, newest: Path, keep: int, losses: Mapping[int, float]) -> None:
@@ -341,10 +351,10 @@ def _prune(run: Path, newest: Path, keep: int, losses: Mapping[int, float]) -> N
     best = best_of(paths, losses)
     for path in paths[:-keep]:
         if path != best:
-            _delete(path)
+            delete(path)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
     """Renames first: half deleted, it must not count as a checkpoint."""
     gone = path.with_name(f".tmp-{path.name}")
     os.rename(path, gone)

@@ -42,7 +42,7 @@ def require_free(out: Path, *, overwrite: bool) -> None:
     """Raises UserError if a run or anything else is at `out` and may not be replaced."""
     try:
         if out.is_dir() and any(out.iterdir()):
-            if not _is_run(out):
+            if not is_run(out):
                 remedy = "so --overwrite leaves it" if overwrite else "but not empty"
                 raise UserError(f"--out {out}: is not a run, {remedy}; name another directory")
             require(overwrite, "--out", out, "is a run; use --resume, --overwrite or another name")
@@ -175,7 +175,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); name another run") from None
 
 
-def _is_run(out: Path) -> bool:
+def is_run(out: Path) -> bool:
     """Whether config.json is Lockstep's, of any version: other tools have files of that name."""
     try:
         return "lockstep" in _content(out / "config.json")

@@ -48,6 +48,15 @@ def require_free(run: Path) -> None:
             os.close(descriptor)
 
 
+def is_held(run: Path) -> bool:
+    """Whether somebody trains `run` now."""
+    try:
+        require_free(run)
+    except UserError:
+        return True
+    return False
+
+
 def _acquire(descriptor: int, run: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

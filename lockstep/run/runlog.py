@@ -27,6 +27,7 @@ from lockstep.files import durable, untrusted
 
 LINE_LIMIT = 10_000  # bytes; a row has some 350
 LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
+TAIL = 50_000  # bytes, of some 140 rows
 # Kind of row -> what it must have beside its step, and of which type; null is what was not finite.
 ROWS: dict[str, dict[str, tuple[type, ...]]] = {
     "train": {
@@ -101,14 +102,19 @@ class RunLog:
         os.close(self.descriptor)
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
+def rows(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
     """The valid rows of a log.jsonl; a line torn by a kill, or that no run writes, is skipped.
+
+    Args:
+        tail: the last `TAIL` bytes of it, which is quick.
 
     Raises:
         UserError: it is no file of at most `LOG_LIMIT` bytes, or cannot be read.
     """
     try:
         with untrusted.open_regular(path, limit=LOG_LIMIT) as stream:
+            if tail:
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL))
             yield from filter(None, map(_parse_row, _lines(stream)))
     except FileNotFoundError:
         return

@@ -46,6 +46,7 @@ def test_help(name: str) -> None:
         "check",
         "record",
         "sample",
+        "runs",
         "report",
         "data",
         "export",

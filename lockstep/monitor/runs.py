@@ -1,0 +1,105 @@
+"""`lockstep runs`: lists the runs in a folder, compares two, deletes what nobody needs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError, printable, require
+from lockstep.exits import DONE
+from lockstep.monitor import history, listing, prune
+from lockstep.monitor.history import History
+from lockstep.monitor.prune import Surplus
+from lockstep.run import directory
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "runs",
+        description="Lists the runs in a folder: running, finished, stopped (its last step is\n"
+        "saved) or dead. With --compare two of them side by side.",
+        epilog="example:\n  lockstep runs --compare jax-tiny-bf16 torch-tiny-fp16",
+    )
+    sub.add_argument("dir", metavar="DIR", nargs="?", default=str(directory.RUNS),
+                     help=f"a folder of runs (default: {directory.RUNS})")  # fmt: skip
+    sub.add_argument("--compare", metavar=("A", "B"), nargs=2,
+                     help="how two runs' settings differ, and where their losses part; names in "
+                     "DIR, or paths (default: list)")  # fmt: skip
+    sub.add_argument("--prune", action="store_true",
+                     help="checkpoints older than each run's last good one, but for the best; asks "
+                     "before it deletes (default: off)")  # fmt: skip
+    sub.add_argument("--yes", action="store_true",
+                     help="--prune deletes without asking (default: off)")  # fmt: skip
+    sub.set_defaults(command=_runs)
+
+
+def _runs(given: argparse.Namespace) -> int:
+    folder = Path(given.dir)
+    require(given.prune or not given.yes, "--yes", "alone", "is for --prune; add it")
+    require(not (given.prune and given.compare), "--prune", "--compare", "drop one")
+    if given.compare:
+        lines = compare(*[history.read(_find(folder, name), name) for name in given.compare])
+        print(*map(printable, lines), sep="\n")
+    elif given.prune:
+        _prune(folder, given.yes)
+    else:
+        _list(folder)
+    return DONE
+
+
+def _find(folder: Path, name: str) -> Path:
+    inside = folder / name
+    return inside if directory.is_run(inside) else Path(name)
+
+
+def _list(folder: Path) -> None:
+    rows: list[list[str]] = []
+    for run in listing.find(folder):
+        try:
+            rows.append(listing.summarize(run))
+        except UserError as error:
+            rows.append([printable(run.name), *[""] * (len(listing.HEAD) - 2), "unreadable"])
+            print(error, file=sys.stderr)
+    print(*listing.in_columns([listing.HEAD, *rows] if rows else [["no runs"]]), sep="\n")
+
+
+def compare(a: History, b: History) -> list[str]:
+    """Their settings, and where their losses part."""
+    rows = [["setting", a.name, b.name], *([n, *v] for n, v in history.differences([a, b]))]
+    lines = listing.in_columns(rows) if len(rows) > 1 else ["their settings are the same"]
+    lines += history.describe_parting(history.part(a, b))
+    if not history.are_one_experiment(a.config, b.config):
+        return [*lines, "another model, other data or optimization: their curves are not one"]
+    return [*lines, "whether that is rounding says lockstep curves A B"]
+
+
+def _prune(folder: Path, yes: bool) -> None:
+    found: list[Surplus] = []
+    for run in listing.find(folder):
+        try:
+            found.append(prune.find_surplus(run))
+        except UserError as error:  # it is being trained, or unreadable
+            print(f"left alone: {error}", file=sys.stderr)
+    found = [surplus for surplus in found if surplus.paths]
+    for surplus in found:
+        for path in surplus.paths:
+            print(printable(str(path)))
+    count, size = sum(len(s.paths) for s in found), sum(s.size for s in found)
+    what = f"{count} checkpoints, {size / 1e6:,.1f} MB"
+    if not count:
+        print("nothing to delete")
+    elif yes or _agrees(f"delete {what}? [y/N] "):
+        for surplus in found:
+            prune.remove(surplus)
+        print(f"deleted: {what}")
+    else:
+        print(f"nothing is deleted; --yes deletes {what}")
+
+
+def _agrees(question: str) -> bool:
+    return can_answer() and input(question).strip().lower() in ("y", "yes")
+
+
+def can_answer() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
