@@ -1,11 +1,12 @@
-"""A process that has imported a framework, and forks a worker for a twin and for each mutant of it.
+"""Processes that have imported a framework, and fork a worker for a twin and for each mutant of it.
 
     python -m lockstep.parity.nursery FD jax_impl.train
 
-Importing a framework takes longer than most mutants' answers. The nursery itself computes nothing:
-no thread and no compiled program is there to be copied.
+Importing a framework takes longer than most mutants' answers. A nursery itself computes nothing: no
+thread and no compiled program is there to be copied. It ends with the process that started it.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -13,49 +14,75 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 from lockstep.parity import worker
 from lockstep.process import NO_CHANGE, start_module
 
 ORDER = 10_000  # bytes of one, at most
+RUNNING = 4  # at once, at most: each has a framework in memory, some 0.4 GB
 
 
-class Nursery:
-    """Starts with the first fork."""
+class Nursery(NamedTuple):
+    """A process that runs, and the socket that it takes its orders from."""
 
-    def __init__(self, module: str, environment: Mapping[str, str], python: str) -> None:
-        self.module, self.environment, self.python = module, environment, python
-        self.process: subprocess.Popen[bytes] | None = None
-        self.orders: socket.socket
-
-    def fork(self, variant: str, changes: Mapping[str, str] = NO_CHANGE) -> socket.socket:
-        """A connection to a new worker that has the variant, if it is not empty.
-
-        changes: to its environment; a variable that ends in FLAGS is added to.
-        """
-        if self.process is None:
-            self._start()
-        ours, theirs = socket.socketpair()
-        with theirs, suppress(BrokenPipeError):  # who asks is told that nobody answers
-            order = json.dumps([variant, dict(changes)])
-            socket.send_fds(self.orders, [order.encode()], [theirs.fileno()])
-        return ours
-
-    def _start(self) -> None:
-        self.orders, theirs = socket.socketpair()
-        with theirs:
-            self.process = start_module(
-                "lockstep.parity.nursery", str(theirs.fileno()), self.module,
-                changes=self.environment, python=self.python, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+    process: subprocess.Popen[bytes]
+    orders: socket.socket
 
     def close(self) -> None:
-        if self.process:
-            self.orders.close()
-            self.process.wait()
-            self.process = None
+        """Its workers live on without it."""
+        self.orders.close()
+        self.process.wait()
+
+
+running: OrderedDict[tuple[Any, ...], Nursery] = OrderedDict()  # the last asked is the last
+
+
+def fork(
+    module: str, variant: str, environment: Mapping[str, str], python: str,
+    changes: Mapping[str, str] = NO_CHANGE,
+) -> socket.socket:  # fmt: skip
+    """A connection to a new worker that has the variant, if it is not empty.
+
+    Args:
+        environment: variables that the framework is imported with.
+        python: the interpreter.
+        changes: to the worker's environment; a variable that ends in FLAGS is added to.
+    """
+    key = module, python, *sorted(environment.items())
+    if key in running and running[key].process.poll() is not None:
+        running.pop(key).close()
+    if key not in running:
+        running[key] = _start(module, environment, python)
+    running.move_to_end(key)
+    while len(running) > RUNNING:
+        running.popitem(last=False)[1].close()
+    ours, theirs = socket.socketpair()
+    with theirs, suppress(BrokenPipeError):  # who asks is told that nobody answers
+        order = json.dumps([variant, dict(changes)])
+        socket.send_fds(running[key].orders, [order.encode()], [theirs.fileno()])
+    return ours
+
+
+@atexit.register
+def close() -> None:
+    """Ends all of them."""
+    while running:
+        running.popitem()[1].close()
+
+
+def _start(module: str, environment: Mapping[str, str], python: str) -> Nursery:
+    orders, theirs = socket.socketpair()
+    with theirs:
+        process = start_module(
+            "lockstep.parity.nursery", str(theirs.fileno()), module,
+            changes=environment, python=python, pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    return Nursery(process, orders)
 
 
 def main(descriptor: str, module: str) -> int:
@@ -78,7 +105,11 @@ def main(descriptor: str, module: str) -> int:
                         before = os.environ.get(name, "") if name.endswith("FLAGS") else ""
                         os.environ[name] = f"{before} {value}".strip()
                     with connection.makefile("rwb") as stream:
-                        return worker.serve(module, variant, stream)
+                        try:
+                            return worker.serve(module, variant, stream)
+                        except Exception:  # told before who asked sees the connection close
+                            traceback.print_exc()
+                            return 1
 
 
 if __name__ == "__main__":

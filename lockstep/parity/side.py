@@ -15,9 +15,8 @@ from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity import wire
-from lockstep.parity.nursery import Nursery
-from lockstep.process import ONE_THREAD
+from lockstep.parity import nursery, wire
+from lockstep.process import NO_CHANGE, ONE_THREAD
 
 KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
 
@@ -57,7 +56,6 @@ class Side:
         small: bool = False,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
-        nursery: Nursery | None = None,
     ) -> None:
         """Starts nothing; the process starts with the first question.
 
@@ -68,22 +66,21 @@ class Side:
             small: compute on one thread.
             environment: variables of the process, such as a simulated machine's.
             python: its interpreter.
-            nursery: what its process is forked from, if it is another side's.
         """
         self.framework, self.module, self.variant = framework, module, variant
         self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
-        self.nursery = nursery or Nursery(module, self.environment, python)
-        self.owns_nursery = nursery is None
+        self.python = python
         self.connection: socket.socket | None = None
         self.answers: OrderedDict[bytes, tuple[dict[str, Any], Arrays]] = OrderedDict()
         self.kept = 0  # bytes of them
 
     def mutant(self, variant: str, *, remember: bool = True) -> "Side":
-        """This side with a planted bug or a rewrite; it ends with this side, if not before."""
+        """This side with a planted bug or a rewrite, in a process of its own."""
         return Side(
-            self.framework, self.module, variant=variant, remember=remember, nursery=self.nursery
-        )
+            self.framework, self.module, variant=variant, remember=remember,
+            environment=self.environment, python=self.python,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -163,7 +160,7 @@ class Side:
         self.kept = 0
 
     def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        self.connection = self.connection or self.nursery.fork(self.variant)
+        self.connection = self.connection or self._fork()
         try:
             with self.connection.makefile("rwb") as stream:
                 wire.send(stream, header, arrays)
@@ -177,13 +174,14 @@ class Side:
             raise UserError(f"{self.name}: {answer[0]['error']}")
         return answer
 
+    def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> socket.socket:
+        return nursery.fork(self.module, self.variant, self.environment, self.python, changes)
+
     def close(self) -> None:
-        """Ends its process, and its nursery with all mutants, unless it is one of them."""
+        """Ends its process; the next question starts another."""
         if self.connection:
             self.connection.close()
             self.connection = None
-        if self.owns_nursery:
-            self.nursery.close()
 
 
 def _size(answer: tuple[dict[str, Any], Arrays]) -> int:

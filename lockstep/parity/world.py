@@ -26,8 +26,9 @@ class World(Side):
 
     def __init__(self, home: Side, mesh: Mesh, *, variant: str = "") -> None:
         super().__init__(
-            home.framework, home.module, variant=variant or home.variant, nursery=home.nursery
-        )
+            home.framework, home.module, variant=variant or home.variant,
+            environment=home.environment, python=home.python,
+        )  # fmt: skip
         self.mesh = mesh
         self.others: list[socket.socket] = []
         self.apart: list[str] = []
@@ -60,9 +61,6 @@ class World(Side):
             if any(found[0].get(name) != answer[0].get(name) for name in ("loss", "curves")):
                 self.apart.append(f"rank {rank} from rank 0, asked for {header['ask']}")
         return answer
-
-    def _fork(self, environment: dict[str, str]) -> socket.socket:
-        return self.nursery.fork(self.variant, environment)
 
     def _environments(self) -> list[dict[str, str]]:
         """Of each process, as torchrun sets it, or as JAX's trainer does."""

@@ -1,5 +1,6 @@
 """A side's process: what it answers is its own, and its end is one line."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -8,6 +9,7 @@ import pytest
 
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
+from lockstep.parity import nursery
 from lockstep.parity.side import Side
 from parity_tests.ladder.conv import CONV
 
@@ -37,12 +39,33 @@ def test_a_mutant_ends_with_its_process(side: Side) -> None:
         assert loss(harmless) == sound == loss(side)
 
 
-def test_a_process_that_ends_is_one_line(side: Side, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_ends_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     state = CONV.initial(config())
-    with pytest.raises(UserError, match="^torch: its process ended; see above$"):
-        side.ask("no such question", config(), state, np.zeros(0))
-    assert "AttributeError" in capfd.readouterr().err
-    loss(side)  # and the next one is answered by a new process
+    heard = {"NURSERY": "its own"}  # what started before capfd did writes elsewhere
+    with closing(Side("torch", CONV.modules["torch"], environment=heard)) as side:
+        with pytest.raises(UserError, match="^torch: its process ended; see above$"):
+            side.ask("no such question", config(), state, np.zeros(0))
+        assert "AttributeError" in capfd.readouterr().err
+        loss(side)  # and the next one is answered by a new process
+
+
+def test_as_many_nurseries_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was asked last stays, and one that has died is started again."""
+    monkeypatch.setattr(nursery, "running", OrderedDict())
+    monkeypatch.setattr(nursery, "RUNNING", 1)
+    started = []
+    for name in ("one", "other", "other"):
+        environment = {"NURSERY": name}
+        with closing(Side("torch", CONV.modules["torch"], environment=environment)) as side:
+            loss(side)
+            started += [running.process for running in nursery.running.values()]
+    first, second, same = started
+    assert second is same and (first.poll(), second.poll()) == (0, None)
+    second.kill()
+    second.wait()
+    with closing(side):
+        loss(side)
+    nursery.close()
 
 
 def test_a_nursery_that_cannot_start_is_one_line() -> None:
