@@ -16,6 +16,7 @@ COMMANDS = {  # name: its module, what it is for
     "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
     "runs": ("lockstep.monitor.runs", "list runs, compare two, delete what nobody needs"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),
+    "batch": ("lockstep.monitor.batch", "what a step was trained on, decoded, with its masks"),
     "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
     "export": ("lockstep.cli.export", "write a run's weights as Hugging Face has them"),
     "doctor": (

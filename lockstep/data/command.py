@@ -92,6 +92,11 @@ def _mark(split: Documents, start: int, stop: int, words: Tokenizer) -> str:
     if split.counts is None:
         return words.decode(tokens)
     counts = np.asarray(split.counts[start : start + len(tokens)]) > 0
+    return mark(tokens, counts, words)
+
+
+def mark(tokens: np.ndarray, counts: np.ndarray, words: Tokenizer) -> str:
+    """What counts in [[...]]."""
     edges = np.flatnonzero(np.diff(counts)) + 1
     runs = zip(np.split(tokens, edges), np.split(counts, edges))
     return "".join(f"[[{words.decode(t)}]]" if c[0] else words.decode(t) for t, c in runs)

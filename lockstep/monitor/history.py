@@ -11,6 +11,7 @@ from lockstep.config import Config
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.run import directory, runlog
 from lockstep.run.directory import Record
+from lockstep.train import spikes
 
 COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens_per_second", "mfu",
            "peak_bytes")  # fmt: skip
@@ -25,14 +26,12 @@ class History:
     steps: np.ndarray  # (rows,), rising
     columns: dict[str, np.ndarray]  # of COLUMNS, each float64 (rows,); NaN where there is none
     evaluations: dict[str, dict[int, float]]  # validation losses by set and step; "" is --data's
+    spikes: list[str]  # in words
     sample: str
 
     @property
     def config(self) -> Config:
         return self.record.config
-
-    def losses(self) -> dict[int, float]:
-        return dict(zip(self.steps.tolist(), self.columns["loss"].tolist()))
 
 
 def read(run: Path, name: str = "") -> History:
@@ -40,9 +39,12 @@ def read(run: Path, name: str = "") -> History:
     record = directory.read_record(run)
     train: dict[int, dict[str, Any]] = {}
     evaluations: dict[str, dict[int, float]] = {}
+    found: list[str] = []
     for row in runlog.rows(run / "log.jsonl"):
         if row["kind"] == "train":
             train[row["step"]] = row
+        if row["kind"] == "spike":
+            found.append(spikes.describe(row))
         if row["kind"] == "eval":
             for key, value in row.items():
                 if key.startswith("val_loss"):
@@ -55,6 +57,7 @@ def read(run: Path, name: str = "") -> History:
         steps=np.array(steps, np.int64),
         columns={c: np.array([_number(train[s].get(c)) for s in steps]) for c in COLUMNS},
         evaluations=evaluations,
+        spikes=found,
         sample=read_sample(run),
     )
 

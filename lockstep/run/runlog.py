@@ -35,6 +35,10 @@ ROWS: dict[str, dict[str, tuple[type, ...]]] = {
         "loss_scale": (float,), "skipped": (bool,),
     },
     "eval": {"val_loss": (float, type(None))},
+    "spike": {
+        "spike": (int,), "batch": (int,),
+        "loss": (float,), "median": (float,), "deviation": (float,),
+    },
 }  # fmt: skip
 NUMBERS = (int, float, bool, type(None))  # the rest of it
 

@@ -16,7 +16,7 @@ from lockstep.model import flops
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import loss_scale, nonfinite
+from lockstep.train import loss_scale, nonfinite, spikes
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
@@ -62,6 +62,7 @@ class Loop:
             if row["kind"] == "eval"
         }
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
+        self.spikes = spikes.SpikeWatch(log.kept)
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
         self.peak = devices.peak(twin.describe()["device"], config.precision.roles)
@@ -134,6 +135,9 @@ class Loop:
         self.saver.report()
         for line in self.scale.lines(self.done, result):
             self.display.say(line)
+        if spike := self.spikes.read(self.done, result.loss, result.skipped):
+            self.write(spike)
+            self.display.say(spikes.describe(spike))
         self.require_finite(result)
         steps_a_second = (self.done - self.first) / (now - self.began)
         self.display.train(row, (optim.steps - self.done) / steps_a_second)

@@ -179,23 +179,34 @@ def restore(
     return state
 
 
-def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
-    """The data and the state to go on from, and what the user should know about them."""
+def load_data(config: Config, run: Path) -> Corpus:
+    """The data that a run began with.
+
+    Raises:
+        UserError: it has changed, or the config does not fit it.
+    """
     data = corpus.load(**vars(config.data))
-    if resumed is None:
-        corpus.check(data, config.model.vocab, config.model.context)
-        return data, _first_state(config), []
-    expected = directory.read_record(resumed).data_sha256
+    expected = directory.read_record(run).data_sha256
     if data.sha256 != expected:
         data = corpus.load_cached(expected) or data
     if data.sha256 != expected:
         raise UserError(
-            f"--data {config.data.data}: its tokens have changed since {resumed} began "
+            f"--data {config.data.data}: its tokens have changed since {run} began "
             f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
             "start a new run"
         )
     # An untrusted config.json may state a smaller vocabulary than its tokens need.
     corpus.check(data, config.model.vocab, config.model.context)
+    return data
+
+
+def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
+    """The data and the state to go on from, and what the user should know about them."""
+    if resumed is None:
+        data = corpus.load(**vars(config.data))
+        corpus.check(data, config.model.vocab, config.model.context)
+        return data, _first_state(config), []
+    data = load_data(config, resumed)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)
     state = loss_scale.carry(state, config, runlog.rows(resumed / "log.jsonl"))

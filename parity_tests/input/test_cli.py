@@ -48,6 +48,7 @@ def test_help(name: str) -> None:
         "sample",
         "runs",
         "report",
+        "batch",
         "data",
         "export",
         "doctor",

@@ -30,6 +30,8 @@ def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float
             "tokens": step, "tokens_per_second": 1e4, "mfu": None, "peak_bytes": 10**9,
             "seconds": 1.0 * step,
         })  # fmt: skip
+    spike = {"spike": 9, "batch": 9, "loss": 4.0, "median": 2.0, "deviation": 0.1}
+    lines.append({"kind": "spike", "step": 10, **spike})
     lines.append({"kind": "eval", "step": rows, "val_loss": 5.5 / rows**0.5})
     (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

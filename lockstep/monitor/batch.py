@@ -1,0 +1,98 @@
+"""`lockstep batch`: what a step was trained on, decoded, with its masks."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.data import batches, prepared, records, rows
+from lockstep.data.command import mark
+from lockstep.data.tokenizer import Tokenizer
+from lockstep.data.tokenizer import load as load_tokenizer
+from lockstep.errors import printable, require, require_range
+from lockstep.exits import DONE
+from lockstep.flags import reader
+from lockstep.run import directory
+from lockstep.train import trainer
+
+
+def add(commands: Any) -> None:
+    """The subcommand."""
+    sub = commands.add_parser(
+        "batch",
+        description="Shows the rows of a step's batch: [[...]] counts as targets; without\n"
+        "brackets all but the first token do.",
+        epilog="example:\n  lockstep batch runs/jax-tiny-bf16 120 --micro-batch 1",
+    )
+    sub.add_argument("run", metavar="RUN", help="the run's directory")
+    sub.add_argument("step", metavar="STEP", type=reader(int), help="from 1")
+    sub.add_argument("--micro-batch", type=reader(int), metavar="N",
+                     help="of this one alone, from 1 (default: all)")  # fmt: skip
+    sub.add_argument("--rank", type=reader(int), metavar="N",
+                     help="of this device of the mesh alone, from 0 (default: all)")  # fmt: skip
+    sub.add_argument("--tokenizer", default="", metavar="DIR",
+                     help="a folder with a tokenizer.json (default: the run's)")  # fmt: skip
+    sub.set_defaults(command=_batch)
+
+
+def _batch(given: argparse.Namespace) -> int:
+    run = Path(given.run)
+    config = directory.read_record(run).config
+    require_range("STEP", given.step, 1, config.optim.steps)
+    accum, size = config.optim.accum, config.mesh.size
+    require_range("--micro-batch", given.micro_batch or 1, 1, accum)
+    require_range("--rank", given.rank or 0, 0, size - 1)
+    words = _tokenizer(config, given.tokenizer)
+    data = trainer.load_data(config, run)
+    window = batches.of_step(config, data.train, given.step - 1)
+    for number, batch in enumerate(window, 1):
+        if given.micro_batch in (None, number):
+            print(f"micro-batch {number} of {accum}")
+            print(*_rows(config, batch, words, given.rank), sep="\n")
+    return DONE
+
+
+def _tokenizer(config: Config, folder: str) -> Tokenizer | None:
+    """That of the run's data; None where nobody knows it."""
+    path, folder = Path(config.data.data), folder or config.data.tokenizer
+    words = load_tokenizer(folder)
+    if (path / "data.json").exists():
+        fits = prepared.read_manifest(path).tokenizer == words.name
+        require(fits, "--tokenizer", folder or "bytes", "is not that of the tokens; name it")
+        return words
+    texts = path.suffix.lower() in records.KINDS or config.data.data == "stdlib" or path.is_dir()
+    tokens = path.is_dir() and any(path.glob("*.bin"))
+    return words if folder or (texts and not tokens) else None
+
+
+def _rows(
+    config: Config, batch: np.ndarray, words: Tokenizer | None, rank: int | None
+) -> Iterator[str]:
+    """Of one micro-batch, (B, T+1) or (P, B, T): device and row, then each document."""
+    size = config.optim.batch_size
+    tokens, targets, segments = rows.planes(batch)
+    for row in range(len(tokens)):
+        device, place = divmod(row, size)
+        if rank not in (None, device):
+            continue
+        counted = int((targets[row] != rows.IGNORED).sum())
+        yield f"rank {device}, row {place}: {counted} of {targets.shape[1]} targets count"
+        parts = np.ones(targets.shape[1], int) if segments is None else segments[row]
+        for document in range(1, parts.max() + 1):
+            here = parts == document
+            yield f"  | {_decode(tokens[row][here], targets[row][here], words)}"
+
+
+def _decode(tokens: np.ndarray, targets: np.ndarray, words: Tokenizer | None) -> str:
+    """The tokens and the last target, which no token shows."""
+    counts = targets != rows.IGNORED
+    whole = np.append(tokens, targets[-1:][counts[-1:]])
+    counts = np.append(False, counts)[: len(whole)]
+    if words is None:
+        return " ".join(map(str, whole.tolist()))
+    if counts[1:].all():
+        return printable(words.decode(whole))
+    return printable(mark(whole, counts, words))
