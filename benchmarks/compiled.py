@@ -2,7 +2,7 @@
 
 Shapes are drawn as large as those that are trained: nothing runs, XLA compiles each step and torch
 traces it for a CUDA device that is not here (`lockstep compile`). A row is written as soon as its
-program is known; the same call goes on where it was stopped.
+program is known, or refused with the compiler's words; the same call goes on where it was stopped.
 """
 
 import math
@@ -113,6 +113,12 @@ def file(framework: str) -> Path:
     return FOLDER / f"compiled-{framework}.jsonl"
 
 
+def programs(framework: str) -> dict[str, results.Row]:
+    """What is known, by name, without what a compiler refused."""
+    rows = results.read(file(framework))
+    return {name: row for name, row in rows.items() if "refused" not in row}
+
+
 def unfinished(framework: str, groups: list[str]) -> dict[str, tuple[str, Flags]]:
     """What today's code has not been asked, of names that begin with one of `groups`; what nobody
     has asked comes first."""
@@ -143,11 +149,15 @@ def main(argv: list[str] | None = None) -> int:
     for number, (name, (device, flags)) in enumerate(left.items()):
         began = time.perf_counter()
         config = from_flags({**flags, "steps": 1}, accelerator=True)
-        found = figures(compiler.program(config, device), device)
+        try:
+            found = figures(compiler.program(config, device), device)
+        except UserError as refusal:
+            found = {"refused": str(refusal)}
         seconds = time.perf_counter() - began
         row = results.row(name, device, round(seconds, 2), cell=flags, **found)
         results.put(file(given.framework), [row])
-        print(f"[{number + 1}/{len(left)}] {name}: {found['peak'] / 1e9:.2f} GB", flush=True)
+        said = found.get("refused") or f"{found['peak'] / 1e9:.2f} GB"
+        print(f"[{number + 1}/{len(left)}] {name}: {said}", flush=True)
     compiler.close()
     return 0
 

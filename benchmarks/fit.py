@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import compiled
 from benchmarks import memory as measured
 from benchmarks.cells import Flags
-from lockstep import devices, results, twin
+from lockstep import devices, twin
 from lockstep.config import from_flags
 from lockstep.config.policy import resolve
 from lockstep.exits import exit_status
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
 def cells() -> Iterator[Cell]:
     """Of programs for CUDA, and of those on a CPU."""
     for framework in twin.MODULES:
-        for name, row in results.read(compiled.file(framework)).items():
+        for name, row in compiled.programs(framework).items():
             *_, kind, number = name.split()
             if kind != FRESH:
                 kind = FITTED if int(number) in compiled.FITTED[framework] else HELD_OUT

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from lockstep.model.attention import tile
+
 from .remat import AFFINE, recompute, recompute_cheap
 from .rounding import Narrow, Product, keep
 
@@ -49,7 +51,7 @@ def sum_in_float32(product: Product) -> Product:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def affine(x: Array, weight: Array, bias: Array | None, narrow: Narrow = keep) -> Array:
-    """Rows @ weight + bias, rounded once, as a GEMM with a bias epilogue does."""
+    """Rows @ weight + bias in its own dtype, rounded once, as a GEMM with a bias epilogue does."""
     if bias is None:
         return narrow(jnp.matmul)(x, weight)
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -58,27 +60,66 @@ def affine(x: Array, weight: Array, bias: Array | None, narrow: Narrow = keep) -
 
 
 def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
-    biased = None if bias is None else ()  # a tree without an array: nothing more is kept
-    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight, biased)
+    no_bias = None if bias is None else bias[:0]  # for its dtype
+    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight, no_bias)
 
 
 def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
-    (x, weight, biased), matmul = residuals, narrow(jnp.matmul)
+    (x, weight, no_bias), matmul = residuals, narrow(jnp.matmul)
+    if no_bias is None:
+        return matmul(dy, weight.T), matmul(x.T, dy), None
     wide = jnp.promote_types(dy.dtype, jnp.float32)
-    dbias = None if biased is None else dy.astype(wide).sum(0).astype(dy.dtype)
-    return matmul(dy, weight.T), matmul(x.T, dy), dbias
+    dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # which float16 can overflow, as in torch
+    return matmul(dy, weight.T), matmul(x.T, dy), dbias.astype(no_bias.dtype)
 
 
 affine.defvjp(_affine_forward, _affine_backward)
 
 
-@partial(recompute_cheap, static_argnums=3)
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    # Two passes: E[x^2] - E[x]^2 loses all digits where the mean is large.
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    y = centred * jax.lax.rsqrt(variance + eps) * weight
-    return y if bias is None else y + bias
+    return _layer_norm_forward(x, weight, bias, eps)[0]
+
+
+def _layer_norm_forward(x, weight, bias, eps):  # type: ignore[no-untyped-def]
+    mean, variance = jax.lax.platform_dependent(x, cpu=moments, default=moments_in_one_pass)
+    rstd = jax.lax.rsqrt(variance + eps)
+    y = (x - mean) * rstd * weight
+    biased = None if bias is None else ()
+    return y if bias is None else y + bias, (x, weight, biased, mean, rstd)
+
+
+def _layer_norm_backward(eps, residuals, dy):  # type: ignore[no-untyped-def]
+    x, weight, biased, mean, rstd = residuals
+    rows = tuple(range(dy.ndim - 1))
+    normal, dnormal = (x - mean) * rstd, dy * weight
+    slope = (dnormal * normal).mean(-1, keepdims=True)
+    dx = rstd * (dnormal - dnormal.mean(-1, keepdims=True) - normal * slope)
+    return dx, (dy * normal).sum(rows), None if biased is None else dy.sum(rows)
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """Mean and variance of (..., D), each (..., 1); E[x^2] - E[x]^2 loses all digits where the mean
+    is large."""
+    mean = x.mean(-1, keepdims=True)
+    return mean, jnp.square(x - mean).mean(-1, keepdims=True)
+
+
+def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
+    """The same, x read once: counts, means and sums of squares are joined (Chan et al. 1979)."""
+
+    def join(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
+        (n, mean, squares), (m, other, other_squares) = left, right
+        weight, apart = m / jnp.maximum(n + m, 1), other - mean
+        return n + m, mean + apart * weight, squares + other_squares + apart * apart * n * weight
+
+    zero = jnp.zeros((), x.dtype)
+    ones, zeros = jnp.ones_like(x), jnp.zeros_like(x)
+    n, mean, squares = jax.lax.reduce((ones, x, zeros), (zero,) * 3, join, (x.ndim - 1,))
+    return mean[..., None], (squares / n)[..., None]
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 @partial(recompute_cheap, static_argnums=2)
@@ -111,7 +152,9 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 
 def _cross_entropy_forward(logits, targets):  # type: ignore[no-untyped-def]
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    log_sums = jax.nn.logsumexp(wide, axis=-1)
+    log_sums = jax.lax.platform_dependent(
+        wide, cpu=partial(jax.nn.logsumexp, axis=-1), default=logsumexp
+    )
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1).squeeze(-1)
     return log_sums - chosen.astype(wide.dtype), (logits, targets, log_sums)
 
@@ -127,9 +170,34 @@ def _cross_entropy_backward(residuals, dy):  # type: ignore[no-untyped-def]
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
+def logsumexp(x: Array) -> Array:
+    """(..., V) -> (...), reading x once: the maximum, and the sum of what is below it, go along
+    together. A CPU is faster with one after the other."""
+
+    def join(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+        (top, total), (other_top, other) = left, right
+        new = jnp.maximum(top, other_top)
+        return new, total * jnp.exp(top - new) + other * jnp.exp(other_top - new)
+
+    zero, lowest = jnp.zeros((), x.dtype), jnp.array(jnp.finfo(x.dtype).min)  # -inf - -inf is NaN
+    top, total = jax.lax.reduce((x, jnp.ones_like(x)), (lowest, zero), join, (x.ndim - 1,))
+    return top + jnp.log(total)
+
+
 def scaled_dot_product_attention(
     q: Array, k: Array, v: Array, mask: Array | None = None, *, is_causal: bool
 ) -> Array:
     """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
     how: Any = {"mask": mask, "is_causal": is_causal, "implementation": "cudnn"}
     return jax.nn.dot_product_attention(q, k, v, **how)
+
+
+def flash_attention(q: Array, k: Array, v: Array, *, interpret: bool = False) -> Array:
+    """Causal, of (B, T, H, K) in float32: JAX's kernel in Triton, where cuDNN has none.
+    `interpret` runs it on a CPU."""
+    from jax.experimental.pallas.ops.gpu import attention  # slow to import, and for a GPU alone
+
+    side, d_head = tile(q.shape[-1]), q.shape[-1]
+    sizes = attention.BlockSizes(side, side, side, side, side, side)
+    how: Any = {"causal": True, "block_sizes": sizes, "interpret": interpret}
+    return attention.mha(q, k, v, None, d_head**-0.5, **how)

@@ -1,6 +1,7 @@
 """What XLA and cuDNN can do on this device: tried, once a process."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,26 @@ from lockstep import provenance
 from lockstep.config import PrecisionConfig
 from lockstep.errors import require
 
-from .functional import scaled_dot_product_attention
+from .functional import flash_attention, scaled_dot_product_attention
 
 
 @cache
 def cudnn_works(compute: str, d_head: int) -> bool:
     """Whether it has the kernel: one tiny forward and backward pass through it."""
+    return works(partial(scaled_dot_product_attention, is_causal=True), compute, d_head)
+
+
+@cache
+def triton_works(d_head: int) -> bool:
+    """The same of the float32 kernel."""
+    return works(flash_attention, "float32", d_head)
+
+
+def works(function: Callable[..., Array], compute: str, d_head: int) -> bool:
     q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
 
     def attend(q: Array) -> Array:
-        return scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+        return function(q, q, q).sum()
 
     try:
         jax.block_until_ready(jax.grad(attend)(q_BTHK))

@@ -18,7 +18,7 @@ from lockstep.config import ModelConfig
 from lockstep.config.policy import Dtypes
 from lockstep.config.rope import parse_rope
 from lockstep.model import rotary
-from lockstep.model.attention import Kernel, block_edges
+from lockstep.model.attention import Kernel, block_edges, has_flash
 
 from . import functional as F
 from .dropout import Dropout
@@ -166,13 +166,33 @@ def attend_fused(
     return F.scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask, is_causal=True)
 
 
+def attend_flash(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    wide: jnp.dtype,
+    same_BTT: Array | None = None,
+    *,
+    kernel: Kernel,
+) -> Array:
+    """The same of float32; of several segments, or a length that it does not take, written out."""
+    (_, t, heads, d_head) = q_BTHK.shape
+    if same_BTT is not None or not has_flash(t, d_head):
+        return attend_in_blocks(q_BTHK, k_BTGK, v_BTGK, wide, same_BTT, kernel=kernel)
+    k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
+    return F.flash_attention(q_BTHK, k_BTHK, v_BTHK)
+
+
 class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
         self.config, self.wide = config, dtype(dtypes.output)
-        fused = kernel.fused and dtypes.at("attend").mixed  # cuDNN's is in half precision
         in_blocks = partial(attend_in_blocks, kernel=kernel)
-        written_out: Callable = in_blocks if kernel.blocks > 1 else attend
-        self.attend = matmul(attend_fused if fused else written_out, dtypes.at("attend"))
+        attention: Callable = in_blocks if kernel.blocks > 1 else attend
+        if kernel.fused and dtypes.at("attend").mixed:  # cuDNN's is in half precision
+            attention = attend_fused
+        elif kernel.flash and dtypes.at("attend").compute == "float32":
+            attention = partial(attend_flash, kernel=kernel)
+        self.attend = matmul(attention, dtypes.at("attend"))
         d, biased = config.d_model, config.bias or config.qkv_bias
         self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
         self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)

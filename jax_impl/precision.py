@@ -19,10 +19,10 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.devices import AMPERE
 from lockstep.errors import UserError
-from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
+from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out_blocks
 
 from .functional import sum_in_float32
-from .kernels import cudnn_works, has_bfloat16_library, require_float16
+from .kernels import cudnn_works, has_bfloat16_library, require_float16, triton_works
 from .processes import join, process_count
 from .rounding import NARROW
 
@@ -83,6 +83,12 @@ def float32_matmul(config: Config, device: jax.Device) -> str:
     return "TF32_TF32_F32" if ampere else "tensorfloat32"
 
 
+def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
+    """A matmul's kernel takes in a bias that is a parameter, not one that was cast: strict numerics
+    cast it, as autocast does."""
+    return replace(dtypes, wide_bias=not config.strict)
+
+
 def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
     """What no unit of the device does is done by hand: a CPU has no TF32."""
     return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.platform == "cpu" else "")
@@ -110,7 +116,9 @@ def matmul(
         function = partial(function, narrow=form)
 
     def cast(x: Any) -> Any:
-        return own.cast_to_compute(x[...] if isinstance(x, nnx.Variable) else x)
+        x = x[...] if isinstance(x, nnx.Variable) else x
+        is_bias = x is not None and x.ndim == 1
+        return x if is_bias and dtypes.wide_bias else own.cast_to_compute(x)
 
     return lambda *args: function(*map(cast, args))
 
@@ -130,40 +138,50 @@ def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.
 
 def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
     """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
-    numerics forbid that, because torch rounds there."""
+    numerics forbid that, because torch rounds there, and so does a GPU: it would be in memory."""
     options: dict[str, bool | str] = {}
     computes = {config.roles.compute, config.eval_roles.compute}
     if device.platform == "cpu" and "bfloat16" in computes and jax.__version_info__ >= (0, 11):
         # Products that XLA leaves in bfloat16 for YNNPACK, and YNNPACK then does not take, are
         # summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
-    if config.strict:
+    if config.strict or device.platform == "gpu":
         options["xla_allow_excess_precision"] = False
-        if device.platform == "gpu":
-            options["xla_gpu_deterministic_ops"] = True
+    if config.strict and device.platform == "gpu":
+        options["xla_gpu_deterministic_ops"] = True
     return options
 
 
 def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kernel:
-    """cuDNN's is for half precision on CUDA, and for some head dims; strict numerics write it out,
-    with all that is masked."""
-    possible = wants_fused(config.precision) and device.platform == "gpu" and dtypes.mixed
+    """cuDNN's is for half precision on CUDA, and for some head dims, Triton's for float32; strict
+    numerics write it out, with all that is masked."""
+    d_head, wanted = config.model.d_head, wants_fused(config.precision)
+    wanted = wanted and device.platform == "gpu"
+    # A kernel of our own choice XLA would run on all devices of a mesh with all that they have.
+    flash = "float32" in attends(dtypes) and config.mesh.size == 1
     return Kernel(
-        fused=possible and cudnn_works(dtypes.compute, config.model.d_head),
+        fused=wanted and dtypes.mixed and cudnn_works(dtypes.compute, d_head),
+        flash=wanted and flash and has_flash(config.model.context, d_head) and triton_works(d_head),
         blocks=written_out_blocks(config.precision, config.model.context),
         recompute=device.platform == "gpu",  # on a CPU time is dearer than memory
     )
 
 
+def attends(dtypes: Dtypes) -> set[str]:
+    """What attention computes in, of all layers."""
+    return {kind for name, kind in dtypes.modules.items() if name.endswith(".attend")}
+
+
 def attention_backend(config: Config, device: jax.Device) -> str:
-    """The attention in use: "cudnn", or "reference" and, where it falls back to that, why."""
+    """The attention in use: "cudnn", "triton" or "reference", and why it falls back to that."""
     dtypes, precision = config.dtypes, config.precision
     kernel = attention_kernel(config, dtypes, device)
     reference = f"reference in {kernel.blocks} causal blocks" if kernel.blocks > 1 else "reference"
+    single = "triton" if kernel.flash else reference
     if kernel.fused:
-        attends = [kind for name, kind in dtypes.modules.items() if name.endswith(".attend")]
-        written_out = any(kind != dtypes.compute for kind in attends)
-        return f"cudnn, islands {reference}" if written_out else "cudnn"
+        return f"cudnn, islands {single}" if attends(dtypes) - {dtypes.compute} else "cudnn"
+    if kernel.flash and not dtypes.mixed:
+        return single
     left_to_us = precision.attention == "auto" and device.platform != "gpu"
     if left_to_us or not wants_fused(precision):
         return reference

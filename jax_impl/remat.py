@@ -34,11 +34,15 @@ def through_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str, scan: boo
     """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
     # Blocks are L trees of parameters, or, for `scan`, one tree with a leading axis L.
     again = partial(recompute, prevent_cse=not scan)
-    run = {
-        "block": again(layer),
-        "sqrt": again(layer),
-        "dots": again(layer, policy=save_dots),
-    }.get(remat, layer)
+
+    def recomputed(block: Any, index: Any, x: Array) -> Array:
+        # No barrier before a vector: a matmul's kernel takes in a bias that is a parameter alone.
+        matrices = jax.tree.map(lambda a: not scan and a.ndim > 1, block)
+        held_back = (matrices, False, not scan)
+        policy = save_dots if remat == "dots" else None
+        return recompute(layer, prevent_cse=held_back, policy=policy)(block, index, x)
+
+    run = recomputed if remat in ("block", "sqrt", "dots") else layer
 
     def span(blocks: Any, start: Any, x: Array) -> Array:
         if scan:

@@ -32,14 +32,20 @@ from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import make_mesh, place_rows, shardings
 from .model import GPT, Tap, no_tap
-from .precision import attention_kernel, choose_products, compiler_options, loss_scale
+from .precision import (
+    attention_kernel,
+    choose_products,
+    compiler_options,
+    keep_biases,
+    loss_scale,
+)
 from .pure import Params, Pure, State, jit_method
 from .scan import by_tensor
 
 
 def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
-    dtypes = choose_products(dtypes, device)
+    dtypes = keep_biases(choose_products(dtypes, device), config.precision)
     kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
     scan = not plain and scans_layers(config)  # no tap can leave a scan

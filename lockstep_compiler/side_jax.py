@@ -39,6 +39,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     began = time.perf_counter()
     device: Any = AbsentDevice(target)
     vars(precision)["cudnn_works"] = lambda compute, d_head: target.fuses(d_head)
+    vars(precision)["triton_works"] = lambda d_head: target.ampere
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
         if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
@@ -61,14 +62,15 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
     placed, live = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
     asked = hlo.read(dumped["before_optimizations.txt"])
+    tf32 = config.precision.roles.tf32
     return Program(
         framework=FRAMEWORK, how="compiled for",
         versions={m.__name__: m.__version__ for m in (jax, jaxlib)},
         attention_asked=precision.attention_backend(config, device),
         seconds=time.perf_counter() - began, peak=peak,
-        kernels=list(traffic.kernels(module, target)),
+        kernels=[*traffic.kernels(module, target, tf32)],
         parts=memory.live_parts(placed, live, xla.state(module), parts, peak),
-        **xla.facts(module, asked, dumped["ptx"], target),
+        **xla.facts(module, asked, dumped["ptx"], target, tf32),
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ PARTS = ("weights", "moments", "accumulators", "gradients", "activations", "logi
 GROUPS = ("matmuls", "attention", "norms", "loss", "optimizer", "casts", "copies", "other")
 # What the functions of the twins are for; both have those of `Trainer`, and of the loss.
 PURPOSE = {
-    **dict.fromkeys(("attend", "attend_fused"), "attention"),
+    **dict.fromkeys(("attend", "attend_fused", "attend_flash"), "attention"),
     **dict.fromkeys(("layer_norm", "rms_norm"), "norms"),
+    **dict.fromkeys(("_layer_norm_forward", "LayerNorm.__call__"), "norms"),
     **dict.fromkeys(("row_losses", "_cross_entropy_backward"), "loss"),
     **dict.fromkeys(("Trainer.unscale", "Trainer.clip", "Trainer.update"), "optimizer"),
 }
@@ -46,6 +47,7 @@ class Attention:
     phase: str
     times: int
     flops: int  # of all of them; what a causal mask hides does not count
+    units: str = ""  # what multiplies, if not what its operands are
 
 
 @dataclass(frozen=True, order=True)
@@ -127,7 +129,7 @@ class Program:
         for m in self.matmuls:
             total[m.units] += m.flops
         for a in self.attention:
-            total[a.dtype] += a.flops
+            total[a.units or a.dtype] += a.flops
         return {units: n / self.flops for units, n in total.most_common()} if self.flops else {}
 
     def to_json(self) -> dict[str, Any]:

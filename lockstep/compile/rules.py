@@ -8,8 +8,7 @@ from lockstep.compile.expected import attention_dtype
 from lockstep.compile.program import PHASES, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config
-from lockstep.config.policy import BYTES
-from lockstep.model.attention import wants_fused, written_out_blocks
+from lockstep.model.attention import has_flash, wants_fused, written_out_blocks
 from lockstep.model.stacked import scans_layers
 
 
@@ -91,12 +90,15 @@ def fused_attention(program: Program, config: Config, target: Target) -> Iterato
 
 
 def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bool:
-    """Whether a fused kernel is wanted, and this device has one: cuDNN's, or SDPA's."""
+    """Whether a fused kernel is wanted, and this device has one: cuDNN's or Triton's, or SDPA's."""
     head = config.model.d_head
     if not wants_fused(config.precision) or dtype == "float64":
         return False
     if framework == "jax":
-        return BYTES[dtype] < 4 and config.dtypes.mixed and target.fuses(head)
+        if dtype == "float32":  # Triton's kernel, on one device
+            sizes = has_flash(config.model.context, head)
+            return target.ampere and sizes and config.mesh.size == 1
+        return config.dtypes.mixed and target.fuses(head)
     aligned = head % (4 if dtype == "float32" else 8) == 0
     return aligned and (dtype != "bfloat16" or target.ampere)
 

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from lockstep.compile.hlo import NAMES, Instruction, Module
 from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops, purpose
 from lockstep.compile.targets import Target
-from lockstep.compile.xla import allows_tf32, attention_shape, dot_size
+from lockstep.compile.xla import (
+    allows_tf32,
+    attention_shape,
+    dot_size,
+    fused_attention,
+    gives_gradients,
+)
 
 SLICES = {"dynamic-slice", "slice", "gather"}
 VIEWS = {"bitcast", "reshape"}
+IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand is written
 # What only moves, and what goes along with it.
 MOVES = {"copy", "transpose", "concatenate", "pad", "reverse", "slice", "dynamic-slice",
          "dynamic-update-slice"}  # fmt: skip
@@ -19,7 +26,7 @@ GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", 
           "concatenate", "dynamic-update-slice", "broadcast"}  # fmt: skip
 
 
-def kernels(module: Module, target: Target) -> Iterator[Kernel]:
+def kernels(module: Module, target: Target, tf32: bool = False) -> Iterator[Kernel]:
     for kernel, times in module.kernels():
         flops, units = 0, ""
         for inner in module.inner(kernel).values():
@@ -28,11 +35,11 @@ def kernels(module: Module, target: Target) -> Iterator[Kernel]:
                 flops += 2 * m * n * k
                 operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
                 units = target.units(NAMES.get(operand.dtype, ""), allows_tf32(inner))
-        if "fmha" in kernel.attribute("custom_call_target"):
-            units = NAMES.get(kernel.shapes[0].dtype, "")
+        if fused_attention(kernel):
+            units = target.units(NAMES.get(kernel.shapes[0].dtype, ""), tf32)
             b, h, t, d = attention_shape(module, kernel)
-            backward = "Backward" in kernel.attribute("custom_call_target")
-            flops = attention_flops(b, h, t, t, d, BACKWARD if backward else FORWARD)
+            phase = BACKWARD if gives_gradients(kernel) else FORWARD
+            flops = attention_flops(b, h, t, t, d, phase)
         yield Kernel(_name(module, kernel), group(module, kernel, flops), flops, units,
                      moved(module, kernel), times)  # fmt: skip
 
@@ -42,7 +49,8 @@ def group(module: Module, kernel: Instruction, flops: int) -> str:
     found = purpose(_functions(module, kernel))
     inner = {i.opcode for i in module.inner(kernel).values()} - ALONG
     if flops:
-        return "attention" if "fmha" in kernel.rest or found == "attention" else "matmuls"
+        is_attention = fused_attention(kernel) or found == "attention"
+        return "attention" if is_attention else "matmuls"
     if inner <= MOVES:
         return "copies"
     if inner <= MOVES | {"convert"}:
@@ -97,6 +105,8 @@ def _needed(module: Module, value: Instruction) -> int:
             total += sum(shape.elements for shape in user.shapes)
         elif first and user.opcode == "dynamic-update-slice":
             continue
+        elif first and user.opcode == "scatter":  # in place: what it adds to
+            total += module.computations[user.computation][user.operands[2]].shapes[0].elements
         elif user.root or user.opcode in GATHER:
             return sum(shape.elements for shape in value.shapes)
         else:
@@ -109,6 +119,6 @@ def _written(inner: dict[str, Instruction], root: Instruction) -> int:
         return sum(_written(inner, inner[name]) for name in root.operands)
     if root.opcode == "bitcast":
         return _written(inner, inner[root.operands[0]])
-    if root.opcode == "dynamic-update-slice":
-        return inner[root.operands[1]].shapes[0].bytes
+    if root.opcode in IN_PLACE:
+        return inner[root.operands[IN_PLACE[root.opcode]]].shapes[0].bytes
     return sum(shape.bytes for shape in root.shapes)

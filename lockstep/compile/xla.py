@@ -105,17 +105,31 @@ def allows_tf32(dot: Instruction) -> bool:
     return "high" not in dot.attribute("operand_precision").lower()
 
 
-def attention(module: Module) -> Iterator[Attention]:
-    """cuDNN's kernels."""
+def attention(module: Module, target: Target, tf32: bool) -> Iterator[Attention]:
+    """Fused kernels."""
     for kernel, times in module.kernels():
-        target = kernel.attribute("custom_call_target")
-        if "fmha" in target:
-            backward = "Backward" in target
-            when = BACKWARD if backward else _phase(module, kernel, kernel)
+        if name := fused_attention(kernel):
+            when = BACKWARD if gives_gradients(kernel) else _phase(module, kernel, kernel)
             b, h, t, d = attention_shape(module, kernel)
             flops = attention_flops(b, h, t, t, d, when) * times
             dtype = kernel.shapes[0].dtype
-            yield Attention("cudnn", NAMES.get(dtype, dtype), when, times, flops)
+            dtype = NAMES.get(dtype, dtype)
+            yield Attention(name, dtype, when, times, flops, target.units(dtype, tf32))
+
+
+def fused_attention(kernel: Instruction) -> str:
+    """Whose it is: cuDNN's or Triton's; "" of anything else."""
+    target = kernel.attribute("custom_call_target")
+    if "fmha" in target:
+        return "cudnn"
+    # One that prepares the backward pass has one result.
+    return "triton" if target.endswith("triton") and len(kernel.shapes) > 1 else ""
+
+
+def gives_gradients(kernel: Instruction) -> bool:
+    """Of queries, keys and values, all of one shape; forward the second result is statistics."""
+    first, second = kernel.shapes[:2]
+    return first.elements == second.elements
 
 
 def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
@@ -176,10 +190,13 @@ def switches(module: Module) -> dict[str, str]:
     return {"matmuls by a library": str(count)} if count else {}
 
 
-def facts(module: Module, asked: Module, ptx: str, target: Target) -> dict[str, Any]:
-    """The fields of `Program` that its text has."""
+def facts(
+    module: Module, asked: Module, ptx: str, target: Target, tf32: bool = False
+) -> dict[str, Any]:
+    """The fields of `Program` that its text has; that of a fused kernel does not say `tf32`."""
     return {
-        "matmuls": gather_matmuls(matmuls(module, target)), "attention": list(attention(module)),
+        "matmuls": gather_matmuls(matmuls(module, target)),
+        "attention": [*attention(module, target, tf32)],
         "operations": operations(asked), "state": [*state(module).values()],
         "atomics": atomics(ptx), "tensor_cores": tensor_cores(ptx),
         "switches": switches(module),

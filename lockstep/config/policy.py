@@ -70,6 +70,7 @@ class Dtypes(Roles):
     modules: Mapping[str, str]  # what each module that multiplies matrices computes in
     islands: frozenset[str]  # those of them that are in float32 all the same
     rounding: str = ""  # "tf32" where no unit of the device rounds the operands
+    wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
     path: str = ""  # the module's name; "" is the model
 
     def at(self, name: str) -> "Dtypes":

@@ -6,10 +6,12 @@ from typing import NamedTuple
 from lockstep.config import PrecisionConfig
 
 QUERY_BLOCKS, QUERIES = 4, 64
+TILE, WIDE_TILE = 64, 32  # queries and keys of the float32 kernel at once; of wide heads fewer fit
 
 
 class Kernel(NamedTuple):
     fused: bool = False
+    flash: bool = False  # in float32, where that is another kernel
     blocks: int = 1  # of queries, each without the keys behind it, where nothing is fused
     recompute: bool = False  # a block's scores in the backward pass, so that none are kept
 
@@ -17,6 +19,15 @@ class Kernel(NamedTuple):
 def wants_fused(config: PrecisionConfig) -> bool:
     """Asked for, or left to us; strict numerics write attention out."""
     return config.attention == "fused" or (config.attention == "auto" and not config.strict)
+
+
+def tile(d_head: int) -> int:
+    return TILE if d_head <= 64 else WIDE_TILE
+
+
+def has_flash(context: int, d_head: int) -> bool:
+    """Whether the float32 kernel takes these sizes."""
+    return context % tile(d_head) == 0 and 16 <= d_head <= 128
 
 
 def query_blocks(context: int) -> int:

@@ -54,6 +54,13 @@ StackFrames
   ROOT %half = bf16[64,8]{1,0} convert(%turned)
 }
 
+%added (p.4: f32[512,64], p.5: s32[8,1], p.6: f32[8,64]) -> f32[512,64] {
+  %p.4 = f32[512,64]{1,0} parameter(0)
+  %p.5 = s32[8,1]{1,0} parameter(1)
+  %p.6 = f32[8,64]{1,0} parameter(2)
+  ROOT %rows = f32[512,64]{1,0} scatter(%p.4, %p.5, %p.6), to_apply=%add
+}
+
 ENTRY %main (logits: bf16[8,64], places: s32[8,2], x: f32[8,64]) -> f32[8,1] {
   %logits = bf16[8,64]{1,0} parameter(0)
   %places = s32[8,2]{1,0} parameter(1)
@@ -77,6 +84,14 @@ def test_bytes_of_slices_and_updates_in_place() -> None:
         "mm": 2 * 4 * 256 + 4 * 64 * 64 + 1024,
         "new": 16 + 16,  # the row is read, and written into its place
     }
+
+
+def test_a_scatter_adds_in_place() -> None:
+    """Eight of 512 rows are read and written, and what is added is read; so are all indices."""
+    scatter = "%added_rows = f32[512,64]{1,0} fusion(%w, %places, %x), kind=kInput, calls=%added"
+    module = hlo.read(STEP.replace("  ROOT %loss", f"  {scatter}\n  ROOT %loss"))
+    moved = {k.name: traffic.moved(module, k) for k, _ in module.kernels()}
+    assert moved["added_rows"] == 3 * 8 * 64 * 4 + 8 * 4
 
 
 def test_a_fusion_reads_what_is_asked_of_it() -> None:

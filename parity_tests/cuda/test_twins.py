@@ -39,15 +39,18 @@ def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
         {"policy": "bf16", "remat": "block", "layers": "scan", "accum": 2},
         {"policy": "params=bfloat16,compute=bfloat16,output=float32"},
         {"policy": "fp64"},
+        {"policy": "fp32", "remat": "block", "context": 256, "device": "t4"},
         {"policy": "fp32", "remat": "block", "context": 256},
+        {"policy": "tf32", "model": "tiny", "n_kv_head": 1, "context": 64, "device": "a100-80"},
     ],
-    ids=["islands", "scan", "spec", "fp64", "blocks"],
+    ids=["islands", "scan", "spec", "fp64", "blocks", "flash", "flash-grouped"],
 )
 def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     """A loop recomputes the matmul that its last turn would not need; no other count may differ."""
-    cell, target = config(flags), targets.find("h100")
+    device = flags.get("device", "h100")
+    cell, target = config(flags), targets.find(device)
     for compiler in compilers.values():
-        assert rules.violations(compiler.program(cell, "h100"), cell, target) == []
+        assert rules.violations(compiler.program(cell, device), cell, target) == []
 
 
 def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compiler]) -> None:

@@ -93,6 +93,7 @@ def saved_roles(framework: str, config: Config) -> dict[tuple[int, ...], set[str
     table |= dict.fromkeys([(B * H, T, k), (B * H, k, T), (B * H, T, T)], compute)
     if framework == "jax":  # whose loss reads the logits again, as the head gave them
         table[B, T, V] = compute
+        table[(0,)] = compute | {roles.param}  # none of a bias: its dtype, which its gradient has
     table[B, H, T, T] = output | compute  # probabilities: softmax's own, and the next matmul's
     table[B * T, D] = output | compute  # how many of each is counted
     for name, shape in shapes(config.model).items():

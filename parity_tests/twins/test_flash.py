@@ -1,0 +1,42 @@
+"""The float32 kernel of a GPU, interpreted on a CPU: it is attention written out."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_impl import functional as F
+from jax_impl.model import attend, attend_flash
+from lockstep.model.attention import Kernel, has_flash
+
+ONE_ULP = 2.0**-23
+
+
+@pytest.mark.parametrize("d_head", [16, 96], ids=["narrow", "wide"])
+def test_the_kernel_is_attention(d_head: int) -> None:
+    """To rounding: sums of 128 products, in another order."""
+    q, k, v, dy = np.random.default_rng(0).normal(size=(4, 2, 128, 2, d_head)).astype("float32")
+
+    def gradients(attention: Any) -> list[np.ndarray]:
+        y, backward = jax.vjp(attention, q, k, v)
+        return [np.asarray(x) for x in (y, *backward(jnp.asarray(dy)))]
+
+    kernel = gradients(lambda *qkv: F.flash_attention(*qkv, interpret=True))
+    exact = gradients(lambda q, k, v: attend(q, k, v, jnp.dtype("float32")))
+    swapped = gradients(lambda q, k, v: F.flash_attention(k, q, v, interpret=True))
+    for found, wanted, wrong in zip(kernel, exact, swapped, strict=True):
+        tolerance = 128 * ONE_ULP * np.abs(wanted).max()
+        assert np.abs(found - wanted).max() < tolerance < np.abs(wrong - wanted).max()
+
+
+def test_what_it_does_not_take_is_written_out() -> None:
+    """Segments, and lengths that are no whole number of tiles."""
+    q, k, v = jnp.asarray(np.random.default_rng(1).normal(size=(3, 1, 48, 2, 16)), "float32")
+    wide, kernel = jnp.dtype("float32"), Kernel(flash=True)
+    same = jnp.arange(48)[:, None] // 24 == jnp.arange(48)[None] // 24
+    for segments in (None, same[None]):
+        assert not has_flash(48, 16)
+        found = attend_flash(q, k, v, wide, segments, kernel=kernel)
+        assert jnp.allclose(found, attend(q, k, v, wide, segments), atol=1e-6)
