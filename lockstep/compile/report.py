@@ -30,6 +30,13 @@ def roofline(program: Program, target: Target) -> dict[str, float] | None:
     return dict(found)
 
 
+def ideal(program: Program, target: Target) -> float:
+    """Seconds, if all that the program moves were moved while all that it multiplies is."""
+    rates = [(k.flops * k.times, target.rate(k.units)) for k in program.kernels if k.flops]
+    multiplied = sum(flops / rate for flops, rate in rates if rate)
+    return max(multiplied, program.moved / target.device.bandwidth)
+
+
 def warnings(program: Program, config: Config, target: Target, wrong: list[str]) -> list[str]:
     """What a user wants to know before a run; `wrong`: from `rules.violations`."""
     roles, found = config.precision.roles, []
@@ -50,7 +57,7 @@ def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any
     return {
         "device": target.device.name, **facts, "kernels": len(kernels), "flops": program.flops,
         "bytes_moved": program.moved, "bytes_by_group": program.moved_by_group(),
-        "roofline_seconds": roofline(program, target),
+        "roofline_seconds": roofline(program, target), "ideal_seconds": ideal(program, target),
         "largest": [vars(k) for k in program.largest(TOP)], "warnings": found,
     }  # fmt: skip
 
@@ -125,7 +132,9 @@ def _moved(program: Program, target: Target) -> str:
     if times is None:
         return text
     groups = ", ".join(f"{name} {value * 1e3:.3g}" for name, value in sorted(times.items()))
-    total = f"{sum(times.values()) * 1e3:.3g} ms ({groups})"
+    seconds = sum(times.values())
+    over = f"{seconds / ideal(program, target):.2f} of one that moves and multiplies all at once"
+    total = f"{seconds * 1e3:.3g} ms, {over} ({groups})"
     return f"{text}; roofline {total}: what no run is faster than, if each kernel runs as written"
 
 
@@ -135,3 +144,17 @@ def _groups(program: Program) -> Iterator[str]:
     yield "what moves most:"
     for k in program.largest(TOP):
         yield f"  {_size(k.bytes * k.times)} by {k.times} of {_size(k.bytes)}, {k.group}: {k.name}"
+
+
+def side_by_side(programs: list[Program], target: Target) -> str:
+    """Bytes and roofline by group, a column for each program."""
+    names = "".join(f"{p.framework + ', GB':>14}{'ms':>8}" for p in programs)
+    lines = [f"{'':10}{names}"]
+    columns = [(p.moved_by_group(), roofline(p, target) or {}) for p in programs]
+    for group in GROUPS:
+        cells = (f"{moved[group] / GB:14.2f}{times.get(group, 0) * 1e3:8.3g}"
+                 for moved, times in columns)  # fmt: skip
+        lines.append(f"{group:10}{''.join(cells)}")
+    totals = (f"{sum(moved.values()) / GB:14.2f}{sum(times.values()) * 1e3:8.3g}"
+              for moved, times in columns)  # fmt: skip
+    return "\n".join([*lines, f"{'all':10}{''.join(totals)}"])
