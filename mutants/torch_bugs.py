@@ -309,7 +309,7 @@ BUGS: dict[str, Plant] = {
     "island-in-float32": wrap(policy, "by_module", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
-        after(precision, "set_switches", allow_tf32), wrap(step, "emulate", round_always)
+        after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)
     ),
     "tf32-forward-only": assign(Tf32Product, "backward", staticmethod(multiply_back_in_float32)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),

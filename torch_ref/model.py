@@ -39,7 +39,7 @@ class Linear(nn.Linear):
 
     def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
         super().__init__(d_in, d_out, bias=bias)
-        self.linear = matmul(linear, dtypes)
+        self.linear = matmul(linear, dtypes, of_rows=True)
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return self.linear(x_RD, self.weight, self.bias)
@@ -244,7 +244,7 @@ class GPT(nn.Module):
         self.norm = make_norm(config)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(d, v, head, bias=False)
-        self.tied_head = matmul(linear, head)
+        self.tied_head = matmul(linear, head, of_rows=True)
 
     def forward(
         self,

@@ -16,7 +16,10 @@ from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused
 
+from .onednn import has_float32_library, multiply_by_onednn
 from .rounding import NARROW
+
+OF_ROWS = NARROW | {"float32": multiply_by_onednn}
 
 
 def dtype(name: str) -> torch.dtype:
@@ -73,6 +76,13 @@ def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
     return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.type == "cpu" else "")
 
 
+def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
+    """As `emulate`; and float32's by the library that is fast on this CPU."""
+    if dtypes.compute == "float32" and not dtypes.tf32 and has_float32_library(device):
+        return replace(dtypes, rounding="float32")
+    return emulate(dtypes, device)
+
+
 def autocast(dtypes: Dtypes, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
     """Casts matmul inputs to the policy's dtype, weights once; off where there is nothing to
     cast."""
@@ -80,10 +90,14 @@ def autocast(dtypes: Dtypes, device: torch.device, *, cache: bool = True) -> Abs
     return torch.autocast(device.type, compute, enabled=dtypes.mixed, cache_enabled=cache)
 
 
-def matmul(function: Callable[..., Tensor], dtypes: Dtypes) -> Callable[..., Tensor]:
-    """A module's function left to autocast; outside of it where its dtype is not the policy's."""
-    if dtypes.rounding:
-        function = partial(function, narrow=NARROW[dtypes.rounding])
+def matmul(
+    function: Callable[..., Tensor], dtypes: Dtypes, *, of_rows: bool = False
+) -> Callable[..., Tensor]:
+    """A module's function left to autocast; outside of it where its dtype is not the policy's.
+    `of_rows`: times weights."""
+    form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
+    if dtypes.rounding and form:
+        function = partial(function, narrow=form)
     if dtypes.compute == dtypes.policy.compute:
         return function
     own = dtype(dtypes.compute)

@@ -20,12 +20,13 @@ COMPILER = "lockstep_compiler"
 MAY_IMPORT = {
     "dropout": set(),
     "scan": set(),
-    "remat": {"scan"},
+    "onednn": {"rounding"},
+    "remat": {"onednn", "scan"},
     "rounding": set(),
     "functional": {"remat", "rounding"},
     "kernels": {"functional"},
     "processes": set(),
-    "precision": {"functional", "kernels", "processes", "rounding"},
+    "precision": {"functional", "kernels", "onednn", "processes", "rounding"},
     "model": {"dropout", "functional", "precision", "remat", "rounding"},
     "loss": {"functional", "precision", "remat"},
     "pure": {"model"},
@@ -58,7 +59,7 @@ MAY_IMPORT = {
 # What the other framework has in its library.
 ALONE = {
     "jax_impl": {"accumulate", "functional", "jaxprs", "kernels", "pure", "scan", "taps"},
-    "torch_ref": {"live", "nanogpt"},
+    "torch_ref": {"live", "nanogpt", "onednn"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())
 

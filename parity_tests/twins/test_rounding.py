@@ -10,10 +10,13 @@ import jax
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import jax_impl.rounding
+import torch_ref.model
 import torch_ref.rounding
 from jax_impl.functional import sum_in_float32
 from jax_impl.kernels import has_bfloat16_library
@@ -23,6 +26,8 @@ from lockstep.errors import UserError
 from lockstep.model.tf32 import round_to_tf32
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
+from torch_ref import onednn
+from torch_ref.rounding import keep
 from torch_ref.train import TorchTwin
 
 # --- the rounding
@@ -305,3 +310,35 @@ def test_the_library_takes_all_three_products() -> None:
     text = lowered.compile().as_text().partition("ENTRY")[2]
     taken = re.findall(r"= f32\S+ fusion\(%\S+, %\S+\), kind=kCustom", text)
     assert len(taken) == 3 and " dot(" not in text, text
+
+
+needs_onednn = pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
+
+
+def torch_linear_and_gradients(narrow: Callable, kind: torch.dtype, biased: bool) -> Any:
+    numbers = np.random.default_rng(1)
+    x, weight, bias, dy = (
+        torch.tensor(numbers.integers(-4, 5, shape), dtype=kind)
+        for shape in ((24, 40), (16, 40), (16,), (24, 16))
+    )
+    given = [each.requires_grad_() for each in (x, weight, *([bias] if biased else []))]
+    y = torch_ref.model.linear(*given, narrow=narrow)
+    return [y.detach(), *torch.autograd.grad(y, given, dy)]
+
+
+@needs_onednn
+@pytest.mark.parametrize("biased", [True, False])
+def test_onednn_gives_the_same_numbers(biased: bool) -> None:
+    with FlopCounterMode(display=False) as counter:
+        ours = torch_linear_and_gradients(onednn.multiply_by_onednn, torch.float32, biased)
+    for one, other in zip(ours, torch_linear_and_gradients(keep, torch.float64, biased)):
+        assert torch.equal(one.double(), other)  # of small whole numbers
+    assert counter.get_flop_counts()["Global"] == {onednn.LINEAR: 3 * 2 * 24 * 40 * 16}
+
+
+@needs_onednn
+def test_a_frozen_weight_costs_no_product() -> None:
+    x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8)
+    with FlopCounterMode(display=False) as counter:
+        onednn.multiply_by_onednn(F.linear)(x, weight).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
