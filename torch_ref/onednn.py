@@ -1,5 +1,5 @@
 """Rows times weights in float32 by oneDNN. torch asks MKL, which on a CPU of another maker than its
-own does without AVX-512: decision 34."""
+own does without AVX-512: decision 35."""
 
 from typing import Any
 
@@ -53,10 +53,8 @@ class Product(torch.autograd.Function):
     """x @ weight.T + bias, its gradient passed on to the place."""
 
     @staticmethod
-    def forward(ctx: Any, place: Tensor, *operands: Tensor | None) -> Tensor:
-        x, weight, bias = operands
-        assert x is not None and weight is not None
-        return multiply(x, weight, bias)
+    def forward(ctx: Any, place: Tensor, *operands: Any) -> Tensor:
+        return multiply(*operands)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -74,11 +72,5 @@ def multiply_by_onednn(product: rounding.Product) -> rounding.Product:
     return linear
 
 
-def count_flops(
-    x_shape: torch.Size, weight_shape: torch.Size, *rest: Any, out_shape: Any = None, **how: Any
-) -> int:
-    return 2 * x_shape.numel() * weight_shape[0]
-
-
 if LINEAR:
-    register_flop_formula(LINEAR)(count_flops)
+    register_flop_formula(LINEAR)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])

@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = floats(self.values((args, kwargs)))
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
+        name = func._schema.name.partition("::")[2]
         self.ops.append(Op(name, before, floats(self.values(result))))
         return result
 

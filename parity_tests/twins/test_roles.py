@@ -32,7 +32,7 @@ POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,ou
 B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
 
 RESIDUAL = {(B, T, D), (B * T, D)}  # as embedded, and as rows
-MATMULS = {"dot_general", "affine", "mm", "bmm", "addmm"}
+MATMULS = {"dot_general", "affine", "mm", "bmm", "addmm", "_linear_pointwise"}
 # Norms, softmax, the activations' inside, the loss. (jnp.sum of bfloat16 sums in float32.)
 WIDE = {
     *("exp", "log", "rsqrt", "tanh", "logistic", "erf", "reduce_sum", "reduce_max", "mean"),
