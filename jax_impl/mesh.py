@@ -47,6 +47,10 @@ def place_rows(tokens: np.ndarray, mesh: Mesh) -> Array:
     return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
 
 
+def everywhere(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def whole(tensors: Any) -> Any:
     """Of all processes' parts; every process calls it."""
 
@@ -67,7 +71,7 @@ def shardings(state: Any, mesh: Mesh) -> Any:
         parts = mesh.shape["fsdp"]
         fitting = [axis for axis in range(x.ndim) if x.shape[axis] % parts == 0]
         if parts == 1 or not fitting or x.dtype == bool:
-            return NamedSharding(mesh, PartitionSpec())
+            return everywhere(mesh)
         longest = max(fitting, key=lambda axis: x.shape[axis])
         return NamedSharding(mesh, PartitionSpec(*[None] * longest, "fsdp"))
 

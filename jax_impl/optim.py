@@ -22,7 +22,7 @@ class ClipState(NamedTuple):
     """Of the last update's gradient, before clipping."""
 
     grad_norm: Array
-    finite: Array  # bool (P,), by tensor
+    norms: Array  # (P,), by tensor
 
 
 def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
@@ -30,14 +30,15 @@ def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
 
     def init(params: Any) -> ClipState:
         norm = jax.eval_shape(optax.tree.norm, params)
-        return ClipState(jnp.zeros((), norm.dtype), jnp.ones(len(tensor_names(params)), bool))
+        zeros = (jnp.zeros(shape, norm.dtype) for shape in ((), len(tensor_names(params))))
+        return ClipState(*zeros)
 
     def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
         norm = optax.tree.norm(grads)
         factor = jnp.minimum(1.0, clip / (norm + 1e-6))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        # By their norms, which are parts of the whole one: nothing is read twice for it.
-        return clipped, ClipState(norm, jnp.isfinite(by_tensor(optax.tree.norm, grads)))
+        # They are parts of the whole one: nothing is read twice for it.
+        return clipped, ClipState(norm, by_tensor(optax.tree.norm, grads))
 
     return optax.GradientTransformation(init, update)
 

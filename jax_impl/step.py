@@ -30,7 +30,7 @@ from lockstep.twin import StepResult
 from .accumulate import optimizer
 from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
-from .mesh import make_mesh, place_rows, shardings
+from .mesh import everywhere, make_mesh, place_rows, shardings
 from .model import GPT, Tap, no_tap
 from .precision import (
     attention_kernel,
@@ -212,9 +212,9 @@ class Trainer:
         )
 
     def metrics(self, before: State, after: State, loss: Array, finite: Array) -> tuple[Array, ...]:
-        norm, of_update = (
-            optax.tree.get(after.optimizer, name) for name in ("grad_norm", "finite")
-        )
+        norm, norms = (optax.tree.get(after.optimizer, name) for name in ("grad_norm", "norms"))
+        if self.mesh:
+            norms = jax.lax.with_sharding_constraint(norms, everywhere(self.mesh))
         skipped = ~finite.all()
         return (
             loss,
@@ -222,17 +222,20 @@ class Trainer:
             update_count(before.optimizer),
             before.loss_scale,
             skipped,
-            jnp.where(skipped, finite, of_update),
+            jnp.where(skipped, jnp.where(finite, 0, jnp.nan), norms),
         )
 
     def report(self, metrics: tuple[Array, ...]) -> Callable[[], StepResult]:
         """Copies to the host when called."""
-        *scalars, finite = metrics
 
         def wait() -> StepResult:
-            loss, norm, updates, scale, skipped = (x.item() for x in jax.device_get(scalars))
+            *scalars, norms = jax.device_get(metrics)
+            loss, norm, updates, scale, skipped = (x.item() for x in scalars)
             rate = float(self.rates[updates])
-            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite.tolist())
+            norms = dict(zip(self.names, norms.tolist(), strict=True))
+            if math.isfinite(norm):
+                return StepResult(loss, norm, rate, scale, skipped, norms=norms)
+            nonfinite = self.first_nonfinite(map(math.isfinite, norms.values()))
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait

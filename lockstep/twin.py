@@ -6,7 +6,7 @@ user's own pair of models, can stand where ours stand.
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ class StepResult(NamedTuple):
     loss_scale: float  # the one used in this step
     skipped: bool
     nonfinite: str = ""  # the module whose gradient is the backward pass's first that is not finite
+    norms: Mapping[str, float] = {}
 
 
 class Trace(NamedTuple):

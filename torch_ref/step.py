@@ -191,9 +191,11 @@ class Trainer:
         def wait() -> StepResult:
             if copied:
                 copied.synchronize()
-            loss, norm, *norms = host.tolist()
-            finite = map(math.isfinite, norms)
-            nonfinite = "" if math.isfinite(norm) else self.first_nonfinite(finite)
+            loss, norm, *each = host.tolist()
+            norms = dict(zip(self.names, each, strict=True))
+            if math.isfinite(norm):
+                return StepResult(loss, norm, rate, scale, skipped, norms=norms)
+            nonfinite = self.first_nonfinite(map(math.isfinite, norms.values()))
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait

@@ -15,6 +15,7 @@ from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_sections
+from lockstep.monitor import options
 from lockstep.run import directory
 from lockstep.train import trainer
 from lockstep.weights import init
@@ -45,6 +46,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
     given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     many = {name: given.pop(name) for name in processes.FLAGS if name in given}
+    watching = options.take(given)
     programs.keep(framework, anew=given.pop(programs.FLAG, False))
     require(out != "", "--out", "''", "is empty; name a directory")
     run = Path(out) if out else None
@@ -61,7 +63,8 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
         else:
             directory.require_writable(directory.RUNS)
         config = resolve_config(framework, given)
-    return trainer.train(config, partial(twin.load, framework), run, resume=bool(resume))
+    build = partial(twin.load, framework)
+    return trainer.train(config, build, run, resume=bool(resume), watching=watching)
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
@@ -130,6 +133,7 @@ def trainer_parser(module: str) -> Parser:
     about = "replace the run in --out (default: off)"
     group.add_argument("--overwrite", action="store_true", help=about)
     programs.add_flag(parser)
+    options.add_flags(parser)
     if module == twin.MODULES["jax"]:
         processes.add_flags(parser)
     return parser

@@ -7,7 +7,7 @@ by these names.
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -93,6 +93,15 @@ def first_nonfinite(finite: Iterable[tuple[str, bool]], model: ModelConfig) -> s
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
     modules = {name.rpartition(".")[0] for name, is_finite in finite if not is_finite}
     return max(modules, key=order.index, default="")
+
+
+def norms_by_module(norms: Mapping[str, float], model: ModelConfig) -> dict[str, float]:
+    """Of tensors' norms those of the modules, in the order of the forward pass."""
+    squares: dict[str, float] = {}
+    for name in filter(norms.__contains__, shapes(model)):
+        module = name.rpartition(".")[0]
+        squares[module] = squares.get(module, 0.0) + norms[name] ** 2
+    return {module: math.sqrt(square) for module, square in squares.items()}
 
 
 def count(model: ModelConfig) -> int:

@@ -35,6 +35,7 @@ ROWS: dict[str, dict[str, tuple[type, ...]]] = {
         "loss_scale": (float,), "skipped": (bool,),
     },
     "eval": {"val_loss": (float, type(None))},
+    "norms": {},
     "spike": {
         "spike": (int,), "batch": (int,),
         "loss": (float,), "median": (float,), "deviation": (float,),

@@ -7,6 +7,7 @@ from lockstep.config import Config
 from lockstep.data.corpus import Corpus
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model.state import TrainState
+from lockstep.monitor.options import Watching
 from lockstep.run.saver import Saver
 from lockstep.train import closing
 from lockstep.train.loop import Diverged, Loop
@@ -26,13 +27,15 @@ class Silence:
         pass
 
 
-def follow(config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState) -> int:
+def follow(
+    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, watching: Watching
+) -> int:
     """The steps and evaluations of the process that leads, and this one's part of checkpoints; its
     exit status."""
     silence: Any = Silence()
     with Saver(out, config.run.keep, silence, silence, shared=True) as saver:
         try:
-            loop = Loop(config, twin, data, out, silence, silence, saver, start)
+            loop = Loop(config, twin, data, out, silence, silence, saver, start, watching)
             status = loop.run()
         except Diverged:
             return DIVERGED

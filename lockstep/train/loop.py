@@ -12,14 +12,16 @@ from lockstep.config import Config
 from lockstep.data import batches
 from lockstep.data.corpus import Corpus
 from lockstep.exits import DONE, STOPPED
-from lockstep.model import flops
+from lockstep.model import flops, params
 from lockstep.model.state import TrainState
+from lockstep.monitor.options import Watching
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import loss_scale, nonfinite, spikes
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
+NORMS_A_ROW = 100
 LOWER = "start again with a lower --lr or a wider --policy"
 
 
@@ -52,9 +54,10 @@ class Loop:
         display: Display,
         saver: Saver,
         start: TrainState,
+        watching: Watching,
     ) -> None:
         self.config, self.twin, self.data, self.out = config, twin, data, out
-        self.log, self.display, self.saver = log, display, saver
+        self.log, self.display, self.saver, self.watching = log, display, saver, watching
         self.done = self.first = start.step
         self.losses = {  # validation losses by step
             row["step"]: math.nan if row["val_loss"] is None else row["val_loss"]
@@ -138,6 +141,8 @@ class Loop:
         if spike := self.spikes.read(self.done, result.loss, result.skipped):
             self.write(spike)
             self.display.say(spikes.describe(spike))
+        if _due(self.done, self.watching.norms):
+            self.write_norms(result)
         self.require_finite(result)
         steps_a_second = (self.done - self.first) / (now - self.began)
         self.display.train(row, (optim.steps - self.done) / steps_a_second)
@@ -147,6 +152,13 @@ class Loop:
         if self.log.problem and not self.log_problem:
             self.display.say(f"{self.log.problem}; until then rows are kept in memory")
         self.log_problem = self.log.problem
+
+    def write_norms(self, result: StepResult) -> None:
+        """By module; a deep model's in several rows, for a reader takes no line of any length."""
+        norms = list(params.norms_by_module(result.norms, self.config.model).items())
+        for start in range(0, len(norms), NORMS_A_ROW):
+            part = dict(norms[start : start + NORMS_A_ROW])
+            self.write({"kind": "norms", "step": self.done, **part})
 
     def require_finite(self, result: StepResult) -> None:
         """Raises Diverged where going on is of no use."""
@@ -169,8 +181,14 @@ class Loop:
     def evaluate(self) -> None:
         loss = self.twin.evaluate(batches.validation(self.config, self.data.val))
         self.losses[self.done] = loss
-        self.write({"kind": "eval", "step": self.done, "val_loss": loss})
-        self.display.say(f"step {self.done}: validation loss {loss:.4f}")
+        others = {
+            name: self.twin.evaluate(batches.validation(self.config, tokens))
+            for name, tokens in self.watching.sets.items()
+        }
+        own = {f"val_loss.{name}": other for name, other in others.items()}
+        self.write({"kind": "eval", "step": self.done, "val_loss": loss, **own})
+        said = [f"{loss:.4f}", *(f"{name} {other:.4f}" for name, other in others.items())]
+        self.display.say(f"step {self.done}: validation loss {', '.join(said)}")
         precision = self.config.precision
         scaled = precision.roles.loss_scaling or precision.eval_roles.loss_scaling
         if not scaled and not math.isfinite(loss):

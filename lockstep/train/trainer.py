@@ -13,6 +13,7 @@ from lockstep.errors import UserError
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
+from lockstep.monitor.options import Watching
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
@@ -23,22 +24,26 @@ from lockstep.twin import Twin
 from lockstep.weights import about as beside
 from lockstep.weights import init
 
+UNWATCHED = Watching()
+
 
 def train(
-    config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
-) -> int:
+    config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool,
+    watching: Watching = UNWATCHED,
+) -> int:  # fmt: skip
     """Trains to `config.optim.steps`; returns the exit status.
 
     Args:
         build: makes the twin; called once everything else is known to be in order.
         out: the run's directory, free or (for `resume`) a run; None for a new one in runs/.
+        watching: what is shown of it, not yet loaded.
 
     Raises:
         UserError: the data, the device, the directory or the checkpoint is not usable, and
             nothing has been written then; or memory or disk space ran out.
     """
     try:
-        return _train(config, build, out, resume=resume)
+        return _train(config, build, out, watching, resume=resume)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -54,10 +59,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _train(
-    config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool
-) -> int:
+    config: Config, build: Callable[[Config], Twin], out: Path | None, watching: Watching,
+    *, resume: bool,
+) -> int:  # fmt: skip
     found = _require_idle(out) if resume and out else []
     data, state, notices = _load_start(config, out if resume else None)
+    watching = watching.load(config)
     twin = build(config)
 
     def say_missing(ranks: list[int]) -> str:
@@ -70,7 +77,9 @@ def _train(
     end = lambda ranks: watch.end_process(f"error: {say_missing(ranks)}")  # noqa: E731
     with watch.Watch(twin.beat, end, patience=patience) as others:
         try:
-            return _with_twin(config, twin, data, state, notices, out, found, resume=resume)
+            return _with_twin(
+                config, twin, data, state, notices, out, found, watching, resume=resume
+            )
         except RuntimeError as error:
             if _out_of_memory(error) or not (missing := others.missing()):
                 raise
@@ -79,7 +88,7 @@ def _train(
 
 def _with_twin(
     config: Config, twin: Twin, data: Corpus, state: TrainState, notices: list[str],
-    out: Path | None, found: list[Path], *, resume: bool,
+    out: Path | None, found: list[Path], watching: Watching, *, resume: bool,
 ) -> int:  # fmt: skip
     twin.load(state)
     began = time.perf_counter()
@@ -87,7 +96,7 @@ def _with_twin(
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if twin.rank:
-        return follow(config, twin, data, Path(twin.tell("")), state)
+        return follow(config, twin, data, Path(twin.tell("")), state, watching)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))
@@ -107,7 +116,7 @@ def _with_twin(
         directory.write_record(out, record)
         checkpoint.sweep(out)  # before another process writes a part
         twin.tell(str(out))
-        return _run_loop(config, twin, data, out, state, notices)
+        return _run_loop(config, twin, data, out, state, notices, watching)
 
 
 def _require_idle(run: Path) -> list[Path]:
@@ -121,8 +130,9 @@ def _require_idle(run: Path) -> list[Path]:
 
 
 def _run_loop(
-    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str]
-) -> int:
+    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str],
+    watching: Watching,
+) -> int:  # fmt: skip
     display = Display(config.optim.steps, start.step)
     try:
         with (
@@ -132,7 +142,7 @@ def _run_loop(
         ):
             for notice in notices:
                 display.say(notice)
-            loop = Loop(config, twin, data, out, log, display, saver, start)
+            loop = Loop(config, twin, data, out, log, display, saver, start, watching)
             status = loop.run()
     except Diverged as error:
         print(f"error: {_explain(error, loop)}", file=sys.stderr)

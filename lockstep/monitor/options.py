@@ -1,0 +1,63 @@
+"""What a trainer shows of a run. It changes no number of it, so config.json does not hold it."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.data import corpus
+from lockstep.errors import require, require_range
+from lockstep.flags import reader
+
+FLAGS = ("norms", "eval_data")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    norms: int = 0  # steps between two rows of the gradient's norms by module; 0: none
+    files: Mapping[str, str] = field(default_factory=dict)  # evaluation sets, as --data names them
+    sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
+
+    def load(self, config: Config) -> "Watching":
+        """With the sets, tokenized as --data is.
+
+        Raises:
+            UserError: one cannot be read, or does not fit the model.
+        """
+        sets = {}
+        for name, file in self.files.items():
+            data = corpus.load(file, config.data.tokenizer, config.data.rows)
+            corpus.check(data, config.model.vocab, config.model.context)
+            sets[name] = data.val
+        return dataclasses.replace(self, sets=sets)
+
+
+def add_flags(parser: Any) -> None:
+    group = parser.add_argument_group("watching, of which config.json holds nothing")
+    group.add_argument("--norms", metavar="N", type=reader(int),
+                       help="log the gradient's norm by module every N steps (default: 0, "
+                       "never)")  # fmt: skip
+    group.add_argument("--eval-data", metavar="NAME=FILE", action="append",
+                       help="evaluate on the held-out part of this too, and log its loss as "
+                       "val_loss.NAME; may be repeated (default: none)")  # fmt: skip
+
+
+def take(given: dict[str, Any]) -> Watching:
+    """Takes the flags out of `given`.
+
+    Raises:
+        UserError: a value is none that can be.
+    """
+    norms, sets = (given.pop(name, None) for name in FLAGS)
+    require_range("--norms", norms or 0, 0)
+    files: dict[str, str] = {}
+    for text in sets or []:
+        name, _, file = text.partition("=")
+        known = bool(NAME.fullmatch(name) and file)
+        require(known, "--eval-data", text, "write NAME=FILE, NAME of letters, digits, _ and -")
+        require(name not in files, "--eval-data", text, f"there is a set {name} already; rename it")
+        files[name] = file
+    return Watching(norms=norms or 0, files=files)
