@@ -21,6 +21,7 @@ from lockstep.model import rotary
 from lockstep.model.attention import Kernel
 
 from .dropout import Dropout
+from .onednn import InBlocks
 from .precision import dtype, matmul
 from .remat import remat_sublayer, through_blocks
 from .rounding import Narrow, keep
@@ -119,6 +120,21 @@ def attend(
     return product(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
+def attend_in_blocks(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    wide: torch.dtype,
+    same_BTT: Tensor | None = None,
+) -> Tensor:
+    """The same, each block of queries without the keys behind it, which would all be masked."""
+    if same_BTT is not None:
+        return attend_fused(q_BTHK, k_BTGK, v_BTGK, wide, same_BTT)
+    heads = q_BTHK.shape[2]
+    q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    return InBlocks.apply(q, k, v).transpose(1, 2)
+
+
 def attend_fused(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -141,7 +157,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
         super().__init__()
         self.config, self.wide = config, dtype(dtypes.output)
-        self.attend = matmul(attend_fused if kernel.fused else attend, dtypes.at("attend"))
+        fused = attend_in_blocks if kernel.blocks > 1 else attend_fused
+        self.attend = matmul(fused if kernel.fused else attend, dtypes.at("attend"))
         d, biased = config.d_model, config.bias or config.qkv_bias
         self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
         self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)

@@ -1,5 +1,8 @@
-"""Rows times weights in float32 by oneDNN. torch asks MKL, which on a CPU of another maker than its
-own does without AVX-512: decision 35."""
+"""What oneDNN multiplies faster on a CPU than what torch chooses there: decision 35.
+
+float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512. Attention in
+bfloat16: torch's fused kernel multiplies without the units for bfloat16.
+"""
 
 from typing import Any
 
@@ -8,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from lockstep import provenance
+from lockstep.model.attention import block_edges, query_blocks
 
 from . import rounding
 
@@ -20,6 +24,11 @@ def has_float32_library(device: torch.device) -> bool:
     cpu = provenance.cpu()
     beats = "AMD" in (cpu["model"] or "") and "avx512f" in (cpu["flags"] or ())
     return device.type == "cpu" and beats and LINEAR is not None
+
+
+def has_bfloat16_units(device: torch.device) -> bool:
+    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
+    return device.type == "cpu" and bool(units)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -74,3 +83,44 @@ def multiply_by_onednn(product: rounding.Product) -> rounding.Product:
 
 if LINEAR:
     register_flop_formula(LINEAR)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])
+
+
+class InBlocks(torch.autograd.Function):
+    """Causal attention of q, k, v (B, H, T, K), each block of queries without the keys behind it;
+    the backward pass computes a block's scores again."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        parts = [probabilities(q[block], k[keys]).to(v.dtype) @ v[keys] for block, keys in cuts(q)]
+        return torch.cat(parts, dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        (dy,), (q, k, v) = grads, ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for block, keys in cuts(q):
+            probs = probabilities(q[block], k[keys])
+            dprobs = (dy[block] @ v[keys].mT).to(probs.dtype)
+            dscores = torch._softmax_backward_data(dprobs, probs, -1, probs.dtype)
+            dscores = dscores.mul_(q.shape[-1] ** -0.5).to(q.dtype)
+            dv[keys] += probs.to(v.dtype).mT @ dy[block]
+            dq[block] = dscores @ k[keys]
+            dk[keys] += dscores.mT @ q[block]
+        return dq, dk, dv
+
+
+def cuts(q: Tensor) -> list[tuple[Any, Any]]:
+    """Each block of queries, and the keys that it sees."""
+    edges = block_edges(q.shape[2], query_blocks(q.shape[2]))
+    return [
+        ((..., slice(*edge), slice(None)), (..., slice(edge[1]), slice(None))) for edge in edges
+    ]
+
+
+def probabilities(q: Tensor, k: Tensor) -> Tensor:
+    """At least in float32, of the last queries of those that belong to the keys."""
+    (t, s), scores = (q.shape[2], k.shape[2]), q @ k.mT
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
+    behind = torch.ones(t, s, dtype=torch.bool, device=q.device).triu(s - t + 1)
+    return scores.masked_fill_(behind, -torch.inf).softmax(dim=-1)

@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
-from lockstep.model.attention import Kernel, wants_fused
+from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
-from .onednn import has_float32_library, multiply_by_onednn
+from .onednn import has_bfloat16_units, has_float32_library, multiply_by_onednn
 from .rounding import NARROW
 
 OF_ROWS = NARROW | {"float32": multiply_by_onednn}
@@ -126,13 +126,22 @@ def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.Grad
 
 def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Kernel:
     """SDPA always exists; strict numerics write attention out, and so does what is emulated: the
-    operands of products inside a kernel cannot be rounded."""
-    return Kernel(fused=wants_fused(config.precision) and not emulate(dtypes, device).rounding)
+    operands of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where
+    the CPU multiplies it."""
+    in_blocks = dtypes.compute == "bfloat16" and has_bfloat16_units(device)
+    possible = in_blocks and not config.execution.compile
+    return Kernel(
+        fused=wants_fused(config.precision) and not emulate(dtypes, device).rounding,
+        blocks=written_out_blocks(config.precision, config.model.context) if possible else 1,
+    )
 
 
 def attention_backend(config: Config, device: torch.device) -> str:
     """The attention in use: "reference", or SDPA with the kernel that torch picks for it."""
-    if not attention_kernel(config, config.dtypes, device).fused:
+    kernel = attention_kernel(config, config.dtypes, device)
+    if kernel.blocks > 1:
+        return f"reference in {kernel.blocks} causal blocks"
+    if not kernel.fused:
         wanted = wants_fused(config.precision)
         return "reference (no kernel rounds to TF32)" if wanted else "reference"
     model, roles = config.model, config.precision.roles

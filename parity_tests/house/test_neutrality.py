@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "kernels": {"functional"},
     "processes": set(),
     "precision": {"functional", "kernels", "onednn", "processes", "rounding"},
-    "model": {"dropout", "functional", "precision", "remat", "rounding"},
+    "model": {"dropout", "functional", "onednn", "precision", "remat", "rounding"},
     "loss": {"functional", "precision", "remat"},
     "pure": {"model"},
     "taps": {"model", "pure"},

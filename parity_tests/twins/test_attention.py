@@ -1,6 +1,7 @@
 """Fused attention is the written-out one, attention is causal, and what runs is what is named."""
 
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +20,19 @@ from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
 from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
 from torch_ref.bridge import to_numpy
-from torch_ref.model import attend, attend_fused
+from torch_ref.model import attend, attend_fused, attend_in_blocks
 from torch_ref.train import TorchTwin
 
 # B, T, H, K: a single token, odd sizes, and more than one tile of a kernel.
-SHAPES = [(2, 1, 1, 8), (2, 7, 3, 5), (1, 33, 2, 16), (2, 64, 2, 32), (1, 128, 2, 64)]
+SHAPES = [
+    (2, 1, 1, 8),
+    (2, 7, 3, 5),
+    (1, 33, 2, 16),
+    (2, 64, 2, 32),
+    (1, 128, 2, 64),
+    (1, 197, 2, 8),
+]
+name_of = attrgetter("__name__")
 
 
 # --- fused and written out, in torch
@@ -47,9 +56,10 @@ def outputs(function: Any, tensors: list[Tensor], wide: torch.dtype) -> list[np.
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_fused_is_written_out_in_float64(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("attention", [attend_fused, attend_in_blocks], ids=name_of)
+def test_fused_is_written_out_in_float64(attention: Any, shape: tuple[int, ...]) -> None:
     tensors = draw(shape, torch.float64)
-    written, fused = (outputs(f, tensors, torch.float64) for f in (attend, attend_fused))
+    written, fused = (outputs(f, tensors, torch.float64) for f in (attend, attention))
     for a, b in zip(fused, written):
         if shape[1] == 1 and np.abs(b).max() < 1e-15:  # one token: q and k have no gradient
             assert np.abs(a).max() <= 1e-12
@@ -58,12 +68,15 @@ def test_fused_is_written_out_in_float64(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-def test_fused_errs_no_more_than_written_out_in_bfloat16(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("attention", [attend_fused, attend_in_blocks], ids=name_of)
+def test_fused_errs_no_more_than_written_out_in_bfloat16(
+    attention: Any, shape: tuple[int, ...]
+) -> None:
     """Against float64 on the same rounded inputs. The kernel rounds neither scores nor (forward)
     probabilities, so it may err less: 0.59 to 1.22 of the written-out error was seen."""
     tensors = draw(shape, torch.bfloat16)
     exact = outputs(attend, [x.double() for x in tensors], torch.float64)
-    written, fused = (outputs(f, tensors, torch.float32) for f in (attend, attend_fused))
+    written, fused = (outputs(f, tensors, torch.float32) for f in (attend, attention))
     for a, b, truth in zip(fused, written, exact):
         ratio = np.linalg.norm(a - truth) / np.linalg.norm(b - truth)
         assert 0.4 < ratio < 1.5
