@@ -112,10 +112,8 @@ class InBlocks(torch.autograd.Function):
 
 def cuts(q: Tensor) -> list[tuple[Any, Any]]:
     """Each block of queries, and the keys that it sees."""
-    edges = block_edges(q.shape[2], query_blocks(q.shape[2]))
-    return [
-        ((..., slice(*edge), slice(None)), (..., slice(edge[1]), slice(None))) for edge in edges
-    ]
+    edges, whole = block_edges(q.shape[2], query_blocks(q.shape[2])), slice(None)
+    return [((..., slice(*edge), whole), (..., slice(edge[1]), whole)) for edge in edges]
 
 
 def probabilities(q: Tensor, k: Tensor) -> Tensor:
