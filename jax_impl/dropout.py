@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.random import fold_in
 
-from lockstep.model.constants import DROPOUT_SITES
+from lockstep.model.constants import SITES
+
+Key = Array  # one of `jax.random`
 
 
 class Dropout:
@@ -19,9 +21,8 @@ class Dropout:
         self, rate: float, *, seed: int, step: Array | int, micro_step: Array | int
     ) -> None:
         self.rate = rate
-        if rate:
-            key = jax.random.key(seed, impl="threefry2x32")
-            self.key = fold_in(fold_in(key, step), micro_step)
+        key = jax.random.key(seed, impl="threefry2x32")
+        self.key = fold_in(fold_in(key, step), micro_step)
 
     @classmethod
     def off(cls) -> "Dropout":
@@ -30,9 +31,11 @@ class Dropout:
     def __call__(self, x: Array, layer: Array | int, site: str) -> Array:
         if not self.rate:
             return x
-        key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
         # A Python float would draw 64-bit uniforms under x64: other masks.
-        keep = jax.random.bernoulli(key, jnp.float32(1 - self.rate), x.shape)
+        keep = jax.random.bernoulli(self.key_of(layer, site), jnp.float32(1 - self.rate), x.shape)
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - self.rate))
         return jnp.where(keep, scaled.astype(x.dtype), 0)
+
+    def key_of(self, layer: Array | int, site: str) -> Key:
+        return fold_in(fold_in(self.key, layer + 1), SITES[site])

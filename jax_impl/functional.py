@@ -14,20 +14,31 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.model.attention import tile
 
+from .products import Narrow, Product, keep
 from .remat import AFFINE, recompute, recompute_cheap
-from .rounding import Narrow, Product, keep
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
-    """Rows (R, in) @ weight (in, out); torch's weight is out x in."""
-    if bias is None and narrow is not sum_in_float32:  # whose derivative is not JAX's own
-        return narrow(jnp.matmul)(x, weight)
+def linear(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    key: Array | None = None,
+    narrow: Narrow = keep,
+) -> Array:
+    """Rows (R, in) @ weight (in, out); torch's weight is out x in.
+
+    key: of what stochastic rounding draws.
+    """
+    if narrow not in (keep, sum_in_float32):
+        return narrow(jnp.matmul)(x, weight, bias, key)
+    if bias is None and narrow is keep:  # the other's derivative is not JAX's own
+        return jnp.matmul(x, weight)
     return affine(x, weight, bias, narrow)
 
 
 def head(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
     """`linear`, its weight's gradient made with that of x: XLA keeps the logits' until then."""
-    return linear(*_together(x, weight), bias, narrow)
+    return linear(*_together(x, weight), bias, narrow=narrow)
 
 
 _together = jax.custom_vjp(lambda x, weight: (x, weight))

@@ -21,12 +21,13 @@ from lockstep.model import rotary
 from lockstep.model.attention import Kernel, block_edges, has_flash
 
 from . import functional as F
-from .dropout import Dropout
+from .dropout import Dropout, Key
 from .precision import dtype, matmul
+from .products import Narrow, keep
 from .remat import recompute, recompute_cheap, remat_sublayer, through_blocks
-from .rounding import Narrow, keep
 
 Tap = Callable[[str, Array], Array]
+Keys = Callable[[str], Key]  # of a layer: what each of its linear layers draws with
 Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
 
 
@@ -38,6 +39,10 @@ class Embedding(nnx.Module):
         return self.weight[...][tokens_BT]
 
 
+def no_keys(name: str) -> Key:
+    raise AssertionError(f"{name} rounds at random, and was given no keys")
+
+
 class Linear(nnx.Module):
     """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
 
@@ -45,9 +50,12 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
         self.linear = matmul(F.linear, dtypes, of_rows=True)
+        self.name = dtypes.name
+        self.draws = dtypes.stochastic and bool(dtypes.rounding)
 
-    def __call__(self, x_RD: Array) -> Array:
-        return self.linear(x_RD, self.weight, self.bias)
+    def __call__(self, x_RD: Array, keys: Keys = no_keys) -> Array:
+        key = (keys(self.name),) if self.draws else ()
+        return self.linear(x_RD, self.weight, self.bias, *key)
 
 
 class LayerNorm(nnx.Module):
@@ -199,9 +207,9 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
 
-    def __call__(self, x_RD: Array, places: Places) -> Array:
+    def __call__(self, x_RD: Array, places: Places, keys: Keys) -> Array:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD, keys).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = jnp.split(y_BTHK, [heads, heads + groups], axis=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
@@ -211,7 +219,7 @@ class Attention(nnx.Module):
             cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
-        return self.proj(y_BTHK.reshape(len(x_RD), -1))
+        return self.proj(y_BTHK.reshape(len(x_RD), -1), keys)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
         """Each head in the output dtype; back to the input's dtype."""
@@ -230,11 +238,11 @@ class MLP(nnx.Module):
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
         self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
-    def __call__(self, x_RD: Array) -> Array:
+    def __call__(self, x_RD: Array, keys: Keys) -> Array:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
-        return self.down(self.gelu(self.up(x_RD)))
+            return self.down(F.silu(self.gate(x_RD, keys)) * self.up(x_RD, keys), keys)
+        return self.down(self.gelu(self.up(x_RD, keys)), keys)
 
 
 class Block(nnx.Module):
@@ -250,13 +258,17 @@ class Block(nnx.Module):
     def __call__(
         self, x_RD: Array, places: Places, layer: Array | int, dropout: Dropout, tap: Tap
     ) -> Array:
+        keys = partial(dropout.key_of, layer)
+
         def attention(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, places)), layer, "attention")
+            return dropout(
+                tap(f"blocks.{layer}.attn", self.attn(x, places, keys)), layer, "attention"
+            )
 
         def mlp(x: Array) -> Array:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
-            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
+            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x, keys)), layer, "mlp")
 
         x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
         x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)

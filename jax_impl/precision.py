@@ -24,7 +24,7 @@ from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out
 from .functional import sum_in_float32
 from .kernels import cudnn_works, has_bfloat16_library, require_float16, triton_works
 from .processes import join, process_count
-from .rounding import NARROW
+from .products import NARROW
 
 OF_ROWS = NARROW | {"bfloat16": sum_in_float32}  # attention's products are a tenth of the work
 
@@ -90,8 +90,10 @@ def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
 
 
 def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32."""
-    return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.platform == "cpu" else "")
+    """What no unit of the device does is done by hand: a CPU has no TF32, and narrower formats are
+    left to no device yet."""
+    tf32 = "tf32" if dtypes.tf32 and device.platform == "cpu" else ""
+    return replace(dtypes, rounding=dtypes.recipe or tf32)
 
 
 def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:

@@ -1,48 +1,96 @@
-"""Matmuls in a format that the device has no units for: operands rounded, products in float32."""
+"""float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
-from collections.abc import Callable
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.extend.random import threefry_2x32
 
-from lockstep.model.tf32 import HALF, MASK
+from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
+from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
 
-Product = Callable[..., Array]  # of two operands, linear in each
-Narrow = Callable[[Product], Product]
-
-
-def keep(product: Product) -> Product:
-    """As the device multiplies."""
-    return product
+Draws = Array  # of each number, from 0 to 1
 
 
-def round_to_tf32(x: Array) -> Array:
-    """float32 of any shape -> float32: see `lockstep.model.tf32`."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    rounded = (bits + jnp.uint32(HALF)) & jnp.uint32(MASK)
-    return jnp.where(jnp.isnan(x), x, jax.lax.bitcast_convert_type(rounded, jnp.float32))
+def round_to(x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None) -> Array:
+    """float32 of any shape -> float32: the nearest of the numbers of a format times a scale."""
+    if to.exponent == EXPONENT_OF_FLOAT32:
+        return _round_bits(x, to)
+    scale = jnp.float32(1) if scale is None else scale
+    step = jnp.maximum(_bits(x) & 0x7F800000, _bits(scale) + (to.lowest << 23))
+    step = step - (to.mantissa << 23)
+    steps = x * _number((254 << 23) - step)  # exact: powers of two
+    if draws is None:
+        whole = jnp.round(steps)
+    else:
+        down = jnp.floor(steps)
+        whole = down + (draws < steps - down)
+    rounded = whole * _number(step)
+    if to.past == "saturate":
+        most = to.largest * scale
+        return jnp.clip(rounded, -most, most)
+    return jnp.where(jnp.abs(rounded) > to.largest, jnp.copysign(jnp.inf, x), rounded)
 
 
-def narrow_to_tf32(product: Product) -> Product:
-    """The same of rounded operands; and so are the two products of its derivative."""
-
-    @jax.custom_vjp
-    def narrow(a: Array, b: Array) -> Array:
-        return product(round_to_tf32(a), round_to_tf32(b))
-
-    def forward(a, b):  # type: ignore[no-untyped-def]
-        # Not by `narrow`: into a function with a derivative of its own no remat policy looks.
-        return product(round_to_tf32(a), round_to_tf32(b)), (a, b)
-
-    def backward(operands, dy):  # type: ignore[no-untyped-def]
-        a, b, dy = map(round_to_tf32, (*operands, dy))
-        (da,) = jax.linear_transpose(lambda a: product(a, b), a)(dy)
-        (db,) = jax.linear_transpose(lambda b: product(a, b), b)(dy)
-        return da, db
-
-    narrow.defvjp(forward, backward)
-    return narrow
+def _round_bits(x: Array, to: Format) -> Array:
+    """With all of float32's exponents: the mantissa carries into them, and to infinity."""
+    cut = 23 - to.mantissa
+    odd = _bits(x) >> cut & 1
+    half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)
+    return jnp.where(jnp.isnan(x), x, _number((_bits(x) + half) & -(1 << cut)))
 
 
-NARROW: dict[str, Narrow] = {"": keep, "tf32": narrow_to_tf32}
+def power_of_two(size: Array, rule: str, at_most: float) -> Array:
+    """The scale under which numbers up to `size` fit into those up to `at_most`."""
+    most = int(np.float32(at_most).view(np.int32))
+    carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
+    exponent = (_bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
+    scale = jnp.maximum(_number(exponent), LEAST_SCALE)
+    return jnp.where(jnp.isfinite(size), scale, jnp.inf)
+
+
+def quantize(x: Array, to: Format | None, axis: int, draws: Draws | None = None) -> Array:
+    """float32 (M, N) -> what a matmul's operand in this format stands for.
+
+    Args:
+        axis: along which products are added up.
+    """
+    if to is None:
+        return x
+    if not to.shared:
+        return round_to(x, to)
+    axis %= x.ndim
+    length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
+    split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
+    blocks, drawn = x.reshape(split), None if draws is None else draws.reshape(split)
+    sizes = jnp.abs(blocks).max(axis + 1 if length else None, keepdims=True)
+    if to.scale == "e4m3":
+        return _quantize_twice(blocks, sizes, to, drawn).reshape(x.shape)
+    scale = power_of_two(sizes, to.scale, to.largest)
+    return round_to(blocks, to, scale, drawn).reshape(x.shape)
+
+
+def _quantize_twice(x: Array, sizes: Array, to: Format, draws: Draws | None) -> Array:
+    """Each block's scale is rounded under the tensor's; none becomes zero."""
+    whole = power_of_two(sizes.max(), "up", to.largest * E4M3.largest)
+    scale = round_to(sizes * float(np.float32(1 / to.largest)), E4M3, whole)
+    scale = jnp.maximum(scale, E4M3.smallest * whole)
+    return round_to(x * (1 / scale), to, draws=draws) * scale
+
+
+def draw(key: Array, shape: tuple[int, ...]) -> Draws:
+    """Key: one of `jax.random`."""
+    counts = jnp.arange(math.prod(shape) // SHARE, dtype=jnp.uint32)
+    high, low = threefry_2x32(jax.random.key_data(key), jnp.stack([jnp.zeros_like(counts), counts]))
+    words = jnp.stack(halves(high, low), axis=-1)
+    return words.reshape(shape).astype(jnp.float32) * UNIT + HALF_UNIT
+
+
+def _bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _number(bits: Array) -> Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -20,11 +20,11 @@ from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.rows import IGNORED
 from lockstep.model import rotary
 from lockstep.twin import StepResult
-from mutants import torch_step, torch_world
+from mutants import torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import bridge, dropout, loss, model, optim, precision, step, train
 from torch_ref.dropout import Dropout
-from torch_ref.rounding import Tf32Product, keep
+from torch_ref.products import RoundedProduct, keep
 
 # --- the model
 
@@ -70,7 +70,7 @@ def tile_heads(x: Tensor, heads: int) -> Tensor:
     return x.repeat(1, 1, heads // x.shape[2], 1)
 
 
-def normalize_rotated(self: model.Attention, x: Tensor, places: Any) -> Tensor:
+def normalize_rotated(self: model.Attention, x: Tensor, places: Any, *keys: Any) -> Tensor:
     heads, groups = self.config.n_head, self.config.kv_heads
     y = self.qkv(x).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
     q, k, v = y.split([heads, groups, groups], dim=2)
@@ -90,7 +90,7 @@ def count_padding(right: Callable, logits: Tensor, *rest: Any) -> Tensor:
     return right(F.pad(logits, (0, 8)), *rest)
 
 
-def gate_up(self: Any, x: Tensor) -> Tensor:
+def gate_up(self: Any, x: Tensor, *keys: Any) -> Tensor:
     return self.down(self.gate(x) * F.silu(self.up(x)))
 
 
@@ -162,9 +162,9 @@ def round_always(right: Callable, dtypes: Dtypes, device: Any) -> Dtypes:
     return right(replace(dtypes, tf32=True), device)
 
 
-def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     a, b = context.saved_tensors
-    return dy @ b.mT, a.mT @ dy, dy.sum(0) if context.needs_input_grad[2] else None
+    return None, dy @ b.mT, a.mT @ dy, dy.sum(0) if context.needs_input_grad[3] else None, None
 
 
 # --- loss, data, evaluation
@@ -270,6 +270,7 @@ def lose_growth_tracker(trainer: Any, state: Any) -> None:
 
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
+    **torch_formats.BUGS,
     **torch_world.BUGS,
     "norm-eps": with_norm_eps(1e-6),
     "norm-eps-by-default": with_norm_eps(1e-5),
@@ -311,7 +312,7 @@ BUGS: dict[str, Plant] = {
     "tf32-left-on": both(
         after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)
     ),
-    "tf32-forward-only": assign(Tf32Product, "backward", staticmethod(multiply_back_in_float32)),
+    "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "mean-of-chunks": wrap(step, "mean_loss_in_chunks", mean_of_chunks),

@@ -26,7 +26,7 @@ from torch_ref.step import Trainer
 def split_qkv(self: model.Attention, *args: Any) -> None:
     """Queries, keys and values by three matmuls in place of one."""
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, *keys: Any) -> Tensor:
         layer = self.qkv
         biases = (None,) * 3 if layer.bias is None else layer.bias.chunk(3)
         parts = zip(layer.weight.chunk(3), biases)
@@ -35,7 +35,7 @@ def split_qkv(self: model.Attention, *args: Any) -> None:
     self.qkv.forward = forward
 
 
-def transpose_linear(self: nn.Linear, x: Tensor) -> Tensor:
+def transpose_linear(self: nn.Linear, x: Tensor, *keys: Any) -> Tensor:
     """(W @ x^T)^T in place of x @ W^T, in every linear layer but a tied head."""
     columns = x.flatten(0, -2).T
     if self.bias is None:
@@ -97,7 +97,7 @@ def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight.to(x.dtype)
 
 
-def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
+def mlp_written_out(self: model.MLP, x_BTD: Tensor, *keys: Any) -> Tensor:
     """GELU and SiLU by tanh and the logistic function, in float32 inside and rounded once."""
 
     def gelu(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.model.constants import DROPOUT_SITES
+from lockstep.model.constants import SITES
 from lockstep.model.threefry import MASK32, Key, fold_in, threefry2x32
 
 
@@ -21,12 +21,11 @@ class Dropout:
     ) -> None:
         """rank: of the device, which has as many rows of the batch as the others."""
         self.rate, self.rank, self.strict = rate, rank, strict
-        if rate:
-            key = (0, seed)  # as `jax.random.key` has it
-            self.key = fold_in(fold_in(key, step), micro_step)
-            if not strict:
-                high, low = fold_in(self.key, rank) if rank else self.key
-                torch.manual_seed((high << 32 | low) >> 1)
+        key = (0, seed)  # as `jax.random.key` has it
+        self.key = fold_in(fold_in(key, step), micro_step)
+        if rate and not strict:
+            high, low = fold_in(self.key, rank) if rank else self.key
+            torch.manual_seed((high << 32 | low) >> 1)
 
     @classmethod
     def off(cls) -> "Dropout":
@@ -37,10 +36,13 @@ class Dropout:
             return x
         if not self.strict:
             return F.dropout(x, self.rate)
-        key = fold_in(fold_in(self.key, layer + 1), DROPOUT_SITES[site])
-        keep = bernoulli(key, 1 - self.rate, x.shape, x.device, self.rank * x.numel())
+        start = self.rank * x.numel()
+        keep = bernoulli(self.key_of(layer, site), 1 - self.rate, x.shape, x.device, start)
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
+
+    def key_of(self, layer: int, site: str) -> Key:
+        return fold_in(fold_in(self.key, layer + 1), SITES[site])
 
 
 def bernoulli(

@@ -19,20 +19,27 @@ from lockstep.config.policy import Dtypes
 from lockstep.config.rope import parse_rope
 from lockstep.model import rotary
 from lockstep.model.attention import Kernel
+from lockstep.model.threefry import Key
 
 from .dropout import Dropout
 from .onednn import InBlocks
 from .precision import dtype, matmul
+from .products import Narrow, keep
 from .remat import remat_sublayer, through_blocks
-from .rounding import Narrow, keep
 
 Tap = Callable[[str, Tensor], Tensor]
+Keys = Callable[[str], Key]  # of a layer: what each of its linear layers draws with
 
 
 def linear(
-    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, narrow: Narrow = keep
+    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, *key: Key, narrow: Narrow = keep
 ) -> Tensor:
-    return narrow(F.linear)(x_RD, weight, bias)
+    """key: of what stochastic rounding draws."""
+    return narrow(F.linear)(x_RD, weight, bias, *key)
+
+
+def no_keys(name: str) -> Key:
+    raise AssertionError(f"{name} rounds at random, and was given no keys")
 
 
 class Linear(nn.Linear):
@@ -41,9 +48,12 @@ class Linear(nn.Linear):
     def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
         super().__init__(d_in, d_out, bias=bias)
         self.linear = matmul(linear, dtypes, of_rows=True)
+        self.name = dtypes.name
+        self.draws = dtypes.stochastic and bool(dtypes.rounding)
 
-    def forward(self, x_RD: Tensor) -> Tensor:
-        return self.linear(x_RD, self.weight, self.bias)
+    def forward(self, x_RD: Tensor, keys: Keys = no_keys) -> Tensor:
+        key = (keys(self.name),) if self.draws else ()
+        return self.linear(x_RD, self.weight, self.bias, *key)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -168,9 +178,9 @@ class Attention(nn.Module):
             tables = rotary.table(config.context, config.d_head, parse_rope(config.rope))
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
-    def forward(self, x_RD: Tensor, places: Places) -> Tensor:
+    def forward(self, x_RD: Tensor, places: Places, keys: Keys) -> Tensor:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD, keys).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
@@ -178,7 +188,7 @@ class Attention(nn.Module):
             cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
-        return self.proj(y_BTHK.reshape(len(x_RD), -1))
+        return self.proj(y_BTHK.reshape(len(x_RD), -1), keys)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
         """Each head in the output dtype; back to the input's dtype."""
@@ -198,11 +208,11 @@ class MLP(nn.Module):
         self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
         self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
 
-    def forward(self, x_RD: Tensor) -> Tensor:
+    def forward(self, x_RD: Tensor, keys: Keys) -> Tensor:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
-        return self.down(self.gelu(self.up(x_RD)))
+            return self.down(F.silu(self.gate(x_RD, keys)) * self.up(x_RD, keys), keys)
+        return self.down(self.gelu(self.up(x_RD, keys)), keys)
 
 
 class Block(nn.Module):
@@ -219,13 +229,17 @@ class Block(nn.Module):
     def forward(
         self, x_RD: Tensor, places: Places, layer: int, dropout: Dropout, tap: Tap
     ) -> Tensor:
+        keys = partial(dropout.key_of, layer)
+
         def attention(x: Tensor) -> Tensor:
             x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(tap(f"blocks.{layer}.attn", self.attn(x, places)), layer, "attention")
+            return dropout(
+                tap(f"blocks.{layer}.attn", self.attn(x, places, keys)), layer, "attention"
+            )
 
         def mlp(x: Tensor) -> Tensor:
             x = tap(f"blocks.{layer}.norm2", self.norm2(x))
-            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x)), layer, "mlp")
+            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x, keys)), layer, "mlp")
 
         x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
         x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from lockstep import provenance
 from lockstep.model.attention import block_edges, query_blocks
 
-from . import rounding
+from . import products
 
 # x (R, in), weight (out, in), bias (out), and what is fused behind it; only some builds have it.
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -70,7 +70,7 @@ class Product(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-def multiply_by_onednn(product: rounding.Product) -> rounding.Product:
+def multiply_by_onednn(product: products.Product) -> products.Product:
     """`F.linear`, its sums in another order."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
 from .onednn import has_bfloat16_units, has_float32_library, multiply_by_onednn
-from .rounding import NARROW
+from .products import NARROW
 
 OF_ROWS = NARROW | {"float32": multiply_by_onednn}
 
@@ -72,13 +72,16 @@ def float32_matmul(config: Config, device: torch.device) -> str:
 
 
 def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32."""
-    return replace(dtypes, rounding="tf32" if dtypes.tf32 and device.type == "cpu" else "")
+    """What no unit of the device does is done by hand: a CPU has no TF32, and narrower formats are
+    left to no device yet."""
+    tf32 = "tf32" if dtypes.tf32 and device.type == "cpu" else ""
+    return replace(dtypes, rounding=dtypes.recipe or tf32)
 
 
 def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
     """As `emulate`; and float32's by the library that is fast on this CPU."""
-    if dtypes.compute == "float32" and not dtypes.tf32 and has_float32_library(device):
+    rounded = dtypes.tf32 or dtypes.recipe
+    if dtypes.compute == "float32" and not rounded and has_float32_library(device):
         return replace(dtypes, rounding="float32")
     return emulate(dtypes, device)
 
@@ -125,13 +128,13 @@ def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.Grad
 
 
 def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Kernel:
-    """SDPA always exists; strict numerics write attention out, and so does what is emulated: the
+    """SDPA always exists; strict numerics write attention out, and so does TF32 by hand: the
     operands of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where
     the CPU multiplies it."""
     in_blocks = dtypes.compute == "bfloat16" and has_bfloat16_units(device)
     possible = in_blocks and not config.execution.compile
     return Kernel(
-        fused=wants_fused(config.precision) and not emulate(dtypes, device).rounding,
+        fused=wants_fused(config.precision) and emulate(dtypes, device).rounding != "tf32",
         blocks=written_out_blocks(config.precision, config.model.context) if possible else 1,
     )
 

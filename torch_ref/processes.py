@@ -29,6 +29,13 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def largest(x: torch.Tensor) -> torch.Tensor:
+    """Over the processes of the run, element by element."""
+    if process_count() > 1:
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
 @cache
 def service() -> Any:
     """What they talk over: a connection of its own, where nobody waits."""

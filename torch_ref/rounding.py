@@ -1,58 +1,101 @@
-"""Matmuls in a format that the device has no units for: operands rounded, products in float32."""
+"""float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
-from collections.abc import Callable
-from typing import Any
-
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.model.tf32 import HALF, MASK
+from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
+from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
+from lockstep.model.threefry import Key, threefry2x32
 
-Product = Callable[..., Tensor]  # F.linear or torch.matmul
-Narrow = Callable[[Product], Product]
+from .processes import largest
 
-
-def keep(product: Product) -> Product:
-    """As the device multiplies."""
-    return product
-
-
-def round_to_tf32(x: Tensor) -> Tensor:
-    """float32 of any shape -> float32: see `lockstep.model.tf32`."""
-    rounded = (x.view(torch.int32) + HALF) & (MASK - 2**32)  # torch adds no unsigned numbers
-    return torch.where(x.isnan(), x, rounded.view(torch.float32))
+CACHED = 2**14  # counters whose words stay in a core's cache
+Draws = Tensor  # of each number, from 0 to 1
 
 
-class Tf32Product(torch.autograd.Function):
-    """a (..., M, K) @ b (..., K, N) + bias (N), of rounded operands; and so are the two products of
-    its derivative, in autograd's own layouts."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(a, b)
-        a, b = round_to_tf32(a), round_to_tf32(b)
-        return a @ b if bias is None else torch.addmm(bias, a, b)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        dy = round_to_tf32(grads[0])
-        a, b = map(round_to_tf32, ctx.saved_tensors)
-        dbias = grads[0].sum(0) if ctx.needs_input_grad[2] else None
-        return dy @ b.mT, (dy.mT @ a).mT, dbias
-
-
-def narrow_to_tf32(product: Product) -> Product:
-    """The same of rounded operands; and so are the two products of its derivative."""
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return Tf32Product.apply(x, weight.mT, bias)
-
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return Tf32Product.apply(a, b, None)
-
-    emulated: dict[Product, Product] = {F.linear: linear, torch.matmul: matmul}
-    return emulated[product]
+def round_to(
+    x: Tensor, to: Format, scale: Tensor | None = None, draws: Draws | None = None
+) -> Tensor:
+    """float32 of any shape -> float32: the nearest of the numbers of a format times a scale."""
+    if to.exponent == EXPONENT_OF_FLOAT32:
+        return _round_bits(x, to)
+    scale = torch.ones((), device=x.device) if scale is None else scale
+    step = torch.maximum(_bits(x) & 0x7F800000, _bits(scale) + (to.lowest << 23))
+    step -= to.mantissa << 23  # in place, here and below: memory is what takes the time
+    steps = x * _number((254 << 23) - step)  # exact: powers of two
+    if draws is None:
+        whole = steps.round_()
+    else:
+        down = steps.floor()
+        whole = down + (draws < steps - down)
+    rounded = whole.mul_(_number(step))
+    if to.past == "saturate":
+        most = to.largest * scale
+        return torch.minimum(torch.maximum(rounded, -most, out=rounded), most, out=rounded)
+    return torch.where(rounded.abs() > to.largest, x.sign() * torch.inf, rounded)
 
 
-NARROW: dict[str, Narrow] = {"": keep, "tf32": narrow_to_tf32}
+def _round_bits(x: Tensor, to: Format) -> Tensor:
+    """With all of float32's exponents: the mantissa carries into them, and to infinity."""
+    cut = 23 - to.mantissa
+    odd = _bits(x) >> cut & 1
+    half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)
+    return torch.where(x.isnan(), x, _number((_bits(x) + half) & -(1 << cut)))
+
+
+def power_of_two(size: Tensor, rule: str, at_most: float) -> Tensor:
+    """The scale under which numbers up to `size` fit into those up to `at_most`."""
+    most = int(np.float32(at_most).view(np.int32))
+    carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
+    exponent = (_bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
+    scale = _number(exponent).clamp_min(LEAST_SCALE)
+    return torch.where(size.isfinite(), scale, torch.inf)
+
+
+def quantize(x: Tensor, to: Format | None, axis: int, draws: Draws | None = None) -> Tensor:
+    """float32 (M, N) -> what a matmul's operand in this format stands for.
+
+    Args:
+        axis: along which products are added up.
+    """
+    if to is None:
+        return x
+    if not to.shared:
+        return round_to(x, to)
+    axis %= x.ndim
+    length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
+    split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
+    blocks, drawn = x.reshape(split), None if draws is None else draws.reshape(split)
+    dims = axis + 1 if length else (0, 1)
+    sizes = blocks.abs().amax(dims, keepdim=True)
+    if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # whose rows are of all devices
+        sizes = largest(sizes)
+    if to.scale == "e4m3":
+        return _quantize_twice(blocks, sizes, to, drawn).reshape(x.shape)
+    scale = power_of_two(sizes, to.scale, to.largest)
+    return round_to(blocks, to, scale, drawn).reshape(x.shape)
+
+
+def _quantize_twice(x: Tensor, sizes: Tensor, to: Format, draws: Draws | None) -> Tensor:
+    """Each block's scale is rounded under the tensor's; none becomes zero."""
+    whole = power_of_two(largest(sizes.max()), "up", to.largest * E4M3.largest)
+    scale = round_to(sizes * float(np.float32(1 / to.largest)), E4M3, whole)
+    scale = torch.maximum(scale, E4M3.smallest * whole)
+    return round_to(x * (1 / scale), to, draws=draws).mul_(scale)
+
+
+def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
+    """start: where these numbers begin in those of all devices."""
+    counts = torch.arange(shape.numel() // SHARE, device=device) + start // SHARE
+    parts = (threefry2x32(key, 0, some) for some in counts.split(CACHED))
+    words = torch.cat([torch.stack(halves(*both), dim=-1).float() for both in parts])
+    return words.reshape(shape).mul_(UNIT).add_(HALF_UNIT)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
+
+
+def _number(bits: Tensor) -> Tensor:
+    return bits.view(torch.float32)

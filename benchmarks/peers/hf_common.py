@@ -36,6 +36,8 @@ def check(config: Config) -> None:
     require(not islands, "--fp32-islands", islands, "transformers has none; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
+    remedy = "AMP has no formats below 16 bits; use fp64, fp32, tf32, bf16 or fp16"
+    require(not roles.recipe, "--policy", policy, remedy)
     remedy = "transformers' Llama casts to float32 inside; use --policy fp32"
     require(wide or roles.param == "float32", "--policy", policy, remedy)
     remedy = "transformers recomputes every block or nothing; use block or none"

@@ -30,7 +30,7 @@ def bernoulli() -> Row:
     expected = torch_ref.dropout.Dropout(rate, strict=True, **step)(as_torch(x), 0, "mlp").numpy()
     with jax.enable_x64(True):
         dropout = jax_impl.dropout.Dropout(rate, **step)
-        site = jax_impl.dropout.DROPOUT_SITES["mlp"]
+        site = jax_impl.dropout.SITES["mlp"]
         key = jax.random.fold_in(jax.random.fold_in(dropout.key, 1), site)
         default = jax.random.bernoulli(key, 1 - rate, x.shape)
         ours = dropout(jnp.asarray(x), 0, "mlp")

@@ -8,8 +8,9 @@
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
 agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
-In a module that is an island (`lockstep.config.islands`) compute is output. `Config.dtypes`
-resolves a policy once, to the dtypes of each module.
+In a module that is an island (`lockstep.config.islands`) compute is output. A policy with a recipe
+(`lockstep.formats`) rounds the operands of linear layers to narrower formats, and sums in compute.
+`Config.dtypes` resolves a policy once, to the dtypes of each module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.config import islands
 from lockstep.errors import UserError
+from lockstep.formats.table import RECIPES
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {
@@ -37,6 +39,7 @@ class Roles:
     compute: str
     output: str
     tf32: bool = False
+    recipe: str = ""  # of `lockstep.formats`, of linear layers but those of `outside`
 
     @property
     def spec(self) -> str:
@@ -52,6 +55,12 @@ class Roles:
     def mixed(self) -> bool:
         return self.compute != self.output
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether its gradients are rounded at random."""
+        recipe = RECIPES.get(self.recipe)
+        return bool(recipe and recipe.dy and recipe.dy.stochastic)
+
 
 POLICIES = {
     "fp64": Roles(param="float64", compute="float64", output="float64"),
@@ -59,6 +68,10 @@ POLICIES = {
     "tf32": Roles(param="float32", compute="float32", output="float32", tf32=True),
     "bf16": Roles(param="float32", compute="bfloat16", output="float32"),
     "fp16": Roles(param="float32", compute="float16", output="float32"),
+    **{
+        name: Roles(param="float32", compute="float32", output="float32", recipe=name)
+        for name in ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")
+    },
 }
 
 
@@ -69,7 +82,7 @@ class Dtypes(Roles):
     policy: Roles  # of the whole model
     modules: Mapping[str, str]  # what each module that multiplies matrices computes in
     islands: frozenset[str]  # those of them that are in float32 all the same
-    rounding: str = ""  # "tf32" where no unit of the device rounds the operands
+    rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
     wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
     path: str = ""  # the module's name; "" is the model
 
@@ -80,12 +93,25 @@ class Dtypes(Roles):
         rounding = "" if path in self.islands else self.rounding
         return replace(self, path=path, compute=compute, rounding=rounding)
 
+    @property
+    def name(self) -> str:
+        """The module's, in its parent."""
+        return self.path.rpartition(".")[2]
+
 
 def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:
     """A policy in a model of these modules, with the islands that the patterns choose."""
-    wide = frozenset(name for name in modules if patterns and islands.match(patterns, name))
+    wide = {name for name in modules if patterns and islands.match(patterns, name)}
+    wide |= {name for name in modules if roles.recipe and outside(name, modules)}
     computes = {name: roles.output if name in wide else roles.compute for name in modules}
-    return Dtypes(**vars(roles), policy=roles, modules=computes, islands=wide)
+    return Dtypes(**vars(roles), policy=roles, modules=computes, islands=frozenset(wide))
+
+
+def outside(name: str, modules: Sequence[str]) -> bool:
+    """Whether a module stays out of a recipe: attention's own products, the head, and the first and
+    the last layer, where narrow formats do most harm."""
+    layer, (first, *_, last) = name.split(".")[1:2], [m.split(".")[1:2] for m in modules[:-1]]
+    return layer in ([], first, last) or name.endswith(".attend")
 
 
 def resolve(policy: str) -> Roles:

@@ -15,6 +15,7 @@ from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import LARGEST, ModelConfig
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import UserError, require, require_range
+from lockstep.formats.table import RECIPES
 
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
@@ -34,7 +35,7 @@ class PrecisionConfig:
 
     policy: str = flag(
         "bf16",
-        "fp64, fp32, tf32, bf16, fp16, or a jmp spec such as "
+        "fp64, fp32, tf32, bf16, fp16, fp8, fp8-rowwise, mxfp8, nvfp4, or a jmp spec such as "
         "params=float32,compute=bfloat16,output=float32",
     )
     numerics: str = flag(
@@ -256,11 +257,32 @@ class Config:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
         if self.optim.decay:
             islands.check(self.optim.decay, self.model.matmuls, "--decay")
+        for policy_flag, name in self.recipes.items():
+            self._check_recipe(f"{policy_flag} {name}", RECIPES[name].block)
         given = {"--fp32-islands": self.precision.fp32_islands, "--decay": self.optim.decay}
+        given |= self.recipes
         patterns = " or ".join(f"{name} {text}" for name, text in given.items() if text)
         remedy = f"is one program for all layers, but {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
+
+    def _check_recipe(self, policy: str, block: int) -> None:
+        model, rows = self.model, self.optim.batch_size * self.model.context
+        remedy = f"{policy} leaves the first and the last layer in float32; use at least 3"
+        require(model.n_layer > 2, "--n-layer", model.n_layer, remedy)
+        remedy = f"{policy} has blocks of {block}; use a multiple of {block}"
+        widths = {"--d-model": model.d_model, "heads times their width": model.d_queries,
+                  "queries, keys and values": model.d_qkv, "mlp_dim": model.d_mlp,
+                  "--batch-size times --context": rows}  # fmt: skip
+        for name, width in widths.items():
+            require(width % block == 0, name, width, remedy)
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Of training and of evaluation, where they have one."""
+        precision = self.precision
+        named = {"--policy": precision.roles, "--eval-policy": precision.eval_roles}
+        return {flag: roles.recipe for flag, roles in named.items() if roles.recipe}
 
     @property
     def mesh(self) -> Mesh:
@@ -290,7 +312,9 @@ class Config:
 
     @property
     def alike(self) -> bool:
-        """Whether all layers compute in the same dtypes, and decay alike."""
+        """Whether all layers compute in the same formats, and decay alike."""
+        if self.recipes:
+            return False
         given = filter(None, (self.precision.fp32_islands, self.optim.decay))
         return all(islands.in_every_layer(each, self.model.matmuls) for each in given)
 

@@ -51,7 +51,13 @@ def ability(roles: Roles, framework: Framework, *, tf32_off: bool = False) -> Ab
     return _on_cuda(roles, device.capability)
 
 
+# A recipe of `lockstep.formats` is left to no device yet.
+BY_HAND = Ability(EMULATED, "operands are rounded to it, and multiplied in float32")
+
+
 def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
+    if roles.recipe:
+        return BY_HAND
     if roles.tf32:
         return Ability(EMULATED, "a CPU has no TF32: operands are rounded to it")
     if not roles.compute.endswith("16"):
@@ -67,6 +73,8 @@ def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
 
 
 def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
+    if roles.recipe:
+        return BY_HAND
     kind = "TF32" if roles.tf32 else roles.compute
     least = FROM.get(kind, (0, 0))
     if capability >= least:

@@ -1,4 +1,7 @@
 """Numbers that are the same in both twins."""
 
 ADAM_EPS = 1e-8
-DROPOUT_SITES = {"embedding": 0, "attention": 1, "mlp": 2}  # folded into the mask's key
+# Folded into the key of what is drawn there: a mask, or how a gradient is rounded.
+SITES = {name: i for i, name in enumerate((
+    "embedding", "attention", "mlp", "qkv", "proj", "gate", "up", "down",
+))}  # fmt: skip

@@ -30,6 +30,8 @@ PACKED: dict[str, Any] = {"windows": "packed"}
 MASKED: dict[str, Any] = {"windows": "masked"}
 # In JAX, whose compiler takes its time by the program's size: the least in which the mutant shows.
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
+FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
+NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
 DECODER: dict[str, Any] = GROUPED | LEAN
 
 
@@ -144,6 +146,18 @@ BUGS: list[Bug] = [
          **LEAN),
     _bug("torch", 3, "tf32-forward-only", "the backward pass does not round to TF32", policy="tf32",
          **LEAN),
+    # narrow formats
+    _bug("torch", 3, "e4m3-gradients", "gradients in e4m3, whose range is short", **FP8),
+    _bug("torch", 2, "scale-of-another-tensor", "each tensor has the scale of the one before it",
+         **FP8),
+    _bug("torch", 2, "output-not-scaled", "a product is not multiplied by its scales", **FP8),
+    _bug("torch", 3, "copy-with-another-scale", "the weight's transposed copy has another scale",
+         **FP8),
+    _bug("torch", 2, "first-layer-in-fp8", "the first layer is rounded, too", **FP8),
+    _bug("torch", 2, "block-rounded-to-zero", "all blocks have the largest one's scale", **NVFP4),
+    _bug("torch", 3, "never-rounded-up", "stochastic rounding is biased: always down", **NVFP4),
+    _bug("torch", 3, "draws-of-zero", "all draws are zero: always up", **NVFP4),
+    _bug("torch", 8, "drawn-for-one-micro-batch", "every rounding has the same draws", **NVFP4),
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),

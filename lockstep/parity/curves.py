@@ -166,7 +166,7 @@ def print_result(
     print(f"{names[0]} against {names[1]}, {len(result.gap)} steps")
     emulated = [p.operand.name for p in programs.values() if p.about.get("emulated")]
     if emulated:
-        print(f"TF32 is emulated here: {', '.join(emulated)}")
+        print(f"emulated here: {', '.join(emulated)}")
     print(result.finding)
     for line in summarize(result, {p.operand.name: p(PLAIN).loss for p in programs.values()}):
         print(line)

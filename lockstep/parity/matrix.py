@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.config import Config, from_flags
 from lockstep.config.mesh import parse_mesh
+from lockstep.config.policy import resolve
 from lockstep.parity.toy import GROUPED
 
 Row = dict[str, Any]
@@ -41,6 +42,8 @@ TF32: Row = {
     "policy": "tf32", "remat": "dots", "accum": 1, "model": "gpt2", "layers": "scan",
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
+# Of the rest of a step they change nothing.
+NARROW_RUNGS = {"fp8": (3, 6, 8), "nvfp4": (3, 6)}
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -62,6 +65,8 @@ def config(row: Row, device: str) -> Config:
         flags["n_layer"] = row.get("n_layer", 1)
     if flags["layers"] == "scan":
         flags["n_layer"] = row.get("n_layer", 4)
+    if resolve(flags["policy"]).recipe:  # the first and the last are in float32
+        flags["n_layer"] = 3
     if flags["policy"] != "fp64":
         flags |= {"dropout": 0.0, "clip": row.get("clip", NO_CLIP)}
     return from_flags({**flags, "device": device}, accelerator=False)
@@ -106,6 +111,16 @@ def covering() -> list[Row]:
     return [*rows, TF32]
 
 
+def narrow(*, every: bool) -> list[Row]:
+    """Of policies that round to narrower formats than half precision; `every` policy and the rest
+    of the modes. Their layers are not alike, so none is scanned."""
+    rows = [("fp8", "dots", 4, "gpt2", "1"), ("nvfp4", "block", 1, "tiny", "1")]
+    more = [("fp8", "sqrt", 1, "tiny", "3"), ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
+            ("mxfp8", "block", 4, "gpt2", "3"), ("nvfp4", "dots", 4, "gpt2", "1")]  # fmt: skip
+    names = ("policy", "remat", "accum", "model", "loss_chunks")
+    return [{**dict(zip(names, row)), "layers": "unroll"} for row in [*rows, *more * every]]
+
+
 def grouped(*, every: bool) -> list[Row]:
     """Of the model that users' weights may ask for; `every` row meets more of the rest."""
     rows = [("fp64", "none", 1, "unroll", "1"), ("bf16", "none", 4, "unroll", "1")]
@@ -130,6 +145,9 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp16", "block", 4, "gpt2", "scan", "data=2,fsdp=2"),
         ("bf16", "sqrt", 4, "gpt2", "scan", "data=4"),
         ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
+        ("fp8", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
+        ("fp8-rowwise", "block", 1, "tiny", "unroll", "fsdp=2"),
+        ("nvfp4", "none", 1, "tiny", "unroll", "data=2"),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "mesh")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
@@ -177,6 +195,8 @@ def rungs(row: Row) -> Collection[int]:
     """Those that the default suite climbs on a CPU."""
     if row == TF32:
         return TF32_RUNGS
+    if row["policy"] in NARROW_RUNGS:
+        return NARROW_RUNGS[row["policy"]]
     return GROUPED_RUNGS if (row["model"], row["policy"]) == ("grouped", "bf16") else range(12)
 
 

@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
     """Prints each framework's ranking and puts its row as soon as it is measured."""
     roles = config.precision.roles
-    narrow = roles.mixed or roles.tf32
+    narrow = roles.mixed or roles.tf32 or bool(roles.recipe)
     require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
@@ -148,7 +148,8 @@ def sentence(framework: str, result: dict[str, Any]) -> str:
 def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
     """The ranking of the kinds and that of the single modules, and what follows."""
     policy, model = config.precision.policy, config.model.model
-    emulated = " (emulated)" * config.precision.roles.tf32  # with islands it is nothing else
+    roles = config.precision.roles
+    emulated = " (emulated)" * (roles.tf32 or bool(roles.recipe))  # with islands it is nothing else
     lines = [
         f"{framework}, {model} in {policy}{emulated}: error against float64, of {BATCHES} batches",
         f"{'':26} {'gradient':>9} {'loss':>9}",

@@ -77,12 +77,13 @@ MEMORY = {
 }
 
 # Beyond this width of the envelope (in nats) a configuration is chaotic and can tell nothing, and
-# the verdict is inconclusive from that step on; by what the policy rounds operands to.
-ENVELOPE_CAP = {"float32": 5e-6, "tf32": 5e-3, "bfloat16": 5e-3, "float16": 5e-3}
+# the verdict is inconclusive from that step on; by whether the policy rounds operands.
+ENVELOPE_CAP = {"float64": 0.0, "float32": 5e-6, "rounded": 5e-3}
 
 
 def envelope_cap(roles: Roles) -> float:
-    return ENVELOPE_CAP.get("tf32" if roles.tf32 else roles.compute, 0.0)
+    rounded = roles.mixed or roles.tf32 or roles.recipe
+    return ENVELOPE_CAP["rounded" if rounded else roles.compute]
 
 
 # Steps that the envelope is taken ahead: in half precision a flip that every run meets sooner or

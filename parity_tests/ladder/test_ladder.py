@@ -22,9 +22,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" not in metafunc.fixturenames:
         return
     full, device = map(metafunc.config.getoption, ("--full", "--device"))
+    rows = [*matrix.grouped(every=full), *matrix.narrow(every=full)]
     cases = {
         f"{matrix.label(row)}-{rung.number}": (row, rung)
-        for row in [*(matrix.full() if full else matrix.covering()), *matrix.grouped(every=full)]
+        for row in [*(matrix.full() if full else matrix.covering()), *rows]
         for rung in RUNGS[: ladder.WORLDS - 1]
         if full or device != "cpu" or rung.number in matrix.rungs(row)
     }
@@ -49,7 +50,8 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
     if why := rung.not_run(case):
         pytest.skip(f"not run: {why}")
     where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
-    where["emulated"] = row["policy"] == "tf32" and device == "cpu"
+    roles = case.config.precision.roles
+    where["emulated"] = bool(roles.recipe) or (roles.tf32 and device == "cpu")
     try:
         climbed = ladder.climb(rung, case)
     except Exception as error:  # a row too; what a device has left behind ends with its process

@@ -200,6 +200,9 @@ def states(device: Device, **more: Any) -> dict[str, str]:
     return {name: policies.ability(roles, framework).state for name, roles in POLICIES.items()}
 
 
+NARROW = [name for name, roles in POLICIES.items() if roles.recipe]
+
+
 @pytest.mark.parametrize(("device", "emulated"), [
     (A100, set()),
     (gpu("unheard of", 13, 1), set()),
@@ -210,6 +213,7 @@ def states(device: Device, **more: Any) -> dict[str, str]:
 ])  # fmt: skip
 def test_the_capability_decides(device: Device, emulated: set[str]) -> None:
     found = states(device, cuda={"claims_bfloat16": True})
+    assert {found.pop(name) for name in NARROW} == {EMULATED}  # by hand, on all of them
     assert {name for name, state in found.items() if state == EMULATED} == emulated
     assert {found[name] for name in found.keys() - emulated} == {NATIVE}
 
@@ -220,7 +224,9 @@ def test_tensor_cores() -> None:
 
 
 def test_on_a_cpu_the_time_of_a_matmul_decides() -> None:
-    assert states(CPU, matmul_seconds=FAST) == {
+    found = states(CPU, matmul_seconds=FAST)
+    assert {found.pop(name) for name in NARROW} == {EMULATED}
+    assert found == {
         "fp64": NATIVE, "fp32": NATIVE, "tf32": EMULATED, "bf16": NATIVE, "fp16": NATIVE,
     }  # fmt: skip
     slow = states(CPU, matmul_seconds=FAST | {"bfloat16": 1.15})

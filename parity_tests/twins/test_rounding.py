@@ -1,7 +1,10 @@
-"""TF32 on a CPU: its bits, every operand of every matmul, and nothing else; bfloat16's form."""
+"""What is multiplied in rounded formats: every operand of every matmul, and nothing else; TF32's
+bits; bfloat16's form."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -15,19 +18,23 @@ from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import jax_impl.products
 import jax_impl.rounding
 import torch_ref.precision
+import torch_ref.products
 import torch_ref.rounding
 from jax_impl.functional import sum_in_float32
 from jax_impl.kernels import has_bfloat16_library
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
+from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
-from lockstep.model.tf32 import round_to_tf32
+from lockstep.formats import reference
+from lockstep.formats.table import E4M3, E5M2, TF32
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
 from torch_ref import onednn
-from torch_ref.rounding import keep
+from torch_ref.products import keep
 from torch_ref.train import TorchTwin
 
 # --- the rounding
@@ -56,6 +63,10 @@ X = patterns()
 FINITE = np.isfinite(X)
 
 
+def round_to_tf32(x: np.ndarray) -> np.ndarray:
+    return reference.round_to(x, TF32)
+
+
 def test_the_reference_rounds_by_definition() -> None:
     rounded = round_to_tf32(X)
     assert (rounded[FINITE].view(np.uint32) == by_definition(X[FINITE]).view(np.uint32)).all()
@@ -65,11 +76,11 @@ def test_the_reference_rounds_by_definition() -> None:
 
 
 def in_jax(x: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(jax_impl.rounding.round_to_tf32)(x))
+    return np.asarray(jax.jit(lambda x: jax_impl.rounding.round_to(x, TF32))(x))
 
 
 def in_torch(x: np.ndarray) -> np.ndarray:
-    return torch_ref.rounding.round_to_tf32(torch.from_numpy(x)).numpy()
+    return torch_ref.rounding.round_to(torch.from_numpy(x), TF32).numpy()
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> int:
@@ -209,24 +220,47 @@ def test_every_operand_of_every_matmul_is_rounded(
     )
 
 
+def kinds(operands: Operands) -> list[str]:
+    """Of e4m3 and e5m2 under a tensor's one scale, those whose numbers each operand has."""
+    known = {"e5m2": E5M2, "e4m3": E4M3}  # the former may fit the latter, which has more digits
+    return [
+        next((k for k, to in known.items() if not differ(x, reference.quantize(x, to, 0))), "")
+        for x in operands
+    ]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_fp8_is_e4m3_forward_and_e5m2_backward(framework: str) -> None:
+    """In the one layer of three that is not the first or the last."""
+    found = multiplied(framework, toy("gpt2", **FLAGS | {"policy": "fp8", "n_layer": 3}))
+    pairs = Counter(tuple(sorted(kinds(x))) for x in found if x[0].ndim == 2)
+    assert (pairs["e4m3", "e4m3"], pairs["e4m3", "e5m2"]) == (4, 8)
+    assert pairs["", ""] == 2 * 4 * 3 + 3
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [("fp32", "tf32"), ("fp32", "fp8"), ("fp64", "nvfp4")])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_with_nothing_rounded_it_is_fp32(
-    framework: str, family: str, monkeypatch: pytest.MonkeyPatch
+def test_with_nothing_rounded_it_is_wide(
+    framework: str, family: str, wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the emulation changes nothing but the operands, of torch's own product."""
     monkeypatch.setattr(torch_ref.precision, "has_float32_library", lambda device: False)
+    recipe = {"recipe": narrow} if narrow != "tf32" else {"tf32": True}
+    monkeypatch.setitem(POLICIES, narrow, replace(POLICIES[wide], **recipe))
 
     def gradients(policy: str) -> tuple[float, dict[str, np.ndarray]]:
-        config = toy(family, **FLAGS | {"policy": policy, "remat": "dots"})
+        config = toy(family, **FLAGS | {"policy": policy, "remat": "dots", "n_layer": 3})
         return start(framework, config, perturbed(config)).loss_and_grads(BATCH)
 
-    (loss, grads), (rounded, others) = gradients("fp32"), gradients("tf32")
-    assert loss != rounded
-    assert all(differ(grads[name], others[name]) for name in grads)
-    for module in (jax_impl.rounding, torch_ref.rounding):
-        monkeypatch.setattr(module, "round_to_tf32", lambda x: x)
-    same, others = gradients("tf32")
+    loss, grads = gradients(wide)
+    if wide == "fp32":
+        rounded, others = gradients(narrow)
+        assert loss != rounded
+        assert all(differ(grads[name], others[name]) for name in grads)
+    for module in (jax_impl.products, torch_ref.products):
+        monkeypatch.setattr(module, "quantize", lambda x, *how: x)
+    same, others = gradients(narrow)
     assert same == loss
     assert [name for name in grads if differ(grads[name], others[name])] == []
 
@@ -293,7 +327,7 @@ def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callab
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
     found = []
-    for narrow in (jax_impl.rounding.keep, sum_in_float32):
+    for narrow in (jax_impl.products.keep, sum_in_float32):
         run = linear_and_gradients(narrow, (24, 40, 16))
         x, weight, bias, dy = run.args  # type: ignore[attr-defined]
         found.append(run.func(x, weight, bias if biased else None, dy))  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Number formats narrower than float32: what each holds, and how float32 is rounded to it."""

@@ -1,0 +1,107 @@
+"""Every format as data, and which of them each operand of a policy's matmuls has.
+
+Both twins and the reference read this table; none of them knows a format by name.
+"""
+
+from dataclasses import dataclass, replace
+
+LEAST_SCALE = 2.0**-100  # of a tensor that is zero or next to it
+EXPONENT_OF_FLOAT32 = 8  # bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """What a number can be, and what the numbers that share a scale can be.
+
+    Numbers share a scale in a "tensor", in a "row" (all that are added up in one element of a
+    product), or in a "block" of so many neighbours in such a row.
+    """
+
+    exponent: int  # bits
+    mantissa: int  # bits
+    largest: float
+    ties: str = "even"  # or "away" from zero
+    past: str = "infinity"  # beyond the largest; or "saturate"
+    shared: str = ""  # who shares a scale; "": nobody has one
+    block: int = 1  # numbers
+    # "up": the least power of two under which nothing saturates. "floor": OCP's, one less where
+    # the largest number of a block would still fit if its mantissa did not count.
+    # "e4m3": of a block an e4m3 number, times the least power of two for the whole tensor.
+    scale: str = "up"
+    stochastic: bool = False  # up or down at random, the nearer the likelier
+
+    def __post_init__(self) -> None:
+        assert self.ties == "even" or self.exponent == EXPONENT_OF_FLOAT32
+
+    @property
+    def lowest(self) -> int:
+        """The exponent of the smallest normal number, which subnormal ones share."""
+        return 2 - 2 ** (self.exponent - 1)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number."""
+        return 2.0 ** (self.lowest - self.mantissa)
+
+
+TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117, ties="away")
+BF16 = Format(exponent=8, mantissa=7, largest=2.0**128 - 2.0**120)
+FP16 = Format(exponent=5, mantissa=10, largest=65504.0)
+E4M3 = Format(exponent=4, mantissa=3, largest=448.0, past="saturate", shared="tensor")
+E5M2 = Format(exponent=5, mantissa=2, largest=57344.0, past="saturate", shared="tensor")
+E2M3 = Format(exponent=2, mantissa=3, largest=7.5, past="saturate", shared="tensor")
+E3M2 = Format(exponent=3, mantissa=2, largest=28.0, past="saturate", shared="tensor")
+E2M1 = Format(exponent=2, mantissa=1, largest=6.0, past="saturate", shared="tensor")
+
+NVFP4 = replace(E2M1, shared="block", block=16, scale="e4m3")
+
+
+def _mx(number: Format, scale: str = "up") -> Format:
+    return replace(number, shared="block", block=32, scale=scale)
+
+
+FORMATS = {
+    "tf32": TF32,
+    "bf16": BF16,
+    "fp16": FP16,
+    "fp8 e4m3": E4M3,
+    "fp8 e5m2": E5M2,
+    "fp8-rowwise e4m3": replace(E4M3, shared="row"),
+    "fp8-rowwise e5m2": replace(E5M2, shared="row"),
+    "mxfp8 e4m3": _mx(E4M3),
+    "mxfp8 e5m2": _mx(E5M2),
+    "mxfp6 e2m3": _mx(E2M3, "floor"),
+    "mxfp6 e3m2": _mx(E3M2, "floor"),
+    "nvfp4": NVFP4,
+    "nvfp4 stochastic": replace(NVFP4, stochastic=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The formats of the operands of a linear layer's three matmuls; None: as they are.
+
+    forward: x times weight; gradient of x: dy times weight; gradient of the weight: x times dy.
+    """
+
+    x: Format | None
+    weight: Format | None
+    dy: Format | None
+
+    @property
+    def block(self) -> int:
+        """What the axes of all operands must be multiples of."""
+        return max((f.block for f in (self.x, self.weight, self.dy) if f), default=1)
+
+
+def _recipe(x: str, weight: str, dy: str) -> Recipe:
+    return Recipe(x=FORMATS[x], weight=FORMATS[weight], dy=FORMATS[dy])
+
+
+RECIPES = {
+    "tf32": _recipe("tf32", "tf32", "tf32"),
+    "fp8": _recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"),
+    "fp8-rowwise": _recipe("fp8-rowwise e4m3", "fp8-rowwise e4m3", "fp8-rowwise e5m2"),
+    "mxfp8": _recipe("mxfp8 e4m3", "mxfp8 e4m3", "mxfp8 e5m2"),
+    "nvfp4": _recipe("nvfp4", "nvfp4", "nvfp4 stochastic"),
+}

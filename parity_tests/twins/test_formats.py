@@ -1,0 +1,196 @@
+"""The formats of the table: the reference against `ml_dtypes` and by search, the twins against the
+reference, bit for bit; and the draws of stochastic rounding."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import jax_impl.rounding
+import torch_ref.rounding
+from lockstep.formats import reference, table
+from lockstep.formats.table import FORMATS, Format
+from lockstep.model.threefry import fold_in
+
+ORACLES: dict[str, Any] = {
+    "bf16": ml_dtypes.bfloat16,
+    "fp16": np.float16,
+    "fp8 e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8 e5m2": ml_dtypes.float8_e5m2,
+    "mxfp6 e2m3": ml_dtypes.float6_e2m3fn,
+    "mxfp6 e3m2": ml_dtypes.float6_e3m2fn,
+    "nvfp4": ml_dtypes.float4_e2m1fn,
+}
+# What `ml_dtypes` makes of numbers past the largest, where we saturate.
+NOT_SATURATED = {"fp8 e4m3", "fp8 e5m2"}
+
+
+def bits(x: Any) -> np.ndarray:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+def patterns(to: Format) -> np.ndarray:
+    """Every float16 and bfloat16, random bits of float32, and the ties of a format and what is next
+    to them, of all its exponents and beyond its largest number."""
+    halves = np.arange(2**16, dtype=np.uint16)
+    known = [halves.view(kind).astype(np.float32) for kind in (np.float16, ml_dtypes.bfloat16)]
+    random = np.random.default_rng(0).integers(2**32, size=2**14, dtype=np.uint32)
+    exponents = np.arange(max(to.lowest, -120) - 3, min(-to.lowest, 120) + 3)
+    steps = np.arange(2 ** (to.mantissa + 3)) if to.mantissa < 7 else np.arange(64)
+    ties = np.ldexp(steps / 2 ** (to.mantissa + 2), exponents[:, None]).ravel().astype(np.float32)
+    near = [ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
+    signed = [part * sign for part in near for sign in (np.float32(1), np.float32(-1))]
+    return np.concatenate([*known, random.view(np.float32), *signed])
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_the_reference_is_ml_dtypes(name: str) -> None:
+    to = replace(FORMATS[name], shared="")
+    x = patterns(to)
+    x = x[~np.isnan(x)]
+    with np.errstate(over="ignore"):
+        theirs = x.astype(ORACLES[name]).astype(np.float32)
+    ours = reference.round_to(x, to)
+    past = ~np.isfinite(x) | (np.abs(x) > to.largest)
+    assert past.any() and (ours[~past] != 0).sum() > 1000
+    assert (bits(ours)[~past] == bits(theirs)[~past]).all()
+    finite = past & np.isfinite(x)
+    if name in NOT_SATURATED:
+        assert (np.abs(ours[finite]) == to.largest).all()
+        assert (~np.isfinite(theirs[finite])).any()
+    else:
+        assert (bits(ours)[finite] == bits(theirs)[finite]).all()
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_the_table_is_ml_dtypes(name: str) -> None:
+    about, to = ml_dtypes.finfo(ORACLES[name]), FORMATS[name]
+    assert (to.largest, to.lowest, to.mantissa) == (float(about.max), about.minexp, about.nmant)
+    assert to.smallest == float(about.smallest_subnormal)
+
+
+def sheet(seed: int = 0) -> np.ndarray:
+    """(64, 96): many sizes, a block and a row of zeros, and one number that dwarfs the rest."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((64, 96)) * np.exp(random.normal(0, 3, (64, 96)))
+    x[:, :32] *= 1e-6
+    x[0], x[32:, 40], x[5, 6] = 0, 0, 3e4
+    return x.astype(np.float32)
+
+
+def in_jax(x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None) -> np.ndarray:
+    function = jax.jit(lambda x, draws: jax_impl.rounding.quantize(x, to, axis, draws))
+    return np.asarray(function(x, draws))
+
+
+def in_torch(x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None) -> np.ndarray:
+    given = None if draws is None else torch.from_numpy(draws)
+    # As the twin gives it a weight: transposed.
+    columns = torch.from_numpy(np.array(x.T, order="C")).mT
+    same = torch_ref.rounding.quantize(torch.from_numpy(x), to, axis, given).numpy()
+    assert (bits(torch_ref.rounding.quantize(columns, to, axis, given)) == bits(same)).all()
+    return same
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("twin", [in_jax, in_torch])
+def test_the_twins_round_as_the_reference(twin: Callable, name: str) -> None:
+    to = FORMATS[name]
+    flat = replace(to, shared="", stochastic=False)
+    x = patterns(flat)
+    draws = np.random.default_rng(1).random((64, 96), np.float32) if to.stochastic else None
+    small = np.abs(x) < 2.0**-126  # XLA's CPU backend may flush those that no format here has
+    x = x if to.exponent == 8 else np.where(small, 0, x).astype(np.float32)
+    rounded = reference.quantize(x, flat, 0)
+    number, finite = ~np.isnan(x), np.isfinite(x)
+    checked = number if to.past == "infinity" else finite
+    assert (bits(twin(x[None], flat, 1, None)[0])[checked] == bits(rounded)[checked]).all()
+    for axis in (0, 1):
+        ours = twin(sheet(), to, axis, draws)
+        assert (bits(ours) == bits(reference.quantize(sheet(), to, axis, draws))).all()
+        if to.past == "saturate":
+            assert not np.isfinite(twin(with_infinity(), to, axis, draws)[3, 4])
+
+
+def with_infinity() -> np.ndarray:
+    x = sheet()
+    x[3, 4] = np.inf
+    return x
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].shared])
+def test_a_scale_is_the_least_that_fits(name: str) -> None:
+    """By search over all powers of two: nothing saturates, and half of it would not do. OCP's rule
+    lets what is past the largest mantissa saturate."""
+    to = FORMATS[name]
+    for size in np.abs(np.random.default_rng(2).standard_normal(200)).astype(np.float32):
+        for largest in (size, np.float32(to.largest), np.nextafter(np.float32(to.largest), 1e9)):
+            scale = reference.power_of_two(largest, "up", to.largest)
+            powers = np.exp2(np.arange(-60.0, 60))
+            assert scale == powers[powers * to.largest >= largest].min()
+            floor = reference.power_of_two(largest, "floor", to.largest)
+            assert floor in (scale, scale / 2)
+            assert floor == 2 ** np.floor(np.log2(largest)) / 2 ** np.floor(np.log2(to.largest))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].shared == "block"])
+def test_no_block_becomes_zero(name: str) -> None:
+    """Beside a block that is 10**7 times as large: that is what scales by block are for."""
+    to, x = FORMATS[name], np.full((to_block := FORMATS[name].block, 2), 1e-3, np.float32)
+    x[:, 1] = 1e4
+    draws = np.full(x.shape, 0.5, np.float32) if to.stochastic else None
+    rounded = reference.quantize(x, to, 0, draws)
+    assert to_block in (16, 32)
+    assert (rounded[:, 0] > 0).all() if to.scale != "e4m3" else (rounded[:, 1] > 0).all()
+
+
+def test_the_twins_draw_the_same() -> None:
+    key = fold_in((0, 7), 3)
+    wrapped = jax.random.wrap_key_data(jax.numpy.array(key, "uint32"), impl="threefry2x32")
+    ours = np.asarray(jax.jit(lambda k: jax_impl.rounding.draw(k, (512, 256)))(wrapped))
+    device = torch.device("cpu")
+    theirs = torch_ref.rounding.draw(key, torch.Size((512, 256)), device).numpy()
+    assert (ours == theirs).all()
+    rest = torch_ref.rounding.draw(key, torch.Size((256, 256)), device, start=256 * 256)
+    assert (rest.numpy() == theirs[256:]).all()
+    assert len(np.unique(theirs)) > 2**15 and abs(theirs.mean() - 0.5) < 4 / np.sqrt(12 * 2**17)
+    neighbours = np.corrcoef(theirs.ravel()[:-1], theirs.ravel()[1:])[0, 1]
+    assert abs(neighbours) < 4 / np.sqrt(2**17)
+
+
+def test_stochastic_rounding_is_unbiased() -> None:
+    """To within 4 standard errors, at every place between two neighbours; what is one stays."""
+    to = replace(FORMATS["nvfp4 stochastic"], shared="")
+    draws = torch_ref.rounding.draw((3, 5), torch.Size((4096, 64)), torch.device("cpu")).numpy()
+    x = np.broadcast_to(np.linspace(-6, 6, 64, dtype=np.float32), draws.shape)
+    rounded = reference.round_to(x, to, draws=draws)
+    gap = np.abs(rounded.mean(0) - x[0])
+    assert (gap <= 4 * rounded.std(0) / np.sqrt(len(draws)) + 1e-7).all()
+    nearest = reference.round_to(x[0], replace(to, stochastic=False))
+    assert (np.abs(nearest - x[0]) > 0.1).any()  # which rounding to nearest is
+    held = np.unique(nearest)
+    assert (reference.round_to(held, to, draws=draws[0, : len(held)]) == held).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("fp8 e4m3", replace(table.E4M3, largest=480.0)),
+        ("fp8 e4m3", replace(table.E4M3, scale="floor")),
+        ("fp8 e4m3", table.E5M2),
+        ("fp8-rowwise e4m3", table.E4M3),
+        ("mxfp8 e4m3", replace(table.E4M3, shared="block", block=16)),
+        ("nvfp4", replace(table.NVFP4, block=32)),
+        ("nvfp4", replace(table.NVFP4, scale="up")),
+    ],
+)
+def test_another_format_is_seen(name: str, wrong: Format) -> None:
+    x = sheet()
+    assert (
+        bits(reference.quantize(x, FORMATS[name], 0)) != bits(in_torch(x, wrong, 0, None))
+    ).any()
