@@ -69,9 +69,6 @@ BUGS: dict[str, Plant] = {
     "never-rounded-up": wrap(products, "draw", lambda right, *args: torch.ones_like(right(*args))),
     # a generator without its state: all draws are zero, and every number goes up
     "draws-of-zero": wrap(products, "draw", lambda right, *args: torch.zeros_like(right(*args))),
-    "drawn-for-one-micro-batch": wrap(
-        products, "draw", lambda right, key, *rest: right((0, 0), *rest)
-    ),
     "first-layer-in-fp8": wrap(policy, "outside", lambda right, name, modules: (
         not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
 }  # fmt: skip

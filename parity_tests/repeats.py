@@ -26,7 +26,8 @@ REPEATS = {
         "fp64 on those rungs, bf16 on the first",
     r"test_second_pair.py::test_the_second_pair_climbs\[gradients-fp(32|16)\]": "fp64 and bf16",
     r"test_remat.py::test_gradients_are_bitwise_equal\[jax-.*scan": "unrolled layers, and rung 6",
-    r"test_rounding.py::test_with_nothing_rounded_it_is_wide\[(jax-gpt2|.*fp32-tf32|.*torch-tiny)": "the rest",
+    r"test_rounding.py::test_with_nothing_rounded_it_is_wide\[(jax-gpt2|.*tf32|.*torch-tiny)":
+        "the other policies and families",
     r"test_nonfinite.py::test_the_first_grad.*\[(the same, (fp32|bf16)|in the middle, fp16)-jax":
         "fp64 and fp16 at the head",
     r"test_nonfinite.py::test_a_run_that_diverges\[fp32\]": "bf16",

@@ -25,10 +25,10 @@ class Curves(Protocol):
 Train = Callable[[Perturbation], Curves]  # one whole run of a program; asked twice, remembered
 
 
-def perturbations(dtype: str = "float32") -> list[Perturbation]:
+def perturbations(dtype: str = "float32", *, permuted: bool = True) -> list[Perturbation]:
     """The runs whose spread is the envelope."""
     nudged = [Perturbation(weights=seed, dtype=dtype) for seed in range(NUDGED)]
-    return [*nudged, *(Perturbation(rows=seed) for seed in range(PERMUTED))]
+    return [*nudged, *(Perturbation(rows=seed) for seed in range(PERMUTED * permuted))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,22 @@ class Comparison:
 
 
 def compare_programs(
-    ours: Train, theirs: Train, noisy: Sequence[Train], cap: float, dtype: str = "float32"
+    ours: Train,
+    theirs: Train,
+    noisy: Sequence[Train],
+    cap: float,
+    dtype: str = "float32",
+    *,
+    permuted: bool = True,
 ) -> Comparison:
-    """Two programs' curves against the larger envelope of the noisy ones.
+    """Two programs' curves against the larger envelope of the noisy ones; `permuted` unless what is
+    drawn goes by the row.
 
     A gap that is called different must be so at the median of three starts. One rounding that flips
     in one program, and in none of the perturbed runs, can be larger than the envelope. It does not
     flip again from other weights; a bug shows again.
     """
-    runs = perturbations(dtype)
+    runs = perturbations(dtype, permuted=permuted)
     envelope = np.max([spread(train, runs) for train in noisy], axis=0)
 
     def started(perturbation: Perturbation) -> Comparison:

@@ -26,11 +26,13 @@ class Perturbation:
     weights: int | None = None
     rows: int | None = None
     dtype: str = "float32"  # whose rounding moves the weights
+    rounded: bool = True  # to the dtype's numbers; or only as far
 
     def state(self, state: TrainState) -> TrainState:
         if self.weights is None:
             return state
-        return replace(state, params=nudge_weights(state.params, self.weights, self.dtype))
+        nudged = nudge_weights(state.params, self.weights, self.dtype, rounded=self.rounded)
+        return replace(state, params=nudged)
 
     def windows(self, windows: np.ndarray) -> np.ndarray:
         """(S, N, B, T+1)"""
@@ -42,7 +44,9 @@ class Perturbation:
 PLAIN = Perturbation()
 
 
-def nudge_weights(weights: Arrays, seed: int, dtype: str = "float32") -> Arrays:
+def nudge_weights(
+    weights: Arrays, seed: int, dtype: str = "float32", *, rounded: bool = True
+) -> Arrays:
     """Every float32 weight moved by one ulp, up or down by a coin.
 
     With a half-precision `dtype`: rounded to it, up or down at random, the nearer the likelier.
@@ -54,7 +58,8 @@ def nudge_weights(weights: Arrays, seed: int, dtype: str = "float32") -> Arrays:
         if dtype == "float32":
             return np.nextafter(w, np.where(coin < 0.5, -np.inf, np.inf), dtype=np.float32)
         ulp = np.spacing(np.abs(w)) * np.float32(epsilon(dtype) / epsilon("float32"))
-        return (w + (coin - 0.5) * ulp).astype(dtype).astype(np.float32)
+        moved = w + (coin - 0.5) * ulp
+        return (moved.astype(dtype) if rounded else moved).astype(np.float32)
 
     return {name: nudge(w) for name, w in weights.items()}
 

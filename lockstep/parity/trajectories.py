@@ -112,7 +112,9 @@ def compare_runs(
         a, b = ours(PLAIN), theirs(PLAIN)
         return exact_findings(where, a, b)
     cap = envelope_cap(case.config.precision.roles)
-    finding = compare_programs(ours, theirs, noisy, cap, dtype).finding
+    drawn = case.config.precision.roles.stochastic
+    compared = compare_programs(ours, theirs, noisy, cap, dtype, permuted=not drawn)
+    finding = compared.finding
     found = [replace(finding, where=f"{where}, {finding.where}")]
     if case.config.precision.roles.loss_scaling:
         noise = [
