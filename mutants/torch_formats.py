@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.config import policy
 from lockstep.formats.table import E4M3, RECIPES, Format
 from mutants.patch import Plant, assign, wrap
-from torch_ref import products, rounding
+from torch_ref import precision, products, rounding
 
 
 def with_recipe(name: str, **formats: Format) -> Plant:
@@ -19,7 +19,7 @@ def with_recipe(name: str, **formats: Format) -> Plant:
     recipe = replace(RECIPES[name], **formats)
 
     def plant() -> None:
-        products.NARROW[name] = partial(products.narrow, recipe)
+        precision.OF_ROWS[name] = partial(products.narrow, recipe)
 
     return plant
 

@@ -97,7 +97,7 @@ class Server:
     def steps(self, twin: Twin, given: np.ndarray) -> Answer:
         results = [twin.step(twin.place(window))() for window in given]
         counters, arrays = wire.pack(twin.state())
-        numbers = [field for field in StepResult._fields if field != "nonfinite"]
+        numbers = [f for f in StepResult._fields if f not in ("nonfinite", "norms")]
         curves = {f: [getattr(result, f) for result in results] for f in numbers}
         return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
 

@@ -44,7 +44,7 @@ def beyond_python(modules: set[str]) -> set[str]:
 
 def test_a_list_of_the_commands_needs_none_of_them() -> None:
     assert beyond_python(modules_after(HELP)) == {
-        f"lockstep.{name}" for name in ("cli", "config", "errors", "exits", "flags")
+        f"lockstep.{name}" for name in ("cli", "config", "errors", "exits", "flags", "formats")
     }
 
 
