@@ -43,7 +43,7 @@ TF32: Row = {
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
 # Of the rest of a step they change nothing.
-NARROW_RUNGS = {"fp8": (3, 6, 8), "nvfp4": (3, 6)}
+NARROW_RUNGS = {"fp8": (3, 6, 8), "nvfp4": (3,)}
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -114,8 +114,8 @@ def covering() -> list[Row]:
 def narrow(*, every: bool) -> list[Row]:
     """Of policies that round to narrower formats than half precision; `every` policy and the rest
     of the modes. Their layers are not alike, so none is scanned."""
-    rows = [("fp8", "dots", 4, "gpt2", "1"), ("nvfp4", "block", 1, "tiny", "1")]
-    more = [("fp8", "sqrt", 1, "tiny", "3"), ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
+    rows = [("fp8", "dots", 1, "gpt2", "1"), ("nvfp4", "block", 1, "tiny", "1")]
+    more = [("fp8", "sqrt", 4, "tiny", "3"), ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
             ("mxfp8", "block", 4, "gpt2", "3"), ("nvfp4", "dots", 4, "gpt2", "1")]  # fmt: skip
     names = ("policy", "remat", "accum", "model", "loss_chunks")
     return [{**dict(zip(names, row)), "layers": "unroll"} for row in [*rows, *more * every]]
