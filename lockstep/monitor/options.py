@@ -10,8 +10,9 @@ from lockstep.config import Config
 from lockstep.data import corpus
 from lockstep.errors import require, require_range
 from lockstep.flags import reader
+from lockstep.monitor import track
 
-FLAGS = ("norms", "eval_data")
+FLAGS = ("norms", "eval_data", "track")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -19,6 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 class Watching:
     norms: int = 0  # steps between two rows of the gradient's norms by module; 0: none
     files: Mapping[str, str] = field(default_factory=dict)  # evaluation sets, as --data names them
+    track: tuple[str, ...] = ()  # trackers
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
     def load(self, config: Config) -> "Watching":
@@ -43,6 +45,9 @@ def add_flags(parser: Any) -> None:
     group.add_argument("--eval-data", metavar="NAME=FILE", action="append",
                        help="evaluate on the held-out part of this too, and log its loss as "
                        "val_loss.NAME; may be repeated (default: none)")  # fmt: skip
+    group.add_argument("--track", metavar="|".join(track.BACKENDS), action="append",
+                       help="give the log's numbers to this tracker too; may be repeated "
+                       "(default: none)")  # fmt: skip
 
 
 def take(given: dict[str, Any]) -> Watching:
@@ -51,7 +56,7 @@ def take(given: dict[str, Any]) -> Watching:
     Raises:
         UserError: a value is none that can be.
     """
-    norms, sets = (given.pop(name, None) for name in FLAGS)
+    norms, sets, trackers = (given.pop(name, None) for name in FLAGS)
     require_range("--norms", norms or 0, 0)
     files: dict[str, str] = {}
     for text in sets or []:
@@ -60,4 +65,7 @@ def take(given: dict[str, Any]) -> Watching:
         require(known, "--eval-data", text, "write NAME=FILE, NAME of letters, digits, _ and -")
         require(name not in files, "--eval-data", text, f"there is a set {name} already; rename it")
         files[name] = file
-    return Watching(norms=norms or 0, files=files)
+    names = tuple(dict.fromkeys(trackers or []))
+    for name in names:
+        track.require_installed(name)
+    return Watching(norms=norms or 0, files=files, track=names)

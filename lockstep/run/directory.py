@@ -23,7 +23,7 @@ FORMAT = 1
 SHA256 = re.compile("[0-9a-f]{64}")
 # In the order they are deleted: a folder whose config.json is still there is still a run.
 SAMPLE = "sample.txt"
-OWNED = ("checkpoints", "log.jsonl", SAMPLE, "init", "config.json")
+OWNED = ("checkpoints", "log.jsonl", SAMPLE, "tensorboard", "init", "config.json")
 RUNS = Path("runs")
 SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -60,6 +60,7 @@ class RunLog:
         self.path = path
         self.waiting, self.lock = b"", threading.Lock()  # a checkpoint's writer calls `sync`
         self.problem = ""  # why rows wait
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []  # each gets every row
         self.kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
         try:
             durable.replace(path, "".join(json.dumps(row) + "\n" for row in self.kept))
@@ -75,6 +76,8 @@ class RunLog:
         with self.lock:
             self.waiting += (json.dumps(finite) + "\n").encode()
             self._flush()
+        for listen in self.listeners:
+            listen(row)
 
     def sync(self) -> None:
         """Writes all rows to the disk (fsync).

@@ -14,6 +14,7 @@ from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
 from lockstep.monitor.options import Watching
+from lockstep.monitor.track import Run, Trackers
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
@@ -138,10 +139,12 @@ def _run_loop(
         with (
             RunLog(out / "log.jsonl", last_step=start.step) as log,
             display,
+            Trackers(watching.track, Run(out, config), display.say) as trackers,
             Saver(out, config.run.keep, log, display.say, shared=twin.processes > 1) as saver,
         ):
             for notice in notices:
                 display.say(notice)
+            log.listeners.append(trackers.put)
             loop = Loop(config, twin, data, out, log, display, saver, start, watching)
             status = loop.run()
     except Diverged as error:

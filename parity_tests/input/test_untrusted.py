@@ -140,6 +140,7 @@ def test_a_link_out_of_the_run(name: str, run: Path, tmp_path: Path) -> None:
 def test_a_run_with_a_link_is_not_read(name: str, run: Path, tmp_path: Path) -> None:
     (run / "init").mkdir()  # of a run that began with others' weights
     (run / "sample.txt").touch()
+    (run / "tensorboard").mkdir()
     (run / name).rename(tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
     check_refusal(lambda: directory.read_record(run), name, "link")

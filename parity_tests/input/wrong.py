@@ -68,6 +68,8 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--eval-batches 0", ["--eval-batches", "0"]),
     ("--save-every -5", ["--save-every", "-5"]),
     ("--keep 0", ["--keep", "0"]),
+    ("--track neptune", ["--track", "neptune", "wandb"]),
+    ("--track mlflow", ["--track", "mlflow", "pip install 'lockstep-gpt[mlflow]'"]),
     ("--norms -1", ["--norms", "-1", "at least 0"]),
     ("--norms often", ["--norms", "'often'", "whole number"]),
     ("--eval-data text.txt", ["--eval-data", "text.txt", "NAME=FILE"]),

@@ -1,0 +1,174 @@
+"""Trackers get the log's numbers; one that raises, hangs or fills the disk stops no run."""
+
+import errno
+import json
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lockstep.exits import DONE
+from lockstep.monitor import track
+from parity_tests.runs.fake_runs import STEPS, rows, train
+from parity_tests.runs.fake_runs import place as place
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+class Package(ModuleType):
+    """Writes down what is called, by the documented names alone."""
+
+    def __init__(self, name: str, *known: str) -> None:
+        super().__init__(name)
+        self.__spec__ = object()  # type: ignore[assignment]
+        self.known, self.calls = known, list[Call]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.known:
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> "Package":
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+
+APIS = {
+    "trackio": ("init", "log", "finish"),
+    "wandb": ("init", "log", "finish"),
+    "mlflow": ("set_experiment", "start_run", "log_params", "log_metrics", "end_run"),
+}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str) -> Package:
+    package = Package(name, *APIS[name])
+    monkeypatch.setitem(sys.modules, name, package)
+    return package
+
+
+def expected() -> list[tuple[int, dict[str, float]]]:
+    """The numbers of the log, in its order."""
+    lines = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    left_out = ("kind", "step", "seconds")
+    return [
+        (row["step"], {k: float(v) for k, v in row.items() if k not in left_out and v is not None})
+        for row in lines
+    ]
+
+
+@pytest.mark.parametrize("name", APIS)
+def test_each_gets_the_same_numbers(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    package = install(monkeypatch, name)
+    assert train(f"--track {name} --eval-data more=text.txt") == DONE
+    log = "log_metrics" if name == "mlflow" else "log"
+    found = [(kw["step"], args[0]) for called, args, kw in package.calls if called == log]
+    assert found == expected() and len(found) == STEPS + 2
+    assert {"loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens_per_second",
+            "peak_bytes"} <= found[1][1].keys()  # fmt: skip
+    assert "val_loss.more" in found[0][1]
+    names = [called for called, _, _ in package.calls]
+    assert names[0] in ("init", "set_experiment") and names[-1] in ("finish", "end_run")
+    if name == "wandb":
+        assert package.calls[0][2]["mode"] == "offline"
+
+
+def records(file: Path) -> Iterator[bytes]:
+    """TFRecord: length, its checksum, data, its checksum."""
+    content = file.read_bytes()
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        yield content[12 : 12 + size]
+        content = content[16 + size :]
+
+
+def test_tensorboard_s_files_have_them(place: Path) -> None:
+    """By the real package, read back by its own definition of an event."""
+    assert train("--track tensorboard") == DONE
+    from tensorboardX.proto.event_pb2 import Event
+
+    (file,) = Path("run/tensorboard").iterdir()
+    events = [Event.FromString(record) for record in records(file)]
+    found = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
+    wanted = [(step, name, value) for step, row in expected() for name, value in row.items()]
+    assert [each[:2] for each in found] == [each[:2] for each in wanted]
+    assert all(abs(a[2] - b[2]) <= 1e-6 * abs(b[2]) for a, b in zip(found, wanted))  # float32
+    assert train("--overwrite") == DONE and not Path("run/tensorboard").exists()
+
+
+class Broken:
+    """A tracker that fails at a row; `release` ends one that hangs."""
+
+    how = "raises"
+    release = threading.Event()
+
+    def __init__(self, run: track.Run) -> None:
+        if self.how == "at the begin":
+            raise ImportError("no such symbol")
+
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        if step == 4:
+            if self.how == "hangs":
+                self.release.wait(60)
+            if self.how == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if self.how == "exits":
+                sys.exit(3)
+            raise RuntimeError("a tracker's bug")
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("raises", "RuntimeError: a tracker's bug"),
+    ("hangs", "rows wait for it"),
+    ("hangs at the end", "did not end within"),
+    ("full", "No space left on device"),
+    ("exits", "SystemExit: 3"),
+    ("at the begin", "ImportError: no such symbol"),
+])  # fmt: skip
+def test_no_tracker_stops_a_run(
+    how: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    Broken.how, Broken.release = how.removesuffix(" at the end"), threading.Event()
+    monkeypatch.setitem(track.BACKENDS, "broken", ("json", Broken))
+    monkeypatch.setattr(track, "PATIENCE", 0.2)
+    if how == "hangs":
+        monkeypatch.setattr(track, "WAITING", 3)
+    began = time.monotonic()
+    assert train("--track broken") == DONE
+    assert time.monotonic() - began < 10
+    out = capsys.readouterr().out
+    warned = [line for line in out.splitlines() if line.startswith("--track broken")]
+    assert len(warned) == 1 and said in warned[0] and "goes on without it" in warned[0]
+    assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
+    Broken.release.set()
+
+
+def test_a_row_costs_microseconds(place: Path) -> None:
+    """Of the trainer's time, though the tracker takes a second for it."""
+
+    class Slow(Broken):
+        def log(self, step: int, scalars: dict[str, float]) -> None:
+            time.sleep(1)
+
+    track.BACKENDS["slow"] = ("json", Slow)
+    try:
+        tracker = track.Tracker("slow", track.Run(Path("."), None), print)  # type: ignore[arg-type]
+        row = {"kind": "train", "step": 1, "loss": 1.0}
+        began = time.perf_counter()
+        for _ in range(track.WAITING // 2):
+            tracker.put(row)
+        assert (time.perf_counter() - began) / (track.WAITING // 2) < 1e-3
+    finally:
+        del track.BACKENDS["slow"]
