@@ -38,11 +38,11 @@ def turn(name: str, array: np.ndarray) -> np.ndarray:
 
 def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
     host = unstack(jax.device_get(whole(tensors)))
-    return {name: to_numpy(turn(name, host[name])) for name in shapes(config)}
+    return {name: to_numpy(turn(name, host[name])) for name in shapes(config) if name in host}
 
 
 def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) -> Params:
-    turned = {name: turn(name, arrays[name]) for name in shapes(config)}
+    turned = {name: turn(name, arrays[name]) for name in shapes(config) if name in arrays}
     # A copy: the step donates its state, and must not give away numpy's memory.
     return {
         name: jnp.array(array, dtype, copy=True)
@@ -57,10 +57,11 @@ def load(trainer: Trainer, state: TrainState) -> None:
     params, mu, nu = (
         from_canonical(arrays, config, scan, dtype) for arrays in (state.params, state.mu, state.nu)
     )
+    frozen = {name: params.pop(name) for name in [*params] if name not in trainer.params}
     fresh = trainer.optimizer.init(params)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=jnp.int32(state.updates))
     scalars = jnp.float32(state.loss_scale), jnp.int32(state.good_steps), jnp.int32(state.step)
-    whole = State(params, moved, *scalars)
+    whole = State(params, moved, *scalars, frozen)
     # Adam's and the schedule's count are one buffer here, and a buffer can be donated only once.
     whole = jax.tree.map(lambda a: a if a.ndim else jnp.copy(a), whole)
     trainer.state = trainer.place_state(whole)
@@ -97,7 +98,7 @@ def save(trainer: Trainer) -> TrainState:
 
 def save_part(trainer: Trainer) -> TrainState:
     """This process's part of it."""
-    part = Part(rank(), process_count(), tuple(shapes(trainer.config.model)))
+    part = Part.of(trainer.config, rank(), process_count())
     return replace(_save(trainer, pieces), part=part)
 
 
@@ -106,7 +107,7 @@ def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> Tr
     params, mu, nu = (
         copy(tensors, trainer.config.model)
         for tensors in (
-            state.params,
+            state.params | state.frozen,
             optax.tree.get(state.optimizer, "mu"),
             optax.tree.get(state.optimizer, "nu"),
         )

@@ -42,7 +42,12 @@ def head(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = ke
 
 
 _together = jax.custom_vjp(lambda x, weight: (x, weight))
-_together.defvjp(lambda *both: (both, None), lambda _, grads: jax.lax.optimization_barrier(grads))
+_together.defvjp(
+    lambda x, weight: ((x.value, weight.value), () if weight.perturbed else None),
+    # Of a frozen weight the gradient is nobody's, and XLA leaves it out.
+    lambda trained, grads: grads if trained is None else jax.lax.optimization_barrier(grads),
+    symbolic_zeros=True,
+)
 
 
 def sum_in_float32(product: Product) -> Product:
@@ -85,6 +90,11 @@ def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
 
 
 affine.defvjp(_affine_forward, _affine_backward)
+
+
+def scale(x: Array, by: float) -> Array:
+    """x * by, rounded once: JAX would round the number to x's dtype first."""
+    return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * by).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator
 
 from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
 
 
 def flops(jaxpr: core.Jaxpr) -> int:
-    """Of its matmuls, inner programs too."""
+    """Of its matmuls, inner programs too, whose results are used."""
+    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":

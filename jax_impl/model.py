@@ -44,18 +44,33 @@ def no_keys(name: str) -> Key:
 
 
 class Linear(nnx.Module):
-    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
+    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64).
 
-    def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
+    With an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) alpha / rank * B A x is added.
+    """
+
+    def __init__(
+        self, config: ModelConfig, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool
+    ) -> None:
         self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
         self.linear = matmul(F.linear, dtypes, of_rows=True)
         self.name = dtypes.name
         self.draws = dtypes.stochastic and bool(dtypes.rounding)
+        self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
+        if self.rank:
+            self.lora_a = nnx.Param(jnp.zeros((d_in, self.rank)))
+            self.lora_b = nnx.Param(jnp.zeros((self.rank, d_out)))
 
     def __call__(self, x_RD: Array, keys: Keys = no_keys) -> Array:
+        if self.rank:  # first: what is recomputed ends with what is kept
+            added_RD = F.scale(self.adapt(x_RD), self.scale)
         key = (keys(self.name),) if self.draws else ()
-        return self.linear(x_RD, self.weight, self.bias, *key)
+        y_RD = self.linear(x_RD, self.weight, self.bias, *key)
+        return y_RD + added_RD if self.rank else y_RD
+
+    def adapt(self, x_RD: Array) -> Array:
+        return self.linear(self.linear(x_RD, self.lora_a), self.lora_b)
 
 
 class LayerNorm(nnx.Module):
@@ -202,8 +217,8 @@ class Attention(nnx.Module):
             attention = partial(attend_flash, kernel=kernel)
         self.attend = matmul(attention, dtypes.at("attend"))
         d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
-        self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)
+        self.qkv = Linear(config, d, config.d_qkv, dtypes.at("qkv"), bias=biased)
+        self.proj = Linear(config, config.d_queries, d, dtypes.at("proj"), bias=config.bias)
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
 
@@ -230,7 +245,7 @@ class MLP(nnx.Module):
     """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
-        linear = partial(Linear, bias=config.bias)
+        linear = partial(Linear, config, bias=config.bias)
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
@@ -306,7 +321,7 @@ class GPT(nnx.Module):
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
         self.norm = make_norm(config)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
-        self.head = None if config.tied else Linear(d, v, head, bias=False)
+        self.head = None if config.tied else Linear(config, d, v, head, bias=False)
         self.tied_head = matmul(F.head, head, of_rows=True)
         if self.head:
             self.head.linear = self.tied_head

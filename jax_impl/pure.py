@@ -19,6 +19,7 @@ class State(NamedTuple):
     loss_scale: Array
     good_steps: Array
     step: Array
+    frozen: Params  # the parameters that no step changes
 
 
 class Pure:

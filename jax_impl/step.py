@@ -93,8 +93,10 @@ class Trainer:
         self.mesh = make_mesh(config, device)
         self.model = make_model(config, self.dtypes, device)
         self.eval_model = make_model(config, self.eval_dtypes, device)
-        self.names = tensor_names(self.model.shapes)
-        mask = {n: decays(in_first_layer(n), config.optim.decay) for n in self.model.shapes}
+        trained = set(config.trained)  # of stacked layers the first stands for all
+        self.params = {n: x for n, x in self.model.shapes.items() if in_first_layer(n) in trained}
+        self.names = tensor_names(self.params)
+        mask = {n: decays(in_first_layer(n), config.optim.decay) for n in self.params}
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
@@ -121,7 +123,8 @@ class Trainer:
         scale = self.scale(state)
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses = self.accumulate(state, window, scale)
-        new_state = State(params, opt_state, *self.update_scale(state, scale, finite), state.step)
+        scalars = *self.update_scale(state, scale, finite), state.step
+        new_state = State(params, opt_state, *scalars, state.frozen)
         if self.mesh:  # as it came, so that it can be donated
             places = shardings(new_state, self.mesh)
             new_state = jax.lax.with_sharding_constraint(new_state, places)
@@ -132,7 +135,8 @@ class Trainer:
     ) -> tuple[Params, Any, Array, Array]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
-        Returns the parameters, the optimizer's state, `finite` (P,) by tensor, and the losses (N,).
+        Returns the trained parameters, the optimizer's state, `finite` (P,) by tensor, and the
+        losses (N,).
         """
         accum, over = len(window), mean_count(window)
 
@@ -140,10 +144,9 @@ class Trainer:
             params, opt_state, finite = carry
             micro_step, batch = numbered_batch
             dropout = self.dropout(state.step, micro_step)
-            share = partial(
-                self.micro_batch_loss, batch=batch, over=over, accum=accum, dropout=dropout
-            )
-            loss, grads = self.backward(share, params, scale)
+            how = {"batch": batch, "over": over, "accum": accum, "dropout": dropout}
+            share = partial(self.micro_batch_loss, **how)
+            loss, grads = self.backward(lambda p: share(p | state.frozen), params, scale)
             grads, finite = self.unscale(grads, finite, scale)
             do_step = finite.all() & (micro_step == accum - 1)
             params, opt_state = self.update(grads, opt_state, params, do_step)
@@ -249,7 +252,8 @@ class Trainer:
         scale = self.scale(state)
 
         def loss(params: Params) -> Array:
-            return batch_loss(self.model(params), batch, self.dtypes, chunks=self.config.chunks)
+            model, chunks = self.model(params | state.frozen), self.config.chunks
+            return batch_loss(model, batch, self.dtypes, chunks=chunks)
 
         value, grads = self.backward(loss, state.params, scale)
         return value, scale.unscale(grads)
@@ -268,8 +272,8 @@ class Trainer:
 
     def evaluation_model(self, state: State) -> GPT:
         """The model's weights in the evaluation policy."""
-        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
-        return self.eval_model(params)
+        params = state.params | state.frozen
+        return self.eval_model(jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params))
 
 
 def update_count(opt_state: Any) -> Array:

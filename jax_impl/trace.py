@@ -21,7 +21,9 @@ def trace(trainer: Trainer, state: State, batch: Array) -> tuple[Array, Params, 
     def loss(params: Params, tap: Tap) -> Array:
         return step.batch_loss(plain(params), batch, trainer.dtypes, tap=tap)
 
-    value, seen, seen_grads, grads = grads_by_taps(loss, unstack(state.params), scale.scale)
+    params = unstack(state.params | state.frozen)
+    value, seen, seen_grads, grads = grads_by_taps(loss, params, scale.scale)
+    grads = {name: grads[name] for name in trainer.names}
     # Widened first: unscaled in float16 they would flush to zero.
     wide = {n: g.astype(jnp.promote_types(g.dtype, jnp.float32)) for n, g in seen_grads.items()}
     return value, seen, scale.unscale(wide), scale.unscale(grads)

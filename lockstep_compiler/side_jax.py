@@ -91,10 +91,11 @@ def arguments(trainer: Any, target: Target) -> tuple[Any, Any]:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     make: Any = jax.ShapeDtypeStruct
-    params = {name: make(s.shape, s.dtype) for name, s in trainer.model.shapes.items()}
+    whole = {name: make(s.shape, s.dtype) for name, s in trainer.model.shapes.items()}
+    params = {name: whole.pop(name) for name in trainer.params}
     moments = jax.eval_shape(trainer.optimizer.init, params)
     number = make((), jnp.int32)
-    state = State(params, moments, make((), jnp.float32), number, number)
+    state = State(params, moments, make((), jnp.float32), number, number, whole)
     optim, context = trainer.config.optim, trainer.config.model.context
     window = make((optim.accum, optim.batch_size, context + 1), jnp.int32)
     return jax.tree.map(place, state), place(window)

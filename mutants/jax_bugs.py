@@ -16,7 +16,7 @@ import optax
 from jax_impl import bridge, functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
 from lockstep.data.rows import IGNORED
-from mutants.patch import Plant, after, assign, both, wrap
+from mutants.patch import Plant, after, assign, both, train_all, wrap
 
 # --- accumulation and the loss scale
 
@@ -124,6 +124,12 @@ def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean + eps) * weight
 
 
+def scale_adapters(scale: Callable[[float], float]) -> Plant:
+    """In place of alpha / rank."""
+    return after(model.Linear, "__init__", lambda self, *args, **rest: setattr(
+        self, "scale", scale(self.scale)))  # fmt: skip
+
+
 def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
     return array if "attn.proj" in name else right(name, array)
 
@@ -177,6 +183,12 @@ BUGS: dict[str, Plant] = {
     "bias-rounded-twice": assign(
         functional, "affine", lambda x, w, bias, _: x @ w if bias is None else x @ w + bias
     ),
+    "lora-unscaled-in-jax": scale_adapters(lambda scale: 1.0),
+    "lora-scaled-twice-in-jax": scale_adapters(lambda scale: scale**2),
+    "lora-b-frozen-in-jax": assign(model.Linear, "adapt", lambda self, x: self.linear(
+        self.linear(x, self.lora_a), jax.lax.stop_gradient(self.lora_b[...]))),
+    "lora-scale-rounded": assign(functional, "scale", lambda x, by: x * by),
+    "base-trained-in-jax": train_all(bridge),
     "softmax-in-compute": assign(model, "attend", attend_in_compute),
     # they round after every operation, as transformers' gelu_new does
     "activations-in-compute": both(

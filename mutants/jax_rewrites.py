@@ -51,7 +51,7 @@ def linear_in_halves(x: jax.Array, weight: jax.Array, bias: jax.Array | None) ->
 def in_each_linear(function: Callable[..., jax.Array]) -> Plant:
     """But for a tied head."""
 
-    def change(self: Any, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
+    def change(self: Any, config: Any, d_in: int, d_out: int, dtypes: Dtypes, **_: bool) -> None:
         self.linear = model.matmul(function, dtypes)
 
     return after(model.Linear, "__init__", change)

@@ -4,7 +4,14 @@ A stage of the step is a method of `step.Trainer`; a graded mutant is called wit
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.config.tensors import shapes
+from lockstep.model.state import TrainState
 
 Plant = Callable[..., None]
 
@@ -44,6 +51,17 @@ def after(owner: Any, name: str, act: Callable) -> Plant:
         return result
 
     return wrap(owner, name, wrong)
+
+
+def train_all(bridge: Any) -> Plant:
+    """Nothing is frozen; what has no moments begins with none."""
+
+    def load(right: Callable, trainer: Any, state: TrainState) -> None:
+        zeros = {name: np.zeros_like(x) for name, x in state.params.items()}
+        right(trainer, replace(state, mu=zeros | state.mu, nu=zeros | state.nu))
+
+    every = property(lambda config: list(shapes(config.model)))
+    return both(assign(Config, "trained", every), wrap(bridge, "load", load))
 
 
 def both(*plants: Plant) -> Plant:

@@ -21,7 +21,7 @@ from lockstep.data.rows import IGNORED
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import torch_formats, torch_step, torch_world
-from mutants.patch import Plant, after, assign, both, wrap
+from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import bridge, dropout, loss, model, optim, precision, step, train
 from torch_ref.dropout import Dropout
 from torch_ref.products import RoundedProduct, keep
@@ -127,6 +127,12 @@ def widen_head(gpt: Any) -> None:
 
 def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
     return right(self, x.bfloat16(), *rest).to(x.dtype)
+
+
+def scale_adapters(scale: Callable[[float], float]) -> Plant:
+    """In place of alpha / rank."""
+    return after(model.Linear, "__init__", lambda self, *args, **rest: setattr(
+        self, "scale", scale(self.scale)))  # fmt: skip
 
 
 # --- precision
@@ -278,6 +284,11 @@ BUGS: dict[str, Plant] = {
     "norm-after-rotation": assign(model.Attention, "forward", normalize_rotated),
     "qkv-bias-dropped": after(model.Attention, "__init__", drop_bias),
     "padding-counts": wrap(step, "mean_loss", count_padding),
+    "lora-unscaled": scale_adapters(lambda scale: 1.0),
+    "lora-scaled-twice": scale_adapters(lambda scale: scale**2),
+    "lora-b-frozen": assign(model.Linear, "adapt", lambda self, x: self.linear(
+        self.linear(x, self.lora_a), self.lora_b.detach() + 0 * self.lora_b)),
+    "base-trained": train_all(bridge),
     "rope-unscaled": with_rope(factor=1.0),
     "decay-of-all": wrap(optim, "decays", lambda right, name, patterns: right(name)),
     "norms-in-bfloat16": both(

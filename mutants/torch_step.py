@@ -177,6 +177,47 @@ def decay_also(kind: str) -> Plant:
     return wrap(optim, "decays", lambda right, name, *rest: right(name, *rest) or kind in name)
 
 
+# --- what is frozen
+
+
+def only_trained(self: Trainer) -> dict[str, Any]:
+    named = dict(self.model.named_parameters())
+    return {name: named[name] for name in self.config.trained}
+
+
+def optimize_trained(right: Callable, model: Any, config: Any) -> AdamW:
+    """Frozen parameters are left out of the optimizer, and have gradients."""
+    chosen = {id(p) for p in model.trained().values()}
+    optimizer = right(model, config)
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in chosen]
+    return optimizer
+
+
+def keep_gradients_of_all(self: Trainer) -> None:
+    self.model.trained = lambda: only_trained(self)
+
+
+def clip_with_frozen(self: Trainer) -> tuple[Tensor, Tensor]:
+    every = dict(self.model.named_parameters())
+    norm, norms = optim.clip_by_global_norm(list(every.values()), self.config.optim.clip, self.mesh)
+    return norm, norms[[name in self.names for name in every]]
+
+
+frozen_in_norm = both(
+    assign(Trainer, "freeze", keep_gradients_of_all),
+    assign(Trainer, "params", property(only_trained)),
+    wrap(step, "adamw", optimize_trained),
+    assign(Trainer, "clip", clip_with_frozen),
+)
+
+
+def decay_frozen(self: Trainer, rate: float) -> None:
+    for p in self.model.parameters():
+        if not p.requires_grad and p.ndim == 2:
+            p.data.mul_(1 - rate * self.config.optim.weight_decay)
+
+
 def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
     return wrap(step, "learning_rates", lambda right, config: change(right(config)))
 
@@ -218,6 +259,8 @@ BUGS: dict[str, Plant] = {
     "decay-not-times-lr": wrap(AdamW, "step", decay_apart),
     "moments-in-bfloat16": after(Trainer, "update", round_moments),
     "bfloat16-master-weights": after(Trainer, "update", round_weights),
+    "frozen-in-norm": frozen_in_norm,
+    "frozen-decay": after(Trainer, "update", decay_frozen),
     "schedule-off-by-one": with_rates(lambda rates: np.append(rates[1:], rates[-1])),
     "schedule-in-float32": with_rates(lambda rates: rates.astype(np.float32)),
 }

@@ -36,7 +36,7 @@ def from_numpy(array: np.ndarray) -> Tensor:
 
 
 def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
-    return {name: to_numpy(tensors[name]) for name in shapes(config)}
+    return {name: to_numpy(tensors[name]) for name in shapes(config) if name in tensors}
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
@@ -49,6 +49,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             parameter.copy_(like(parameter, from_numpy(state.params[name])))
+        for name, parameter in trainer.params.items():
             trainer.optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.updates), device=parameter.device),
                 "exp_avg": like(parameter, from_numpy(state.mu[name])),
@@ -73,20 +74,21 @@ def save(trainer: Trainer) -> TrainState:
 
 def save_part(trainer: Trainer) -> TrainState:
     """This process's part of it."""
-    part = Part(rank(), process_count(), tuple(shapes(trainer.config.model)))
+    part = Part.of(trainer.config, rank(), process_count())
     return replace(_save(trainer, partial(pieces, mesh=trainer.mesh)), part=part)
 
 
 def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> TrainState:
     divide(trainer.model)
-    named, moments = dict(trainer.model.named_parameters()), trainer.optimizer.state
+    named, trained = dict(trainer.model.named_parameters()), trainer.params
+    moments = trainer.optimizer.state
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
         copy(tensors)
         for tensors in (
             named,
-            {name: moments[p]["exp_avg"] for name, p in named.items()},
-            {name: moments[p]["exp_avg_sq"] for name, p in named.items()},
+            {name: moments[p]["exp_avg"] for name, p in trained.items()},
+            {name: moments[p]["exp_avg_sq"] for name, p in trained.items()},
         )
     )
     return TrainState(

@@ -43,17 +43,32 @@ def no_keys(name: str) -> Key:
 
 
 class Linear(nn.Linear):
-    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64)."""
+    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64).
 
-    def __init__(self, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool) -> None:
+    With an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) alpha / rank * B A x is added.
+    """
+
+    def __init__(
+        self, config: ModelConfig, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool
+    ) -> None:
         super().__init__(d_in, d_out, bias=bias)
         self.linear = matmul(linear, dtypes, of_rows=True)
         self.name = dtypes.name
         self.draws = dtypes.stochastic and bool(dtypes.rounding)
+        self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
+        if self.rank:
+            self.lora_a = nn.Parameter(torch.zeros(self.rank, d_in))
+            self.lora_b = nn.Parameter(torch.zeros(d_out, self.rank))
 
     def forward(self, x_RD: Tensor, keys: Keys = no_keys) -> Tensor:
+        if self.rank:  # first: what is recomputed ends with what is kept
+            added_RD = self.adapt(x_RD) * self.scale
         key = (keys(self.name),) if self.draws else ()
-        return self.linear(x_RD, self.weight, self.bias, *key)
+        y_RD = self.linear(x_RD, self.weight, self.bias, *key)
+        return y_RD + added_RD if self.rank else y_RD
+
+    def adapt(self, x_RD: Tensor) -> Tensor:
+        return self.linear(self.linear(x_RD, self.lora_a), self.lora_b)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -170,8 +185,8 @@ class Attention(nn.Module):
         fused = attend_in_blocks if kernel.blocks > 1 else attend_fused
         self.attend = matmul(fused if kernel.fused else attend, dtypes.at("attend"))
         d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = Linear(d, config.d_qkv, dtypes.at("qkv"), bias=biased)
-        self.proj = Linear(config.d_queries, d, dtypes.at("proj"), bias=config.bias)
+        self.qkv = Linear(config, d, config.d_qkv, dtypes.at("qkv"), bias=biased)
+        self.proj = Linear(config, config.d_queries, d, dtypes.at("proj"), bias=config.bias)
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
         if config.position == "rope":  # no buffers: `.to(dtype)` would cast them
@@ -200,7 +215,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
         super().__init__()
-        linear = partial(Linear, bias=config.bias)
+        linear = partial(Linear, config, bias=config.bias)
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
@@ -274,7 +289,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(make_block(layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
-        self.head = None if config.tied else Linear(d, v, head, bias=False)
+        self.head = None if config.tied else Linear(config, d, v, head, bias=False)
         self.tied_head = matmul(linear, head, of_rows=True)
 
     def forward(

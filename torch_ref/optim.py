@@ -39,7 +39,7 @@ class AdamW(torch.optim.AdamW):
 
 def adamw(model: nn.Module, config: OptimConfig) -> AdamW:
     """One kernel for all parameters where the device has it (CPU and CUDA do)."""
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decayed = [p for name, p in named.items() if decays(name, config.decay)]
     rest = [p for name, p in named.items() if not decays(name, config.decay)]
     groups = [

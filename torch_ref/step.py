@@ -6,7 +6,7 @@ moves but the scale.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -84,13 +84,25 @@ class Trainer:
         self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
         self.mesh = make_mesh(config, device)
         self.model = make_model(config, self.dtypes, device)
+        self.freeze()
+        self.names = list(self.params)
         self.parallel = distribute(self.model, self.mesh)
-        self.names = list(dict(self.model.named_parameters()))
         self.optimizer = adamw(self.model, config.optim)
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.steps = self.updates = 0
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
+
+    def freeze(self) -> None:
+        """All but what the run trains."""
+        trained = set(self.config.trained)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in trained)
+
+    @property
+    def params(self) -> dict[str, torch.nn.Parameter]:
+        """Those that are trained."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def compile(self, window: Tensor) -> None:
         """Compiles the loss ahead of time, for windows like this one, by running it once.
@@ -153,7 +165,7 @@ class Trainer:
 
     def clip(self) -> tuple[Tensor, Tensor]:
         """The norm of the gradient before clipping, and those of its tensors (P,)."""
-        return clip_by_global_norm(list(self.model.parameters()), self.config.optim.clip, self.mesh)
+        return clip_by_global_norm(list(self.params.values()), self.config.optim.clip, self.mesh)
 
     def update(self, rate: float) -> None:
         """One step of AdamW, unless a gradient was not finite."""
@@ -208,11 +220,11 @@ class Trainer:
         chunks, over = self.config.chunks, mean_count(batch[None], self.mesh)
         loss = self.batch_loss(self.parallel, batch, self.dtypes, chunks=chunks, over=over)
         self.scaler.scale(loss).backward()
-        grads = self.unscale_grads(dict(self.model.named_parameters()))
+        grads = self.unscale_grads(self.params)
         self.optimizer.zero_grad(set_to_none=True)
         return mean(loss.detach(), self.mesh), grads
 
-    def unscale_grads(self, tensors: Tensors) -> Tensors:
+    def unscale_grads(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Their `.grad`, at least in float32: in float16 they would flush to zero."""
         scale = self.scaler.get_scale()
         grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}

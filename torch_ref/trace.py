@@ -20,5 +20,6 @@ def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Te
 
     loss = step.batch_loss(plain, batch, trainer.dtypes, tap=tap)
     trainer.scaler.scale(loss).backward()
-    grads = trainer.unscale_grads(dict(plain.named_parameters()))
+    named = dict(plain.named_parameters())  # none is frozen: all activations have a gradient
+    grads = trainer.unscale_grads({name: named[name] for name in trainer.params})
     return loss.detach(), seen, trainer.unscale_grads(seen), grads

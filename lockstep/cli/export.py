@@ -1,6 +1,7 @@
 """`lockstep export`: a run's weights, as transformers loads them."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ def add(commands: Any) -> None:
                      help="the checkpoint of this step (default: the newest)")  # fmt: skip
     sub.add_argument("--dtype", default="", metavar="|".join(DTYPES),
                      help="of the weights (default: the run's own)")  # fmt: skip
+    sub.add_argument("--max-shard-size", default="", metavar="SIZE",
+                     help="several files, none larger, such as 5GB (default: one)")  # fmt: skip
+    sub.add_argument("--adapters", action="store_true",
+                     help="LoRA's alone, for PEFT (default: merged with the weights)")  # fmt: skip
     sub.set_defaults(command=_export)
 
 
@@ -36,6 +41,20 @@ def _export(given: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
 
     to = Path(given.to)
-    done = export(Path(given.run), to, step=given.step, dtype=given.dtype, warn=warn)
-    print(f"{done} is in {to}: AutoModelForCausalLM.from_pretrained({str(to)!r})")
+    done = export(
+        Path(given.run), to, step=given.step, dtype=given.dtype, warn=warn,
+        shard_bytes=_bytes(given.max_shard_size), only_adapters=given.adapters,
+    )  # fmt: skip
+    load = "AutoPeftModelForCausalLM" if given.adapters else "AutoModelForCausalLM"
+    print(f"{done} is in {to}: {load}.from_pretrained({str(to)!r})")
     return DONE
+
+
+def _bytes(size: str) -> int | None:
+    """As transformers reads them: 5GB is 5 * 10^9. None for no limit."""
+    if not size:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", size.upper())
+    count = int(match[1]) * 1000 ** " KMGT".index(match[2] or " ") if match else 0
+    require(count > 0, "--max-shard-size", size, "is no size; use one such as 5GB")
+    return count

@@ -12,6 +12,7 @@ from lockstep.cli import processes, programs
 from lockstep.config import Config, ModelConfig, from_flags, policy
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
+from lockstep.config.model import OF_A_RUN
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_sections
@@ -86,7 +87,7 @@ def _init_model(given: dict[str, Any]) -> ModelConfig | None:
     """That of --init, at most LONGEST tokens long: a flag may ask for more."""
     if not given.get("init"):
         return None
-    fixed = {f.name for f in dataclasses.fields(ModelConfig)} - {"context", "dropout"}
+    fixed = {f.name for f in dataclasses.fields(ModelConfig)} - {*OF_A_RUN}
     for name in fixed & given.keys():
         require(False, flag_name(name), given[name], "the model is that of --init; drop it")
     model = init.open_source(given["init"]).model

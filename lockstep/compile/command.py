@@ -11,6 +11,7 @@ from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Program
 from lockstep.compile.targets import NAMES
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
+from lockstep.config.tensors import shapes
 from lockstep.errors import require
 from lockstep.exits import DONE
 from lockstep.flags import add_sections
@@ -46,6 +47,9 @@ def _compile(given: argparse.Namespace) -> int:
     )
     target, config = targets.find(device), from_flags(flags, accelerator=True)
     require(config.mesh.size == 1, "--mesh", config.mesh, "programs are compiled for one device")
+    whole = len(config.trained) == len(shapes(config.model))
+    remedy = "what is known of programs is of those that train all; drop it"
+    require(whole, "--lora-rank or --freeze", config.optim.freeze or config.model.lora_rank, remedy)
     names = list(twin.MODULES) if name is None else [name]
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")

@@ -20,18 +20,20 @@ def match(patterns: str, name: str) -> bool:
     return any(map(_compile(patterns), _prefixes(name)))
 
 
-def check(patterns: str, names: Sequence[str], field: str = "--fp32-islands") -> None:
-    """Raises UserError if one of the patterns fits none of a model's modules."""
+def check(
+    patterns: str, names: Sequence[str], field: str = "--fp32-islands", of: str = "module"
+) -> None:
+    """Raises UserError if one of the patterns fits none of a model's modules, or what it is of."""
     length = len(patterns)
     require(length <= LONGEST, field, f"of {length} characters", f"use up to {LONGEST}")
     prefixes = list(dict.fromkeys(prefix for name in names for prefix in _prefixes(name)))
     for pattern in dict.fromkeys(patterns.split(",")):
         if not any(map(re.compile(translate(pattern)).match, prefixes)):
             known = list(dict.fromkeys(map(kind, prefixes)))
-            close = difflib.get_close_matches(pattern, known, cutoff=0.5) or known[:3]
-            raise UserError(
-                f"{field} {pattern or repr('')}: fits no module; use {', '.join(close)} ..."
-            )
+            close = difflib.get_close_matches(pattern, known, cutoff=0.5)
+            close = close or [name for name in known if pattern in name][:3] or known[:3]
+            remedy = f"fits no {of}; use {', '.join(close)} ..."
+            raise UserError(f"{field} {pattern or repr('')}: {remedy}")
 
 
 def in_every_layer(patterns: str, names: Sequence[str]) -> bool:

@@ -6,8 +6,9 @@ no help is no flag: a preset has it, or a config.json.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lockstep.config import islands
 from lockstep.config.fields import flag, flag_name, require_choice
 from lockstep.config.rope import parse_rope
 from lockstep.errors import require, require_range
@@ -16,6 +17,8 @@ LARGEST = 2**31 - 1  # counts and shapes are int32 in JAX
 # Limits of what takes memory before any file's size shows it: config.json may be untrusted.
 DEEPEST = 2000  # layers; a checkpoint's record still holds their names
 LONGEST = 2**20  # tokens of context; RoPE has a table of them
+# What a run says of its model beside the weights that it starts from.
+OF_A_RUN = ("context", "dropout", "lora_rank", "lora_alpha", "lora_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,13 @@ class ModelConfig:
     context: int = flag(128, "tokens a sequence", unit="T", derived="the preset's")
     vocab: int = flag(256, "tokens in the vocabulary", unit="V", derived="the preset's")
     dropout: float = flag(0.0, "probability of dropping, on the embedding and each sublayer")
+    lora_rank: int = flag(
+        0, "LoRA: linear layers get a product of two matrices added, so narrow; only those train"
+    )
+    lora_alpha: float = flag(16.0, "LoRA: that product is multiplied by alpha / rank")
+    lora_targets: str = flag(
+        "", "LoRA: linear layers, by patterns such as blocks.*.attn", derived="all in the blocks"
+    )
     position: str = "rope"
     norm: str = "rmsnorm"
     mlp: str = "swiglu"
@@ -82,6 +92,21 @@ class ModelConfig:
         inside = ["attn.qkv", "attn.attend", "attn.proj", *mlp]
         return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
 
+    @property
+    def base(self) -> "ModelConfig":
+        """Without adapters."""
+        return replace(self, lora_rank=0, lora_targets="")
+
+    @property
+    def lora_scale(self) -> float:
+        return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
+
+    def adapter_rank(self, linear: str) -> int:
+        """Of a linear layer's adapter; 0 where it has none."""
+        targets = self.lora_targets or "blocks"
+        chosen = self.lora_rank and linear != "head" and islands.match(targets, linear)
+        return self.lora_rank if chosen else 0
+
     def __post_init__(self) -> None:
         for name, high in (("n_layer", DEEPEST), ("n_head", LARGEST), ("d_model", LARGEST),
                            ("context", LONGEST)):  # fmt: skip
@@ -103,6 +128,7 @@ class ModelConfig:
         remedy = f"below --vocab {self.vocab}; use 0 or more than that"
         require(self.d_vocab >= self.vocab, "padded_vocab", self.padded_vocab, remedy)
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "must be above 0 and below 1")
+        self._check_lora()
         parse_rope(self.rope)
         within = not self.window or self.context <= self.window
         remedy = f"beyond the model's sliding window of {self.window} tokens, which is not here"
@@ -110,3 +136,13 @@ class ModelConfig:
         require_choice("position", self.position, ("learned", "rope"))
         require_choice("norm", self.norm, ("layernorm", "rmsnorm"))
         require_choice("mlp", self.mlp, ("gelu", "gelu-erf", "swiglu"))
+
+    def _check_lora(self) -> None:
+        require_range("--lora-rank", self.lora_rank, 0, self.d_model)
+        usable = math.isfinite(self.lora_alpha) and self.lora_alpha > 0
+        require(usable, "--lora-alpha", self.lora_alpha, "must be above 0")
+        if self.lora_targets:
+            remedy = "are of adapters, but there are none; give --lora-rank"
+            require(self.lora_rank > 0, "--lora-targets", self.lora_targets, remedy)
+            linears = [name for name in self.matmuls[:-1] if not name.endswith(".attend")]
+            islands.check(self.lora_targets, linears, "--lora-targets")

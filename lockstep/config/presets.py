@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from lockstep.config.fields import flag_name
-from lockstep.config.model import ModelConfig
+from lockstep.config.model import OF_A_RUN, ModelConfig
 from lockstep.config.sections import Config
 from lockstep.errors import require
 
@@ -60,7 +60,9 @@ def to_flags(config: Config) -> list[str]:
     given: dict[str, Any] = {"steps": config.optim.steps, "lr": config.optim.lr}
     model, init = config.model, config.run.init
     given |= {"init": init, "context": model.context} if init else {"model": model.model}
-    usual = from_flags(given, accelerator=False, model=model if init else None)
+    unsaid = {f.name: f.default for f in dataclasses.fields(model) if f.name in OF_A_RUN}
+    bare: Any = {**vars(model), **unsaid, "context": model.context}
+    usual = from_flags(given, accelerator=False, model=ModelConfig(**bare) if init else None)
     for section in dataclasses.fields(Config):
         mine, theirs = (vars(getattr(c, section.name)) for c in (config, usual))
         given |= {name: mine[name] for name in mine if mine[name] != theirs[name]}

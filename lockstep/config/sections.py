@@ -14,6 +14,7 @@ from lockstep.config.fields import flag, flag_name, require_choices, require_fie
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import LARGEST, ModelConfig
 from lockstep.config.policy import Dtypes, Roles
+from lockstep.config.tensors import shapes, trains
 from lockstep.errors import UserError, require, require_range
 from lockstep.formats.table import RECIPES
 
@@ -141,6 +142,10 @@ class OptimConfig:
     decay: str = flag(
         "", "matrices that decay: patterns such as blocks.*.mlp,head", derived="all of them"
     )
+    freeze: str = flag(
+        "", "parameters that stay as they are: patterns such as embed,blocks.0,blocks.*.norm1",
+        derived="none",
+    )  # fmt: skip
     beta1: float = flag(0.9, "Adam's decay of the first moment")
     beta2: float = flag(0.95, "Adam's decay of the second moment")
     clip: float = flag(1.0, "clip the gradient to this global norm")
@@ -257,11 +262,15 @@ class Config:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
         if self.optim.decay:
             islands.check(self.optim.decay, self.model.matmuls, "--decay")
+        if self.optim.freeze:
+            islands.check(self.optim.freeze, list(shapes(self.model)), "--freeze", "parameter")
+            require(len(self.trained) > 0, "--freeze", self.optim.freeze, "leaves nothing to train")
         for policy_flag, name in self.recipes.items():
             self._check_recipe(f"{policy_flag} {name}", RECIPES[name].block)
-        given = {"--fp32-islands": self.precision.fp32_islands, "--decay": self.optim.decay}
-        given |= self.recipes
-        patterns = " or ".join(f"{name} {text}" for name, text in given.items() if text)
+            remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
+            require(not self.model.lora_rank, policy_flag, name, remedy)
+        given = {name: text for name, (text, _) in self._patterns.items() if text} | self.recipes
+        patterns = " or ".join(f"{name} {text}" for name, text in given.items())
         remedy = f"is one program for all layers, but {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
@@ -312,11 +321,28 @@ class Config:
 
     @property
     def alike(self) -> bool:
-        """Whether all layers compute in the same formats, and decay alike."""
+        """Whether all layers compute in the same formats, and are trained alike."""
         if self.recipes:
             return False
-        given = filter(None, (self.precision.fp32_islands, self.optim.decay))
-        return all(islands.in_every_layer(each, self.model.matmuls) for each in given)
+        given = [(text, names) for text, names in self._patterns.values() if text]
+        return all(islands.in_every_layer(text, names) for text, names in given)
+
+    @property
+    def trained(self) -> list[str]:
+        """The parameters that training moves."""
+        names, freeze = shapes(self.model), self.optim.freeze
+        return [name for name in names if trains(name, self.model, freeze)]
+
+    @property
+    def _patterns(self) -> dict[str, tuple[str, list[str]]]:
+        """What may be for some layers alone: the patterns of a flag, and the names they are of."""
+        modules, freeze = self.model.matmuls, self.optim.freeze
+        return {
+            "--fp32-islands": (self.precision.fp32_islands, modules),
+            "--decay": (self.optim.decay, modules),
+            "--lora-targets": (self.model.lora_targets, modules),
+            "--freeze": (freeze, list(shapes(self.model)) if freeze else []),
+        }
 
     def replace(self, **fields: Any) -> "Config":
         """The same with some fields of its sections replaced."""

@@ -2,10 +2,12 @@
 
 FLOPs a token = 6 P + 12 L Q T (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), with P the
 parameters without position embeddings and Q the width of all queries.
-Recomputed FLOPs do not count.
+Recomputed FLOPs do not count. A frozen parameter has no gradient, and so costs 4 in place of 6.
 """
 
-from lockstep.config import ModelConfig
+import math
+
+from lockstep.config import Config, ModelConfig
 from lockstep.model import params
 
 
@@ -18,3 +20,10 @@ def per_token(model: ModelConfig) -> int:
     """As MFU counts them, an untied embedding with the rest."""
     positions = model.context * model.d_model if model.position == "learned" else 0
     return of(params.count(model) - positions, model.n_layer, model.d_queries, model.context)
+
+
+def of_run(config: Config) -> int:
+    """Those of a run, which may train a part of the model."""
+    sizes = params.shapes(config.model)
+    frozen = sizes.keys() - set(config.trained)
+    return per_token(config.model) - 2 * sum(math.prod(sizes[name]) for name in frozen)

@@ -12,60 +12,36 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from lockstep.config import ModelConfig, islands
+from lockstep.config.tensors import ADAPTERS
+from lockstep.config.tensors import shapes as shapes
 
 Arrays = dict[str, np.ndarray]
 
 
-def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Canonical name -> shape, in the order of the forward pass."""
-    d, f, v, k = model.d_model, model.d_mlp, model.d_vocab, model.d_head
-    out: dict[str, tuple[int, ...]] = {"embed.weight": (v, d)}
-    if model.position == "learned":
-        out["position.weight"] = (model.context, d)
-
-    def norm(name: str) -> None:
-        out[f"{name}.weight"] = (d,)
-        if model.norm == "layernorm" and model.bias:
-            out[f"{name}.bias"] = (d,)
-
-    def linear(name: str, d_out: int, d_in: int, bias: bool = model.bias) -> None:
-        out[f"{name}.weight"] = (d_out, d_in)
-        if bias:
-            out[f"{name}.bias"] = (d_out,)
-
-    for i in range(model.n_layer):
-        norm(f"blocks.{i}.norm1")
-        linear(f"blocks.{i}.attn.qkv", model.d_qkv, d, model.bias or model.qkv_bias)
-        if model.qk_norm:
-            out |= {f"blocks.{i}.attn.{each}_norm.weight": (k,) for each in "qk"}
-        linear(f"blocks.{i}.attn.proj", d, model.d_queries)
-        norm(f"blocks.{i}.norm2")
-        if model.mlp == "swiglu":
-            linear(f"blocks.{i}.mlp.gate", f, d)
-        linear(f"blocks.{i}.mlp.up", f, d)
-        linear(f"blocks.{i}.mlp.down", d, f)
-    norm("norm")
-    if not model.tied:
-        out["head.weight"] = (v, d)
-    return out
-
-
-def initial(model: ModelConfig, seed: int) -> Arrays:
-    """float32 weights by GPT-2's recipe: N(0, .02), residual projections scaled by 1/sqrt(2L).
+def initial(model: ModelConfig, seed: int, given: Arrays | None = None) -> Arrays:
+    """float32 weights by GPT-2's recipe: N(0, .02), residual projections scaled by 1/sqrt(2L); an
+    adapter's by PEFT's: A is uniform within 1/sqrt(d_in), B zero, so that it adds nothing yet.
 
     Each tensor has a generator of its own, keyed by seed and name: adding one changes no other.
     """
-    return {name: _initial(name, shape, model, seed) for name, shape in shapes(model).items()}
+    given = given or {}
+    return {
+        name: given[name] if name in given else _initial(name, shape, model, seed)
+        for name, shape in shapes(model).items()
+    }
 
 
 def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -> np.ndarray:
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".lora_b")):
         return np.zeros(shape, np.float32)
     if len(shape) == 1:
         return np.ones(shape, np.float32)
+    generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+    if name.endswith(".lora_a"):
+        uniform = generator.random(shape, np.float32) * np.float32(2) - np.float32(1)
+        return uniform * np.float32(shape[1] ** -0.5)
     residual = name.endswith(("attn.proj.weight", "mlp.down.weight"))
     std = 0.02 / math.sqrt(2 * model.n_layer) if residual else 0.02
-    generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
     return generator.standard_normal(shape, np.float32) * np.float32(std)
 
 
@@ -73,8 +49,9 @@ def decays(name: str, patterns: str = "") -> bool:
     """Whether weight decay applies: to all matrices, or those of these patterns; never to norms,
     biases or embeddings."""
     matrix = name.endswith(
-        (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight")
-    )
+        (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight",
+         *ADAPTERS)
+    )  # fmt: skip
     return matrix and (not patterns or islands.match(patterns, name))
 
 

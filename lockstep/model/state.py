@@ -16,14 +16,22 @@ class Part(NamedTuple):
     rank: int
     processes: int  # how many there are
     names: tuple[str, ...]  # of the whole tensors
+    frozen: tuple[str, ...]  # those of them that have no moments
+
+    @classmethod
+    def of(cls, config: Config, rank: int, processes: int) -> "Part":
+        names = tuple(params.shapes(config.model))
+        trained = set(config.trained)
+        return cls(rank, processes, names, tuple(name for name in names if name not in trained))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything a run needs to go on, in canonical names and layouts.
 
-    Weights and moments have the policy's param dtype. Where `part` is not None, they are the pieces
-    that one process writes, named by `lockstep.run.shards.piece_name`.
+    Weights and moments have the policy's param dtype; frozen weights have no moments. Where `part`
+    is not None, they are the pieces that one process writes, named by
+    `lockstep.run.shards.piece_name`.
     """
 
     params: Arrays
@@ -37,13 +45,14 @@ class TrainState:
 
 
 def initial_state(config: Config, given: Arrays | None = None) -> TrainState:
-    """Step 0: the given or seeded weights, zero moments."""
+    """Step 0: the given weights, the rest of them seeded; zero moments of those that train."""
     roles = config.precision.roles
-    weights = given or params.initial(config.model, config.optim.seed)
+    weights = params.initial(config.model, config.optim.seed, given)
+    trained = config.trained
     return TrainState(
         params=weights,
-        mu={name: np.zeros_like(w) for name, w in weights.items()},
-        nu={name: np.zeros_like(w) for name, w in weights.items()},
+        mu={name: np.zeros_like(weights[name]) for name in trained},
+        nu={name: np.zeros_like(weights[name]) for name in trained},
         step=0,
         updates=0,
         loss_scale=config.precision.loss_scale_init if roles.loss_scaling else 1.0,

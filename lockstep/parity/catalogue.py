@@ -33,6 +33,8 @@ LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
 DECODER: dict[str, Any] = GROUPED | LEAN
+LORA: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0, "lora_rank": 3}
+FROZEN: dict[str, Any] = LEAN | {"freeze": "embed,*.norm1,*.qkv"}
 
 
 def _bug(framework: str, rung: int, name: str, what: str, size: float | None = None,
@@ -88,6 +90,22 @@ BUGS: list[Bug] = [
     _bug("jax", 4, "eps-inside-root", "Adam's epsilon under the square root", **LEAN),
     _bug("jax", 4, "nesterov", "Nesterov's momentum", **LEAN),
     _bug("jax", 4, "decay-everywhere", "no decay mask", **LEAN),
+    # adapters and frozen parameters
+    *(
+        _bug(framework, rung, f"{name}{suffix}", what, **flags)
+        for framework, suffix in (("torch", ""), ("jax", "-in-jax"))
+        for name, rung, what, flags in (
+            ("lora-unscaled", 2, "an adapter is added without alpha / rank", LORA),
+            ("lora-scaled-twice", 2, "alpha / rank on both matrices of an adapter", LORA),
+            ("lora-b-frozen", 3, "of an adapter A alone is trained", LORA),
+            ("base-trained", 1, "the weights under the adapters are trained too", LORA),
+        )
+    ),
+    _bug("jax", 2, "lora-scale-rounded", "alpha / rank is rounded before it multiplies",
+         **BF16 | LORA),
+    _bug("torch", 4, "frozen-in-norm", "gradients of frozen parameters count in the clip norm",
+         **FROZEN),
+    _bug("torch", 1, "frozen-decay", "frozen matrices decay", **FROZEN),
     # the schedule and the data
     _bug("torch", 1, "schedule-off-by-one", "each update takes the next one's rate"),
     _bug("torch", 1, "schedule-in-float32", "the rates are rounded to float32, under float64"),

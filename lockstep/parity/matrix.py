@@ -47,6 +47,7 @@ NARROW_RUNGS = {"fp8": (3, 6, 8), "nvfp4": (3,)}
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
+TUNED_RUNGS = {"fp64": (1, 3, 4, 5, 10), "bf16": (3,)}  # likewise, of models trained in part
 MASK_RUNGS = {"masked": (3, 5, 8), "packed": (2, 3, 9)}
 
 
@@ -187,6 +188,28 @@ def with_masks(*, every: bool) -> list[Row]:
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
 
 
+def tuned(*, every: bool) -> list[Row]:
+    """Of models of which a part is trained: adapters, or what is not frozen, or both; `every` row
+    meets more of the rest."""
+    rows = [
+        ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", 3, "*.qkv,*.mlp", "blocks.0.mlp"),
+        ("bf16", "none", 4, "tiny", "unroll", "1", "data=1", 3, "", ""),
+    ]
+    more = [
+        ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, "*.attn", ""),
+        ("fp64", "dots", 4, "grouped", "scan", "1", "data=1", 0, "", "embed,*.attn,*.norm1"),
+        ("fp32", "sublayer", 4, "gpt2", "unroll", "3", "data=1", 3, "", ""),
+        ("tf32", "none", 1, "tiny", "unroll", "1", "data=1", 3, "", ""),
+        ("fp16", "sqrt", 4, "tiny", "scan", "1", "data=1", 3, "", ""),
+        ("fp16", "none", 4, "gpt2", "unroll", "1", "data=2", 3, "", ""),
+        ("fp64", "none", 4, "gpt2", "unroll", "1", "data=2,fsdp=2", 3, "", ""),
+        ("fp64", "none", 1, "tiny", "unroll", "1", "fsdp=2", 0, "", "embed,*.attn"),
+    ]
+    names = ("policy", "remat", "accum", "model", "layers", "loss_chunks", "mesh", "lora_rank",
+             "lora_targets", "freeze")  # fmt: skip
+    return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
+
+
 def needed_pairs() -> set[tuple[Any, ...]]:
     every = set().union(*map(pairs, product_of(FACTORS)))
     return {
@@ -206,6 +229,8 @@ def rungs(row: Row) -> Collection[int]:
     """Those that the default suite climbs on a CPU."""
     if row == TF32:
         return TF32_RUNGS
+    if "lora_rank" in row:
+        return TUNED_RUNGS[row["policy"]]
     if row["policy"] in NARROW_RUNGS:
         return NARROW_RUNGS[row["policy"]]
     return GROUPED_RUNGS if (row["model"], row["policy"]) == ("grouped", "bf16") else range(12)

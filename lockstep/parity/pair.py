@@ -123,7 +123,8 @@ def _magnified(state: TrainState) -> dict[str, TrainState]:
     for norm, weight in (("blocks.0.norm1", "blocks.0.attn.qkv.weight"), ("norm", "head.weight")):
         gains = {name: large * x for name, x in state.params.items() if name.startswith(f"{norm}.")}
         scaled = gains | {weight: state.params[weight] / large}
-        found[weight] = replace(state, params=state.params | scaled)
+        if weight in state.mu:  # of a frozen one there is no gradient
+            found[weight] = replace(state, params=state.params | scaled)
     return found
 
 

@@ -53,6 +53,7 @@ def contract(case: Case) -> Iterator[Finding]:
         counted = {"step": 3, "updates": int((~steps.skipped).sum())}
         off = [name for name, count in counted.items() if getattr(steps.end, name) != count]
         yield empty("counters", side.name, off)
+        yield empty("frozen, but moved", side.name, _moved(case.perturbed, steps.end))
 
 
 def activations(case: Case) -> Iterator[Finding]:
@@ -167,7 +168,8 @@ def remat(case: Case) -> Iterator[Finding]:
         findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
         yield from locate(side.name, findings)
     if case.exact:
-        yield same_flops(case)
+        if case.perturbed.mu.keys() == case.perturbed.params.keys():
+            yield same_flops(case)  # else each leaves out of what it recomputes what it can
         yield from (kept_bytes(case, side) for side in case.sides)
 
 
@@ -200,6 +202,14 @@ def _plain(case: Case) -> Config:
     """What a trace does not depend on, so that cases share their answers."""
     plain = {"accum": 1, "remat": "none", "layers": "unroll", "loss_chunks": "1", "dropout": 0.0}
     return case.config.replace(**plain)
+
+
+def _moved(start: TrainState, end: TrainState) -> list[str]:
+    """Weights without moments that are not the very same any more."""
+    frozen = start.params.keys() - start.mu.keys()
+    same = [np.array_equal(start.params[n].astype(end.params[n].dtype), end.params[n])
+            for n in sorted(frozen)]  # fmt: skip
+    return [name for name, is_same in zip(sorted(frozen), same) if not is_same]
 
 
 def _number(state: TrainState) -> TrainState:

@@ -4,6 +4,8 @@
         weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
         state.json    counters, loss scale, dtype, names in canonical order, checksums
 
+Weights that are frozen have no moments.
+
 Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces.
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
@@ -36,9 +38,9 @@ from lockstep.run import shards
 FORMAT = 1
 FILES = shards.file_names(0, 1)
 RECORD = "state.json"
-RECORD_LIMIT = 1_000_000  # bytes
+RECORD_LIMIT = 2_000_000  # bytes
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-FIELDS = {"format", *COUNTERS, "dtype", "names", "shards", "sha256"}
+FIELDS = {"format", *COUNTERS, "dtype", "names", "frozen", "shards", "sha256"}
 MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
@@ -144,12 +146,14 @@ def load(path: Path) -> TrainState:
         raise _unusable(error.filename or path, why) from None
     shapes = {name: array.shape for name, array in loaded["params"].items()}
     wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
+    moments = {name: wanted[name] for name in wanted if name not in set(record["frozen"])}
     names = shards.file_names(0, record["shards"])
     for field, name in names.items():
-        if _layout(loaded[field]) != wanted:
+        if _layout(loaded[field]) != (wanted if field == "params" else moments):
             why = f"its tensors are not those of {RECORD} and {names['params']}"
             raise _unusable(path / name, why)
-    params, mu, nu = ({name: loaded[field][name] for name in wanted} for field in FILES)
+    params = {name: loaded["params"][name] for name in wanted}
+    mu, nu = ({name: loaded[field][name] for name in moments} for field in ("mu", "nu"))
     return TrainState(
         params=params,
         mu=mu,
@@ -223,8 +227,8 @@ def _newest(run: Path, warn: Callable[[str], None], read: Callable[[Path], Any])
 
 def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
     """The checksums of the files."""
-    layout = _layout(state.params)
-    assert layout == _layout(state.mu) == _layout(state.nu), "moments unlike the weights"
+    layout, moments = _layout(state.params), _layout(state.mu)
+    assert layout.items() >= moments.items() == _layout(state.nu).items(), "unlike the weights"
     rank, count = state.part[:2] if state.part else (0, 1)
     folder.mkdir(exist_ok=count > 1)
     names = shards.file_names(rank, count)
@@ -240,10 +244,14 @@ def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
 def _write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
     dtypes = {array.dtype.name for array in state.params.values()}
     assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
-    names, count = (state.part.names, state.part.processes) if state.part else (state.params, 1)
+    if state.part:
+        names, frozen, count = state.part.names, state.part.frozen, state.part.processes
+    else:
+        names, frozen, count = (*state.params,), (*(state.params.keys() - state.mu.keys()),), 1
     record: dict[str, Any] = {"format": FORMAT}
     record |= {name: getattr(state, name) for name in COUNTERS}
-    record |= {"dtype": dtypes.pop(), "names": list(names), "shards": count, "sha256": sums}
+    record |= {"dtype": dtypes.pop(), "names": names, "frozen": sorted(frozen)}
+    record |= {"shards": count, "sha256": sums}
     record["sha256"][RECORD] = _own_checksum(record)
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     sync(folder / RECORD)
@@ -270,6 +278,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
         return False
     counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
     names, sums, count = record["names"], record["sha256"], record["shards"]
+    frozen = record["frozen"]
     return (
         all(type(count) is int and 0 <= count <= MOST for count in counts)
         and type(scale) is float
@@ -279,6 +288,9 @@ def _is_whole(record: dict[str, Any]) -> bool:
         and len(names) > 0
         and all(type(name) is str for name in names)
         and len(set(names)) == len(names)
+        and type(frozen) is list
+        and all(type(name) is str for name in frozen)
+        and set(frozen) < set(names)
         and type(sums) is dict
         and type(count) is int
         and len(sums) == 1 + len(FILES) * count

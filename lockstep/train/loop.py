@@ -131,7 +131,7 @@ class Loop:
             "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr,
             "loss_scale": result.loss_scale, "skipped": result.skipped,
             "tokens": self.done * tokens, "tokens_per_second": rate,
-            "mfu": rate * flops.per_token(model) / self.peak if self.peak else None,
+            "mfu": rate * flops.of_run(self.config) / self.peak if self.peak else None,
             "peak_bytes": self.twin.peak_bytes(), "seconds": now - self.began,
         }  # fmt: skip
         self.write(row)

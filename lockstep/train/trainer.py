@@ -1,5 +1,6 @@
 """A training run, for every twin: what the loop needs, the loop, and the exit status."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -189,6 +190,9 @@ def restore(
     if shapes != params.shapes(config.model):
         problem = "its model is not that of the run's checkpoints"
         raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
+    if list(state.mu) != config.trained:
+        problem = "what it trains is not what has moments in the run's checkpoints"
+        raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
     return state
 
 
@@ -242,6 +246,12 @@ def _on_mesh(config: Config) -> list[str]:
     return [f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
 
 
+def _in_part(config: Config) -> str:
+    sizes = params.shapes(config.model)
+    trained = sum(math.prod(sizes[name]) for name in config.trained)
+    return f", {trained:,} of them trained" if len(config.trained) < len(sizes) else ""
+
+
 def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
@@ -249,7 +259,8 @@ def _headline(
     islands = f" but for {precision.fp32_islands}" if precision.fp32_islands else ""
     emulated = " (emulated)" if about.get("emulated") == precision.policy else ""
     lines = (
-        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters",
+        f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters"
+        f"{_in_part(config)}",
         f"policy {precision.policy}{emulated}{islands}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
         f"data: {data.source}, {len(data.train):,} training tokens",

@@ -2,11 +2,11 @@
 the run started with of tokenizer files. One tensor is in memory at a time."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,47 @@ import numpy as np
 from lockstep.config import ModelConfig, huggingface
 from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.model.params import Arrays, shapes
+from lockstep.model.params import shapes
 from lockstep.run import checkpoint, directory
-from lockstep.run.shards import assemble
 from lockstep.weights import about
-from lockstep.weights.huggingface import SINGLE
-from lockstep.weights.names import Layout, of_transformers
-from lockstep.weights.stream import TensorFile, write
+from lockstep.weights.adapters import write_adapters
+from lockstep.weights.huggingface import INDEX, SINGLE
+from lockstep.weights.merged import Weights, open_weights
+from lockstep.weights.names import of_transformers
+from lockstep.weights.stream import write
 
 # Keys of transformers 5, for which `config_json` has those that transformers 4 reads too.
 RENAMED = ("rope_parameters", "dtype", "layer_types")
+Sizes = dict[str, tuple[int, ...]]
 
 
-def export(run: Path, to: Path, *, step: int | None, dtype: str, warn: Any) -> Path:
+def export(
+    run: Path,
+    to: Path,
+    *,
+    step: int | None = None,
+    dtype: str = "",
+    warn: Any,
+    shard_bytes: int | None = None,
+    only_adapters: bool = False,
+) -> Path:
     """The checkpoint that was exported.
 
     Args:
         step: whose checkpoint; None for the newest whose weights are whole.
         dtype: of the exported weights; "" for the run's own.
+        shard_bytes: the most of a file, if it has more than one tensor; None for one file.
+        only_adapters: as PEFT has them; else they are merged with the weights.
 
     Raises:
         UserError: the run or its weights are damaged, transformers has no such model, `to` is
             taken or cannot be written. Nothing is there then.
     """
-    record = directory.read_record(run)
-    model = replace(record.config.model, padded_vocab=0)
-    huggingface.family_of(model)
+    config = directory.read_record(run).config
+    model = replace(config.model, padded_vocab=0)
+    huggingface.family_of(model.base)
+    has = model.lora_rank > 0 or not only_adapters
+    require(has, "--adapters", run, "was trained without; drop it")
     _require_free(to)
     if step is None:
         files = checkpoint.newest_weight_files(run, warn)
@@ -50,10 +65,18 @@ def export(run: Path, to: Path, *, step: int | None, dtype: str, warn: Any) -> P
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write(partial, run, files, model, dtype)
+        with open_weights(files, model) as weights:
+            dtype = dtype or weights.dtype
+            if only_adapters:
+                write_adapters(partial, config, weights, dtype)
+            else:
+                _write_weights(partial, weights, dtype, shard_bytes)
+                _write_config(partial, run, model.base, dtype)
         os.rename(partial, to)
     except OSError as error:
         raise UserError(f"--to {to}: cannot be written ({error.strerror}); make room") from None
+    except Refused as error:
+        raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return files[0].parent
@@ -65,15 +88,41 @@ def _require_free(to: Path) -> None:
     require(not taken, "--to", to, "is not empty; name another folder")
 
 
-def _write(folder: Path, run: Path, files: list[Path], model: ModelConfig, dtype: str) -> None:
-    try:
-        with ExitStack() as stack:
-            shards = [stack.enter_context(TensorFile(file)) for file in files]
-            dtype = dtype or next(iter(shards[0].entries.values())).dtype
-            layout = of_transformers(model)
-            write(folder / SINGLE, dtype, layout.shapes(), _tensors(shards, layout, dtype))
-    except (Refused, StopIteration) as error:
-        raise UserError(f"{files[0]}: {error or 'is empty'}; use another checkpoint") from None
+def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int | None) -> None:
+    layout = of_transformers(weights.model.base)
+    tensors = (
+        tensor
+        for name in shapes(layout.model)
+        for tensor in layout.split(name, weights.merged(name, dtype)).values()
+    )
+    if shard_bytes is None:
+        return write(folder / SINGLE, dtype, layout.shapes(), tensors)
+    files = _divide(layout.shapes(), dtype, shard_bytes)
+    for file, sizes in files.items():
+        write(folder / file, dtype, sizes, islice(tensors, len(sizes)))
+    where = {name: file for file, sizes in files.items() for name in sizes}
+    total = sum(_bytes(shape, dtype) for shape in layout.shapes().values())
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _divide(sizes: Sizes, dtype: str, most: int) -> dict[str, Sizes]:
+    """The tensors of each file, in order, by transformers' names of the files."""
+    parts, room = [Sizes()], most
+    for name, shape in sizes.items():
+        if _bytes(shape, dtype) > room and parts[-1]:
+            parts, room = [*parts, {}], most
+        parts[-1][name] = shape
+        room -= _bytes(shape, dtype)
+    stem, end = SINGLE.split(".")
+    return {f"{stem}-{i:05}-of-{len(parts):05}.{end}": part for i, part in enumerate(parts, 1)}
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _write_config(folder: Path, run: Path, model: ModelConfig, dtype: str) -> None:
     about.hand_on(run, folder)
     content = huggingface.config_json(model, dtype)
     former = folder / about.CONFIG
@@ -93,26 +142,3 @@ def _merged(run: Path, model: ModelConfig, content: dict[str, Any]) -> dict[str,
     if model.position == "rope" and "max_position_embeddings" in former:
         del content["max_position_embeddings"]  # it still has them; --context is the run's
     return former | content
-
-
-def _tensors(shards: list[TensorFile], layout: Layout, dtype: str) -> Iterator[np.ndarray]:
-    for name, shape in shapes(layout.model).items():
-        whole = assemble(_pieces(file, name) for file in shards).get(name, np.empty(0))
-        whole = whole[: shape[0]]  # of a padded vocabulary the tokens' rows
-        if whole.shape != shape:
-            raise Refused(f"{name} is of shape {whole.shape}, not {shape}")
-        with np.errstate(over="ignore"):
-            cast = whole.astype(dtype, copy=False)
-        fits = bool((np.isfinite(cast) == np.isfinite(whole)).all())
-        require(fits, "--dtype", dtype, f"has no numbers as large as some of {name}; use bfloat16")
-        yield from layout.split(name, cast).values()
-
-
-def _pieces(file: TensorFile, name: str) -> Arrays:
-    """Those of one tensor."""
-    found = {}
-    for key, entry in file.entries.items():
-        if key.partition("@")[0] == name:
-            found[key] = np.empty(entry.shape, entry.dtype)
-            file.read(key, found[key])
-    return found

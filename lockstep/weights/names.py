@@ -58,13 +58,19 @@ class Layout(NamedTuple):
         parts = [self.split(name, array) for name, array in empty.items()]
         return {name: part.shape for each in parts for name, part in each.items()}
 
+    def rows(self, name: str) -> dict[str, slice]:
+        """Of a canonical tensor those that each of the other program's has."""
+        names, model = self.names(name), self.model
+        if len(names) == 1:
+            return {names[0]: slice(None)}
+        keys = model.kv_heads * model.d_head
+        ends = list(accumulate([model.d_queries, keys, keys]))
+        return dict(zip(names, map(slice, [0, *ends], ends)))
+
     def split(self, name: str, whole: np.ndarray) -> Arrays:
         """Views of a canonical tensor, by the other program's names."""
-        names, model = self.names(name), self.model
-        keys = model.kv_heads * model.d_head
-        rows = [len(whole)] if len(names) == 1 else [model.d_queries, keys, keys]
-        parts = np.split(whole, list(accumulate(rows))[:-1])
-        return dict(zip(names, (part.T for part in parts) if self._turns(name) else parts))
+        parts = {theirs: whole[rows] for theirs, rows in self.rows(name).items()}
+        return {theirs: x.T for theirs, x in parts.items()} if self._turns(name) else parts
 
     def join(
         self, name: str, dtype: np.dtype, fill: Callable[[str, np.ndarray], None]

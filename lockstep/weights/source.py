@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.config import ModelConfig
+from lockstep.config.model import OF_A_RUN
 from lockstep.errors import require
 from lockstep.model.params import Arrays
 
@@ -24,15 +25,15 @@ class Source:
     read: Callable[[ModelConfig], Arrays]
 
     def weights(self, model: ModelConfig) -> Arrays:
-        """Canonical weights in the files' dtype.
+        """Canonical weights in the files' dtype, without adapters.
 
         Raises:
             UserError: they are not those of the model, or the files are damaged.
         """
-        kept = {name: getattr(model, name) for name in ("model", "context", "dropout")}
+        kept = {name: getattr(model, name) for name in ("model", *OF_A_RUN)}
         same = model == replace(self.model, **kept)
         require(same, "--init", model.model, "is not the model of the run any more; restore it")
-        return self.read(model)
+        return self.read(model.base)
 
 
 def require_one_dtype(dtypes: dict[str, str], field: str) -> np.dtype:

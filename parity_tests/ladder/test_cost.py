@@ -29,6 +29,19 @@ def test_both_count_the_same_matmuls(model: str) -> None:
         assert plain["jax"] == plain["torch"] < jax
 
 
+@pytest.mark.parametrize("flags", [{"lora_rank": 3}, {"freeze": "embed,blocks.0,head"}])
+def test_what_is_frozen_costs_no_gradient(flags: dict[str, Any]) -> None:
+    jax, torch = (flops(framework, n_layer=2, **flags) for framework in FRAMEWORKS)
+    config = toy(policy="fp32", n_layer=2, **flags)
+    frozen = shapes(config.model).keys() - {*config.trained, "embed.weight"}
+    sizes = {name: math.prod(shapes(config.model)[name]) for name in frozen if "norm" not in name}
+    tokens = config.optim.batch_size * config.model.context
+    whole = flops("torch", n_layer=2, **{n: x for n, x in flags.items() if n != "freeze"})
+    assert jax == torch <= whole
+    if "freeze" in flags:  # nor does the pass through layers before which nothing trains
+        assert whole - torch > 2 * tokens * sum(sizes.values())
+
+
 @pytest.mark.parametrize("flags", [{}, GROUPED], ids=["plain", "grouped"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_flops_follow_the_formula(framework: str, flags: dict[str, Any]) -> None:

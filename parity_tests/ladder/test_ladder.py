@@ -23,6 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     full, device = map(metafunc.config.getoption, ("--full", "--device"))
     rows = [*matrix.grouped(every=full), *matrix.narrow(every=full)]
+    rows += [row for row in matrix.tuned(every=full) if row["mesh"] == "data=1"]
     cases = {
         f"{matrix.label(row)}-{rung.number}": (row, rung)
         for row in [*(matrix.full() if full else matrix.covering()), *rows]
@@ -32,7 +33,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     worlds = RUNGS[ladder.WORLDS - 1]
     cases |= {
         f"{matrix.label(row)}-{worlds.number}": (row, worlds)
-        for row in matrix.on_meshes(every=full)
+        for row in [
+            *matrix.on_meshes(every=full),
+            *(row for row in matrix.tuned(every=full) if row["mesh"] != "data=1"),
+        ]
     }
     cases |= {
         f"{matrix.label(row)}-{rung.number}": (row, rung)

@@ -66,7 +66,7 @@ def pieces(arrays: Arrays, rank: int) -> Arrays:
 
 def part_of(whole: TrainState, rank: int, processes: int = 3) -> TrainState:
     params, mu, nu = (pieces(arrays, rank) for arrays in (whole.params, whole.mu, whole.nu))
-    part = Part(rank, processes, tuple(whole.params))
+    part = Part(rank, processes, tuple(whole.params), ())
     return replace(whole, params=params, mu=mu, nu=nu, part=part)
 
 

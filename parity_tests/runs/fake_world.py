@@ -50,7 +50,7 @@ class RankTwin(SlowTwin):
 
     def part(self) -> TrainState:
         state = self.state()
-        part = Part(self.rank, self.processes, tuple(state.params))
+        part = Part(self.rank, self.processes, tuple(state.params), ())
         params, mu, nu = (self.pieces(arrays) for arrays in (state.params, state.mu, state.nu))
         return replace(state, params=params, mu=mu, nu=nu, part=part)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,14 @@ def test_rewriting_alone_is_accepted(tmp_path: Path) -> None:
     assert_same(load(path), state())
 
 
+def test_lost_moments_are_not_those_of_a_frozen_weight(tmp_path: Path) -> None:
+    whole = state()
+    mu, nu = ({n: x for n, x in y.items() if n != "plain"} for y in (whole.mu, whole.nu))
+    path = save(tmp_path, replace(whole, mu=mu, nu=nu), keep=1)
+    rewrite(path, lambda record: record.update(frozen=[]))
+    assert refusal(path).startswith("mu.safetensors: its tensors are not those of state.json")
+
+
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = save(tmp_path, state(), keep=1)
     line = "state.json: format 2, this version reads 1; upgrade Lockstep or use another checkpoint"
@@ -58,6 +67,9 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
         lambda record: record.update(dtype="int64"),
         lambda record: record.update(names=record["names"] * 2),
         lambda record: record.update(names=[*record["names"], 1]),
+        lambda record: record.update(frozen={}),
+        lambda record: record.update(frozen=["no tensor"]),
+        lambda record: record.update(frozen=record["names"]),
     ],
 )
 def test_a_record_with_other_fields_is_refused(
@@ -97,7 +109,7 @@ def test_a_huge_record_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / RECORD).open("wb") as file:
         file.truncate(1 << 40)  # a terabyte of nothing
     assert refusal(tmp_path) == (
-        "state.json: damaged or not a Lockstep checkpoint (too large, over 1000000 bytes); "
+        "state.json: damaged or not a Lockstep checkpoint (too large, over 2000000 bytes); "
         "use another checkpoint"
     )
 

@@ -27,6 +27,15 @@ def test_every_bit_comes_back(tmp_path: Path, dtype: str) -> None:
     assert json.loads((path / RECORD).read_text())["dtype"] == dtype
 
 
+def test_a_frozen_weight_has_no_moments(tmp_path: Path) -> None:
+    whole = state()
+    mu, nu = ({n: x for n, x in y.items() if n != "plain"} for y in (whole.mu, whole.nu))
+    saved = replace(whole, mu=mu, nu=nu)
+    path = save(tmp_path, saved, keep=1)
+    assert_same(load(path), saved)
+    assert json.loads((path / RECORD).read_text())["frozen"] == ["plain"]
+
+
 def test_all_bfloat16_values_come_back(tmp_path: Path) -> None:
     every = {"w": np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)}
     path = save(tmp_path, replace(state(), params=every, mu=every, nu=every), keep=1)

@@ -1,0 +1,57 @@
+"""A run's adapters as PEFT has them: adapter_config.json and adapter_model.safetensors.
+
+transformers keeps queries, keys and values of a Llama apart, which here are one matrix: each gets
+the rows of B that are its own, and all of them the same A.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.model.params import Arrays, shapes
+from lockstep.weights.merged import Weights, cast
+from lockstep.weights.names import Layout, of_transformers
+from lockstep.weights.stream import write
+
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."  # the modules that PEFT puts around a model
+
+
+def write_adapters(folder: Path, config: Config, weights: Weights, dtype: str) -> None:
+    """
+    Raises:
+        Refused: the checkpoint has not the model's tensors.
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    layout, found, model = of_transformers(weights.model.base), Arrays(), weights.model
+    for name in shapes(model):
+        if name.endswith(".lora_a"):
+            found |= _of_layer(name.removesuffix(".lora_a"), layout, weights, dtype)
+    tensors = {f"{PREFIX}{name}": x for name, x in found.items()}
+    sizes = {name: x.shape for name, x in tensors.items()}
+    write(folder / TENSORS, dtype, sizes, tensors.values())
+    init = config.run.init
+    content: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": init if init and Path(init).is_dir() else None,
+        "r": model.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": layout.turned,
+        "target_modules": sorted({name.rpartition(".lora_")[0] for name in found}),
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _of_layer(module: str, layout: Layout, weights: Weights, dtype: str) -> Arrays:
+    """PEFT's matrices are out x in, even where those of the layer are not."""
+    a, b = (cast(name, weights.read(name), dtype) for name in (f"{module}.lora_{x}" for x in "ab"))
+    found = Arrays()
+    for name, rows in layout.rows(f"{module}.weight").items():
+        theirs = name.removesuffix(".weight")
+        found |= {f"{theirs}.lora_A.weight": a, f"{theirs}.lora_B.weight": b[rows]}
+    return found
