@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config import Config, from_flags
 from lockstep.config.mesh import parse_mesh
 from lockstep.config.policy import resolve
-from lockstep.parity.toy import GROUPED
+from lockstep.parity.toy import ADAPTED, FROZEN, GROUPED
 
 Row = dict[str, Any]
 
@@ -192,18 +192,18 @@ def tuned(*, every: bool) -> list[Row]:
     """Of models of which a part is trained: adapters, or what is not frozen, or both; `every` row
     meets more of the rest."""
     rows = [
-        ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", 3, "*.qkv,*.mlp", "blocks.0.mlp"),
+        ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", 3, ADAPTED, "blocks.0"),
         ("bf16", "none", 4, "tiny", "unroll", "1", "data=1", 3, "", ""),
     ]
     more = [
-        ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, "*.attn", ""),
-        ("fp64", "dots", 4, "grouped", "scan", "1", "data=1", 0, "", "embed,*.attn,*.norm1"),
+        ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, ADAPTED, ""),
+        ("fp64", "dots", 4, "grouped", "scan", "1", "data=1", 0, "", FROZEN),
         ("fp32", "sublayer", 4, "gpt2", "unroll", "3", "data=1", 3, "", ""),
         ("tf32", "none", 1, "tiny", "unroll", "1", "data=1", 3, "", ""),
         ("fp16", "sqrt", 4, "tiny", "scan", "1", "data=1", 3, "", ""),
         ("fp16", "none", 4, "gpt2", "unroll", "1", "data=2", 3, "", ""),
         ("fp64", "none", 4, "gpt2", "unroll", "1", "data=2,fsdp=2", 3, "", ""),
-        ("fp64", "none", 1, "tiny", "unroll", "1", "fsdp=2", 0, "", "embed,*.attn"),
+        ("fp64", "none", 1, "tiny", "unroll", "1", "fsdp=2", 0, "", FROZEN),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "loss_chunks", "mesh", "lora_rank",
              "lora_targets", "freeze")  # fmt: skip

@@ -25,6 +25,9 @@ GROUPED: dict[str, Any] = {
     "rope": "base=500,factor=4,low=1,high=4,original=16", "decay": "blocks.*.attn,head",
 }  # fmt: skip
 
+# Some of the linear layers, and some of the parameters.
+ADAPTED, FROZEN = "*.qkv,*.mlp", "embed,*.attn,*.norm1"
+
 
 def toy(family: str = "tiny", **flags: Any) -> Config:
     """A config of three narrow layers, strict numerics, clipping active, dropout 0."""
