@@ -12,7 +12,7 @@ from lockstep.errors import require, require_range
 from lockstep.flags import reader
 from lockstep.monitor import track
 
-FLAGS = ("norms", "eval_data", "track")
+FLAGS = ("norms", "eval_data", "track", "live")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -21,6 +21,7 @@ class Watching:
     norms: int = 0  # steps between two rows of the gradient's norms by module; 0: none
     files: Mapping[str, str] = field(default_factory=dict)  # evaluation sets, as --data names them
     track: tuple[str, ...] = ()  # trackers
+    live: bool = False  # a view in the terminal
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
     def load(self, config: Config) -> "Watching":
@@ -48,6 +49,9 @@ def add_flags(parser: Any) -> None:
     group.add_argument("--track", metavar="|".join(track.BACKENDS), action="append",
                        help="give the log's numbers to this tracker too; may be repeated "
                        "(default: none)")  # fmt: skip
+    group.add_argument("--live", action="store_true",
+                       help="a view of the run, where the output is a terminal (default: "
+                       "off)")  # fmt: skip
 
 
 def take(given: dict[str, Any]) -> Watching:
@@ -56,7 +60,7 @@ def take(given: dict[str, Any]) -> Watching:
     Raises:
         UserError: a value is none that can be.
     """
-    norms, sets, trackers = (given.pop(name, None) for name in FLAGS)
+    norms, sets, trackers, live = (given.pop(name, None) for name in FLAGS)
     require_range("--norms", norms or 0, 0)
     files: dict[str, str] = {}
     for text in sets or []:
@@ -68,4 +72,4 @@ def take(given: dict[str, Any]) -> Watching:
     names = tuple(dict.fromkeys(trackers or []))
     for name in names:
         track.require_installed(name)
-    return Watching(norms=norms or 0, files=files, track=names)
+    return Watching(norms=norms or 0, files=files, track=names, live=bool(live))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,6 +25,7 @@ from rich.progress import (
 from lockstep.config import MOST_STEPS
 from lockstep.errors import UserError, printable
 from lockstep.files import durable, untrusted
+from lockstep.monitor.live import REFRESH, View
 
 LINE_LIMIT = 10_000  # bytes; a row has some 350
 LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
@@ -167,7 +169,8 @@ class _Console(Console):
 class Display:
     """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
 
-    def __init__(self, steps: int, done: int) -> None:
+    def __init__(self, steps: int, done: int, *, view: bool = False) -> None:
+        """`view`: more than a bar, on a terminal."""
         # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
         self.console = _Console(
             file=sys.stdout,
@@ -192,13 +195,21 @@ class Display:
             disable=not self.live,
         )
         self.task = self.progress.add_task("training", total=steps, completed=done, loss="-")
+        self.view = View(self.progress) if view and self.live else None
+        drawn = Live(self.view, console=self.console, refresh_per_second=REFRESH)
+        self.shown = drawn if self.view else self.progress
 
     def __enter__(self) -> "Display":
-        self.progress.start()
+        self.shown.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
+        self.shown.stop()
+
+    def note(self, row: dict[str, Any]) -> None:
+        """A row of the log."""
+        if self.view:
+            self.view.note(row)
 
     @property
     def abandoned(self) -> bool:

@@ -135,7 +135,7 @@ def _run_loop(
     config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str],
     watching: Watching,
 ) -> int:  # fmt: skip
-    display = Display(config.optim.steps, start.step)
+    display = Display(config.optim.steps, start.step, view=watching.live)
     try:
         with (
             RunLog(out / "log.jsonl", last_step=start.step) as log,
@@ -145,7 +145,7 @@ def _run_loop(
         ):
             for notice in notices:
                 display.say(notice)
-            log.listeners.append(trackers.put)
+            log.listeners += [trackers.put, display.note]
             loop = Loop(config, twin, data, out, log, display, saver, start, watching)
             status = loop.run()
     except Diverged as error:
