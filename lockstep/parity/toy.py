@@ -25,8 +25,8 @@ GROUPED: dict[str, Any] = {
     "rope": "base=500,factor=4,low=1,high=4,original=16", "decay": "blocks.*.attn,head",
 }  # fmt: skip
 
-# Some of the linear layers, and some of the parameters.
-ADAPTED, FROZEN = "*.qkv,*.mlp", "embed,*.attn,*.norm1"
+# Some of the linear layers, some of these, and some of the parameters.
+ADAPTED, ADAPTED_FROZEN, FROZEN = "*.qkv,*.mlp", "*.mlp", "embed,*.attn,*.norm1"
 
 
 def toy(family: str = "tiny", **flags: Any) -> Config:
