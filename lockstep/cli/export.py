@@ -1,4 +1,4 @@
-"""`lockstep export`: a run's weights, as transformers loads them."""
+"""`lockstep export`: a run's model, as transformers or onnxruntime loads it."""
 
 import argparse
 import re
@@ -6,25 +6,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.fields import require_choice
 from lockstep.errors import require
 from lockstep.exits import DONE
 from lockstep.flags import reader
 from lockstep.weights.export import export
+from lockstep.weights.onnx_export import export_onnx
 
-DTYPES = ("float32", "bfloat16", "float16")
+FORMATS = {  # and the dtypes of weights that each has
+    "safetensors": ("float32", "bfloat16", "float16"),
+    "onnx": ("float32", "int8"),
+}
 
 
 def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser("export", description="Writes config.json, "
                               "model.safetensors and the tokenizer's files,\nif the run began with "
-                              "some, for transformers to load.")  # fmt: skip
+                              "some, for transformers to load; or model.onnx for\nonnxruntime.",
+                              epilog="example:\n  lockstep export runs/mine --to mine-onnx "
+                              "--format onnx --dtype int8")  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--to", metavar="DIR", required=True, help="a new folder")
     sub.add_argument("--step", type=reader(int), metavar="N",
                      help="the checkpoint of this step (default: the newest)")  # fmt: skip
-    sub.add_argument("--dtype", default="", metavar="|".join(DTYPES),
-                     help="of the weights (default: the run's own)")  # fmt: skip
+    sub.add_argument("--format", default="safetensors", metavar="|".join(FORMATS),
+                     help="for transformers, or for onnxruntime "
+                     "(default: safetensors)")  # fmt: skip
+    sub.add_argument("--dtype", default="", metavar="float32|bfloat16|float16|int8",
+                     help="of the weights; onnx has float32 and int8 "
+                     "(default: the run's own; onnx: float32)")  # fmt: skip
     sub.add_argument("--max-shard-size", default="", metavar="SIZE",
                      help="several files, none larger, such as 5GB (default: one)")  # fmt: skip
     sub.add_argument("--adapters", action="store_true",
@@ -33,16 +44,28 @@ def add(commands: Any) -> None:
 
 
 def _export(given: argparse.Namespace) -> int:
-    known = given.dtype in ("", *DTYPES)
-    require(known, "--dtype", given.dtype, f"unknown; use {', '.join(DTYPES)}")
+    require_choice("--format", given.format, tuple(FORMATS))
+    dtypes = FORMATS[given.format]
+    known = given.dtype in ("", *dtypes)
+    remedy = f"--format {given.format} has none; use {', '.join(dtypes)}"
+    require(known, "--dtype", given.dtype, remedy)
     require(given.to != "", "--to", "''", "is empty; name a folder")
 
     def warn(problem: str) -> None:
         print(problem, file=sys.stderr)
 
-    to = Path(given.to)
+    run, to = Path(given.run), Path(given.to)
+    if given.format == "onnx":
+        for flag, value in (
+            ("--max-shard-size", given.max_shard_size),
+            ("--adapters", given.adapters),
+        ):
+            require(not value, flag, value, "is of --format safetensors; drop it")
+        int8 = given.dtype == "int8"
+        print(export_onnx(run, to, step=given.step, int8=int8, warn=warn).text(to))
+        return DONE
     done = export(
-        Path(given.run), to, step=given.step, dtype=given.dtype, warn=warn,
+        run, to, step=given.step, dtype=given.dtype, warn=warn,
         shard_bytes=_bytes(given.max_shard_size), only_adapters=given.adapters,
     )  # fmt: skip
     load = "AutoPeftModelForCausalLM" if given.adapters else "AutoModelForCausalLM"

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,32 @@ def require_writable(out: Path, field: str = "--out") -> None:
     require(there.is_dir(), field, out, f"{there} is a file; name another directory")
     writable = os.access(there, os.W_OK | os.X_OK)
     require(writable, field, out, f"{there} cannot be written; name another directory")
+
+
+def require_empty(to: Path, field: str) -> None:
+    """Raises UserError unless `to` can be made, or is an empty directory."""
+    require_writable(to, field)
+    taken = to.exists() and any(to.iterdir())
+    require(not taken, field, to, "is not empty; name another folder")
+
+
+@contextlib.contextmanager
+def new_folder(to: Path, field: str) -> Iterator[Path]:
+    """A folder to write in, which becomes `to` when all went well; else nothing is left.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    partial = to.with_name(f".tmp-{to.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        os.rename(partial, to)
+    except OSError as error:
+        raise UserError(f"{field} {to}: cannot be written ({error.strerror}); make room") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def require_writable_file(path: Path, field: str = "--out") -> None:

@@ -3,8 +3,6 @@ the run started with of tokenizer files. One tensor is in memory at a time."""
 
 import json
 import math
-import os
-import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -56,36 +54,26 @@ def export(
     huggingface.family_of(model.base)
     has = model.lora_rank > 0 or not only_adapters
     require(has, "--adapters", run, "was trained without; drop it")
-    _require_free(to)
-    if step is None:
-        files = checkpoint.newest_weight_files(run, warn)
-    else:
-        files = checkpoint.weight_files(checkpoint.of_step(run, step))
-    partial = to.with_name(f".tmp-{to.name}")
-    shutil.rmtree(partial, ignore_errors=True)
+    directory.require_empty(to, "--to")
+    files = files_of(run, step, warn)
     try:
-        partial.mkdir(parents=True)
-        with open_weights(files, model) as weights:
+        with directory.new_folder(to, "--to") as folder, open_weights(files, model) as weights:
             dtype = dtype or weights.dtype
             if only_adapters:
-                write_adapters(partial, config, weights, dtype)
+                write_adapters(folder, config, weights, dtype)
             else:
-                _write_weights(partial, weights, dtype, shard_bytes)
-                _write_config(partial, run, model.base, dtype)
-        os.rename(partial, to)
-    except OSError as error:
-        raise UserError(f"--to {to}: cannot be written ({error.strerror}); make room") from None
+                _write_weights(folder, weights, dtype, shard_bytes)
+                _write_config(folder, run, model.base, dtype)
     except Refused as error:
         raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return files[0].parent
 
 
-def _require_free(to: Path) -> None:
-    directory.require_writable(to, "--to")
-    taken = to.exists() and any(to.iterdir())
-    require(not taken, "--to", to, "is not empty; name another folder")
+def files_of(run: Path, step: int | None, warn: Any) -> list[Path]:
+    """The weights' of one checkpoint; None for the newest whose weights are whole."""
+    if step is None:
+        return checkpoint.newest_weight_files(run, warn)
+    return checkpoint.weight_files(checkpoint.of_step(run, step))
 
 
 def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int | None) -> None:

@@ -59,6 +59,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--steps 1", ["--steps", "1", "at least 4"]),
         ("--out notes.md/x", ["--out", "notes.md"]),
     ],
+    "benchmarks.startup": [("--turns 0", ["--turns", "0", "at least 1"])],
     "benchmarks.overhead": [
         ("--steps 3", ["--steps", "3", "at least 4"]),
         ("--steps x", ["--steps", "'x'", "whole number"]),
