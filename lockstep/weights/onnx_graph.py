@@ -50,7 +50,7 @@ class Graph:
     def constant(self, name: str, value: Any, dtype: type = np.float32) -> str:
         if name not in self.named:
             self.named.add(name)
-            array = np.ascontiguousarray(np.asarray(value).astype(dtype))
+            array: np.ndarray = np.ascontiguousarray(np.asarray(value).astype(dtype))
             self.constants.append(numpy_helper.from_array(array, name))
         return name
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,7 +47,7 @@ def logits(graph: onnx.ModelProto, tokens: np.ndarray) -> np.ndarray:
     return session.run(None, {"tokens": tokens[None].astype(np.int64)})[0][0, -1]
 
 
-def gap(name: str, framework: str, **changes: str) -> float:
+def gap(name: str, framework: str, **changes: Any) -> float:
     """Of the twin's logits, relative to the largest, to those of a graph with changes."""
     config = small(name)
     state = perturbed(config)
@@ -72,7 +73,7 @@ def test_the_graph_has_the_twins_logits(name: str, framework: str) -> None:
         ("qwen3", {"norm_eps": 1e-3}),
     ],
 )
-def test_another_model_is_seen(name: str, changes: dict[str, str]) -> None:
+def test_another_model_is_seen(name: str, changes: dict[str, Any]) -> None:
     assert gap(name, "torch", **changes) > TOLERANCE
 
 
