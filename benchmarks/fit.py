@@ -38,7 +38,15 @@ START = {"logits": 12.0, "early": 10.0, "stream": 10.0, "attended": 28.0, "atten
 SINGLE = START | {"kept": 28.0, "inside": 40.0, "inside none": 18.0}
 MIXED = START | {"kept": 10.0, "kept none": 20.0, "inside": 22.0, "inside none": 6.0}
 RIDGE = 0.02  # how little what it is near counts, relative
+# The same of bytes moved, in mixed precision; in float32 twice that. It counts more: of some groups
+# as few programs are known as they have constants.
+RIDGE_MOVED = 0.05
+MOVED = {"moved blocks": 60.0, "moved again": 60.0, "moved logits": 6.0, "moved weights": 50.0,
+         "moved scores": 15.0}  # fmt: skip
 COUNTED = 200e6  # bytes of state and step, from which a cell's error counts
+# Of a device's memory: a larger program is not what XLA makes of one that fits, but recomputed by
+# its own choice.
+FITS = 0.8
 
 
 FITTED, HELD_OUT, FRESH = "fitted", "held out", "fresh"
@@ -57,6 +65,12 @@ class Cell(NamedTuple):
     @property
     def state(self) -> float:
         return memory.state_bytes(self.model, self.setting.roles)
+
+    @property
+    def fits(self) -> bool:
+        """Whether its peak is that of a program which its device has room for."""
+        on_cuda = self.setting.framework == "jax" and not self.setting.cpu
+        return not on_cuda or self.peak <= FITS * self.device.memory
 
     def error(self, constants: Constants) -> float:
         """Relative, of all bytes."""
@@ -197,6 +211,11 @@ def fit_time(fitted: list[Cell]) -> Constants:
     rows = [[w * a.get(name, 0.0) for name in names] for w, a in zip(weights, amounts)]
     wanted = [w * (c.moved - roofline.update_bytes(c.model, c.setting))
               for w, c in zip(weights, fitted)]  # fmt: skip
+    width = 1 if fitted[0].setting.roles.mixed else 2
+    rows += [
+        [RIDGE_MOVED / (width * MOVED[name]) * (name == each) for name in names] for each in names
+    ]
+    wanted += [RIDGE_MOVED] * len(names)
     found = nonnegative(np.array(rows), np.array(wanted))
     return {name: float(f"{value:.4g}") for name, value in zip(names, found)}
 
@@ -207,16 +226,18 @@ def fit_all() -> dict[str, Any]:
     content: dict[str, Any] = {"groups": {}, "errors": {}, "fresh": {}, "moved": {},
                                "seconds": {}}  # fmt: skip
     for name, group in sorted(groups(cells()).items(), key=lambda item: " cpu " in item[0]):
-        fitted, held_out, fresh = (only(group, kind) for kind in (FITTED, HELD_OUT, FRESH))
+        fitting = [cell for cell in group if cell.fits]
+        fitted, held_out, fresh = (only(fitting, kind) for kind in (FITTED, HELD_OUT, FRESH))
         constants = fit(fitted)
         content["errors"][name] = [round(c.error(constants), 4) for c in held_out]
         content["fresh"][name] = [round(c.error(constants), 4) for c in fresh]
         content["groups"][name] = constants
         if fitted[0].seconds:  # on CUDA, where too little is a crash
-            more = raised(group, constants, LEAST) * constants["raised"]
+            more = raised(fitting, constants, LEAST) * constants["raised"]
             content["groups"][name] = constants | {"raised": round(more, 4)}
-            moved = content["moved"][name] = fit_time(fitted + held_out)
-            content["seconds"][name] = [round(c.seconds_error(moved), 4) for c in fresh]
+            moved = content["moved"][name] = fit_time([c for c in group if c.kind != FRESH])
+            content["seconds"][name] = [round(c.seconds_error(moved), 4)
+                                        for c in only(group, FRESH)]  # fmt: skip
     return content
 
 

@@ -52,7 +52,7 @@ class Setting:
     @property
     def written_out(self) -> bool:
         """Whether XLA has no fused attention, and blocks of queries are computed instead."""
-        return self.framework == "jax" and not (self.roles.mixed and self.backend == "ampere")
+        return self.framework == "jax" and self.backend != "ampere"
 
     @property
     def programs(self) -> str:

@@ -6,20 +6,19 @@ from lockstep.model.attention import query_blocks
 from lockstep.plan.setting import ATTENTION, FIRST, LAST, LOSS, SEGMENT, UPDATE, Constants, Setting
 from lockstep.plan.shape import Shape
 
+MERGED = 64 * 2**20  # bytes of a matmul that XLA makes one with its neighbour
+
 
 def terms(shape: Shape, s: Setting) -> dict[str, Constants]:
     """See `memory.terms`. In a loop over layers all blocks need the same, and nothing is freed
     between them."""
     wide, stream, _ = s.sizes(shape)
-    kept = {"kept none": wide} if s.remat == "none" else {}
-    all_kept = {name: n * shape.n_layer for name, n in kept.items()}
-    inside = {f"inside {s.recomputed}": wide}
-    found = {LOSS: all_kept | {"stream": stream}, LAST: all_kept | inside, UPDATE: {}}
+    inside = {f"inside {s.remat}": wide}
+    found = {LOSS: {"stream": stream}, LAST: inside, UPDATE: {}}
     if s.written_out:
-        others = {name: n - wide for name, n in all_kept.items()}  # its own MLP's is gone by then
-        found[ATTENTION] = others | {f"attended {s.recomputed}": stream}
+        found[ATTENTION] = {f"attended {s.remat}": stream}
     if not s.scanned:
-        found[FIRST] = kept | inside
+        found[FIRST] = inside
     elif _even(shape, s) < shape.n_layer:
         found[SEGMENT] = inside
     return found
@@ -31,7 +30,7 @@ def exact(shape: Shape, s: Setting, moment: str) -> Constants:
     if s.accum > 1:
         found["accumulators"] = BYTES[s.roles.param] * shape.weights
     if moment == ATTENTION:  # of the last block of queries, in the backward pass
-        arrays = 5 if s.remat == "dots" else 3 + (s.backend == "before ampere")
+        arrays = 5 if s.remat == "dots" else 4
         scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)
         found["scores"] = arrays * BYTES[s.roles.compute] * scores
     if s.chunks(shape) > 1 and moment not in (LOSS, UPDATE):  # what the head read
@@ -43,9 +42,13 @@ def exact(shape: Shape, s: Setting, moment: str) -> Constants:
 
 
 def kept(shape: Shape, s: Setting, moment: str) -> float:
-    """Inputs, or with dots also each linear layer's result but the last one's."""
+    """Inputs, or with dots also each linear layer's result but the last one's; without remat
+    everything."""
     if moment == UPDATE:
         return 0.0
+    if s.remat == "none":  # in attention's its own MLP's is gone
+        layers = {FIRST: 1, ATTENTION: shape.n_layer - 1}.get(moment, shape.n_layer)
+        return s.rows * shape.context * layers * _whole_block(shape, s)
     if s.remat == "dots":
         results = shape.d_queries + 2 * shape.d_keys + shape.d_model
         results += (1 + shape.gated) * shape.d_mlp
@@ -54,6 +57,21 @@ def kept(shape: Shape, s: Setting, moment: str) -> float:
     spans = s.spans(shape)
     again = {LOSS: 0, SEGMENT: len(spans[0])}.get(moment, len(spans[-1]))
     return s.input_bytes(shape) * (len(spans) + again * (s.remat == "sqrt"))
+
+
+def _whole_block(shape: Shape, s: Setting) -> float:
+    """Bytes for a token: the MLP's hidden layers, queries, keys and values, what attends, both
+    norms' results, and of the residual stream what XLA does not add up again."""
+    c, d, f = BYTES[s.roles.compute], shape.d_model, shape.d_mlp
+    # Gate and up are one matmul up to a size; what is cut out of it is kept beside it.
+    tokens = s.rows * shape.context
+    merged = shape.gated and c * (tokens * (d + f) + d * f) <= MERGED
+    hidden = (2 + shape.gated + merged) * f
+    if s.roles.mixed:
+        stream = BYTES[s.roles.output] + c if s.backend == "ampere" else 2 * BYTES[s.roles.output]
+    else:
+        stream = 0 if s.backend == "ampere" and not shape.gated else 2 * c
+    return c * (hidden + 2 * shape.d_queries + 2 * shape.d_keys + 2 * d) + stream * d
 
 
 def weights(shape: Shape, s: Setting, moment: str) -> Constants:

@@ -15,8 +15,8 @@ from lockstep.plan import memory, roofline, shape
 from parity_tests.plan.plans import setting
 
 CPU = 0.10  # an allocator's account can be this far off where nothing crashes
-MOST = 0.21  # of any known program on CUDA, raised
-HELD_OUT = 0.15  # the worst of the cells that the fit has not seen
+MOST = 0.16  # of any known program on CUDA, raised
+HELD_OUT = 0.12  # the worst of the cells that the fit has not seen
 
 
 def test_remat_and_half_precision_need_less_and_accumulation_no_more() -> None:
@@ -60,7 +60,7 @@ def test_the_constants_are_as_good_as_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "error"), [("torch mixed plain", -0.151), ("jax single cpu plain", -0.101)]
+    ("group", "error"), [("torch mixed plain", -0.121), ("jax single cpu plain", -0.101)]
 )
 def test_one_bad_cell_breaks_the_promise(group: str, error: float) -> None:
     content = json.loads(memory.CONSTANTS.read_text())
@@ -73,7 +73,7 @@ def test_no_known_program_on_cuda_is_predicted_too_low() -> None:
     """What is too low costs a crash; what is too high a smaller batch."""
     content, highest = json.loads(memory.CONSTANTS.read_text()), []
     for name, group in fit.groups(fit.cells()).items():
-        errors = [cell.error(content["groups"][name]) for cell in group]
+        errors = [cell.error(content["groups"][name]) for cell in group if cell.fits]
         if " cpu " not in name:
             assert min(errors) >= -0.0201, name
             highest.append(max(errors))
@@ -94,7 +94,7 @@ def test_the_constants_are_those_of_the_cells() -> None:
 
 def test_flops_are_those_of_the_programs() -> None:
     for framework in twin.MODULES:
-        for name, row in results.read(compiled.file(framework)).items():
+        for name, row in compiled.programs(framework).items():
             cell = fit.cell(framework, row["cell"], row["measured"]["device"], fit.FITTED)
             found = roofline.flops(cell.model, cell.setting)
             assert found == pytest.approx(row["flops"], rel=0.01), name
