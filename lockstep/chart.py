@@ -15,6 +15,7 @@ from lockstep.html import Cell, folded, picture, table
 WIDTH, HEIGHT = 760, 240  # pixels, of which the margins hold the labels
 LEFT, RIGHT, TOP, BOTTOM = 64, 8, 10, 24
 COLUMNS = 400  # of a longer line, the lowest and the highest number of each column are drawn
+LARGEST = 1e100  # what is beyond is left out: the span of two such numbers would overflow
 ROWS = 12  # of the table
 MARKS = 200
 DASHES = ("", "7 4", "2 3", "10 3 2 3")
@@ -49,6 +50,7 @@ def draw(
         log: a logarithmic scale, on which zero and what is below stands at the bottom.
         marks: steps to point at, each with what to say of it; the first of them.
     """
+    lines = [line._replace(y=np.where(np.abs(line.y) < LARGEST, line.y, np.nan)) for line in lines]
     numbers = [line.y[np.isfinite(line.y)] for line in lines]
     if not any(map(len, numbers)):
         return ""

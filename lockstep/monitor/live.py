@@ -12,7 +12,7 @@ from lockstep.chart import short
 
 RAMP, PLAIN_RAMP = "▁▂▃▄▅▆▇█", "_.-=+*#@"  # for terminals that have no other letters than ASCII
 COLUMNS = 60
-REFRESH = 4  # times a second, whatever the steps are
+REFRESH = 2  # times a second, whatever the steps are
 
 
 class Curve:

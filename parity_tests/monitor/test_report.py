@@ -87,6 +87,22 @@ def test_curves_that_are_none_are_one_line(content: str, here: Path, capsys: Any
     assert err.count("\n") == 1 and "curves/curves.json" in err and not Path("r.html").exists()
 
 
+def test_numbers_of_any_size_make_a_page(here: Path, capsys: Any) -> None:
+    """An untrusted log may hold whatever a float can be; a real one has nulls."""
+    run, rows = make_run(here / "a"), []
+    for step, loss in enumerate([1e308, -1e308, 0.0, None, 5e-324, -1.0], 1):
+        of_step = {"kind": "train", "step": step, "loss": loss, "skipped": False}
+        rows.append({**of_step, "grad_norm": loss, "lr": 0.0, "loss_scale": 0.0, "mfu": loss})
+    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report(run, make_run(here / "b", "torch", rows=3))
+    drawn = "".join(re.findall("<svg.*?</svg>", page))
+    assert "nan" not in re.sub('aria-label="[^"]*"', "", drawn)
+    (run / "log.jsonl").write_text("")
+    assert "0 of 40" in words(report(run))
+    assert commands.main(["runs", str(here), "--compare", "a", "b"]) == DONE
+    assert "no step in common" in capsys.readouterr().out
+
+
 @pytest.fixture
 def spoilt(here: Path) -> Path:
     """Markup in a run's name and its sample, and keys of its log."""
