@@ -56,10 +56,8 @@ def _export(given: argparse.Namespace) -> int:
 
     run, to = Path(given.run), Path(given.to)
     if given.format == "onnx":
-        for flag, value in (
-            ("--max-shard-size", given.max_shard_size),
-            ("--adapters", given.adapters),
-        ):
+        others = {"--max-shard-size": given.max_shard_size, "--adapters": given.adapters}
+        for flag, value in others.items():
             require(not value, flag, value, "is of --format safetensors; drop it")
         int8 = given.dtype == "int8"
         print(export_onnx(run, to, step=given.step, int8=int8, warn=warn).text(to))

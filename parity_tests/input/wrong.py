@@ -193,6 +193,7 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["export", "run", "--to", "run"], ["--to", "run", "not empty"]),
     (["export", "run", "--to", LONG], ["--to", LONG[:20], "name"]),
     (["export", "run", "--to", "new", "--dtype", "int8"], ["--dtype", "int8", "bfloat16"]),
+    (["export", "run", "--to", "new", "--format", "onnx", "--adapters"], ["--adapters", "drop it"]),
     (["export", "run", "--to", "new", "--format", "ggml"], ["--format", "ggml", "onnx"]),
     (["export", "run", "--to", "new", "--step", "77"], ["--step", "77"]),
     (["export", "run", "--to", "new", "--adapters"], ["--adapters", "run", "without"]),
