@@ -13,7 +13,7 @@ from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
-from lockstep.plan import checklist, exact, memory, recommend, report, shape, timing
+from lockstep.plan import checklist, exact, many, memory, recommend, report, shape, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
 
@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
         "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
         "three, --measure times them here.",
         epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
-        "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35",
+        "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35\n"
+        "  lockstep plan --model 1b --device h100 --devices 16 --inter 25",
     )
     sub.add_argument("--model", required=True, metavar="|".join((*PRESETS, "FILE")),
                      help="a preset, or a Hugging Face config.json")  # fmt: skip
@@ -59,6 +60,7 @@ def add(commands: Any) -> None:
                      "and say what the formula is off by (default: off)")  # fmt: skip
     sub.add_argument("--measure", action="store_true",
                      help="time the best three on this machine (default: off)")  # fmt: skip
+    many.add_flags(sub)
     sub.add_argument("--json", action="store_true", help="print it as JSON (default: off)")
     sub.set_defaults(command=_plan)
 
@@ -71,6 +73,8 @@ def _plan(given: argparse.Namespace) -> int:
     names = list(device.frameworks) if given.framework is None else [given.framework]
     twin.require_known(names[0])
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
+    if given.devices is not None:
+        return many.run(given, model, device, names, tokens)
     plans = [plan(model, device, name, tokens, given) for name in names]
     advice = checklist.rows(names)
     if given.json:

@@ -1,0 +1,139 @@
+"""Many devices: which meshes of data x fsdp fit, what each device keeps and sends, and how long.
+
+Bytes sent are those of the programs (`lockstep compile --mesh`, which the suite compares). Memory
+is that of one device, with what fsdp divides divided, and with what is whole for a while. How much
+of the sending hides behind computing is not known: both ends are given.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.config.mesh import Mesh
+from lockstep.config.policy import BYTES
+from lockstep.devices import Device
+from lockstep.errors import UserError, require
+from lockstep.plan import memory, recommend
+from lockstep.plan.recommend import ROOM, Choice
+from lockstep.plan.setting import Setting
+from lockstep.plan.shape import Shape
+
+# Bytes a second that a device sends, by the data sheets: one direction of NVLink; PCIe 4 x16; one
+# NDR port of InfiniBand for each device.
+NVLINK = {"h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9}
+LINKS = {"pcie": 32e9, "infiniband": 50e9}
+NAMES = ("nvlink", *LINKS, "GB/s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    inside: float  # bytes a second between the devices of a machine
+    between: float  # and of one device to other machines
+    per_machine: int
+
+    def speed(self, devices: int) -> float:
+        """Of a ring of so many neighbours, no faster than its slowest link."""
+        return self.inside if devices <= self.per_machine else self.between
+
+
+def link(flag: str, text: str, device: Device) -> float:
+    """
+    Raises:
+        UserError: it is no name and no number above 0; or this device has no NVLink.
+    """
+    if text == "nvlink":
+        found = next((rate for name, rate in NVLINK.items() if device.name.startswith(name)), None)
+        remedy = f"{device.name} is not known to have it; use pcie or GB/s"
+        require(found is not None, flag, text, remedy)
+        return found or 0.0
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        rate = float(text) * 1e9
+    except ValueError:
+        raise UserError(f"{flag} {text}: unknown; use {', '.join(NAMES)}") from None
+    require(0 < rate < float("inf"), flag, text, "must be above 0")
+    return rate
+
+
+def usual_link(device: Device) -> str:
+    return "nvlink" if device.name.startswith(tuple(NVLINK)) else "pcie"
+
+
+def meshes(devices: int) -> list[Mesh]:
+    """Every way to share them out."""
+    return [Mesh(devices // m, m) for m in range(1, devices + 1) if devices % m == 0]
+
+
+def kept(shape: Shape, s: Setting, mesh: Mesh) -> float:
+    """Bytes of one device at its peak: the state divided, and gradients, each after its block.
+    Whole for a while are, with their gradients, a block and the head; in PyTorch all but the other
+    blocks."""
+    parts = memory.parts(shape, s)
+    if mesh.fsdp == 1:
+        return parts.total
+    state = parts.parameters + parts.moments + parts.accumulators
+    width = BYTES[s.roles.param]
+    divided = (state + width * shape.weights) / mesh.fsdp
+    block, root = shape.block_weights / shape.n_layer, shape.looked_up + shape.head_weights
+    if s.framework == "jax":
+        whole = 2 * BYTES[s.roles.compute] * (block + shape.head_weights)
+    else:  # weights, gradients, and the buffer that sends them
+        kept_whole = shape.block_weights if s.accum > 1 else 0  # until the last micro-batch
+        whole = width * (3 * (block + root) + kept_whole)
+    return divided + whole + parts.activations + parts.logits + parts.workspace
+
+
+def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
+    """Bytes that one device sends in a step, in rings: among fsdp, and among data. JAX sends in the
+    compute dtype, and a gradient after each micro-batch; PyTorch in float32, after the last."""
+    jax = s.framework == "jax"
+    wide = BYTES[s.roles.param]
+    width = BYTES[s.roles.compute] if jax else wide
+    multiplied = shape.weights - shape.looked_up
+    tables = shape.looked_up + (shape.head_weights if shape.tied and jax else 0)
+    whole = width * multiplied + wide * tables
+    blocks = width * shape.block_weights * (2 if s.remat == "sqrt" else 1)
+    reduced = whole * (s.accum if jax else 1)
+    among_fsdp = (s.accum * (whole + blocks) + reduced) * (mesh.fsdp - 1) / mesh.fsdp
+    if mesh.fsdp == 1:
+        among_fsdp = 0.0
+    return among_fsdp, 2 * reduced / mesh.fsdp * (mesh.data - 1) / mesh.data
+
+
+def send_seconds(shape: Shape, s: Setting, mesh: Mesh, links: Links) -> float:
+    """The devices that share a copy are neighbours."""
+    among_fsdp, among_data = sent(shape, s, mesh)
+    return among_fsdp / links.speed(mesh.fsdp) + among_data / links.speed(mesh.size)
+
+
+def best(
+    shape: Shape, device: Device, framework: str, tokens: int, mesh: Mesh, links: Links,
+    micro_batch: int | None = None, loss_chunks: str | None = None,
+) -> Choice:  # fmt: skip
+    """Of a mesh; its seconds are those of computing, then sending. With the smallest memory where
+    nothing fits."""
+    rows = max(1, -(-tokens // shape.context) // mesh.size)
+    if mesh.size > 1:
+        loss_chunks = recommend.ALL_AT_ONCE  # the trainers have them for one device
+    found = []
+    for c in recommend.choices(
+        shape, device, framework, rows * shape.context, micro_batch, loss_chunks
+    ):
+        needed = kept(shape, c.setting, mesh)
+        seconds = c.seconds + send_seconds(shape, c.setting, mesh, links)
+        fits = needed <= ROOM * device.memory
+        found.append(replace(c, bytes=needed, fits=fits, seconds=seconds))
+    ordered = recommend.rank(found)
+    return ordered[0] if ordered else min(found, key=lambda c: c.bytes)
+
+
+def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any]:
+    s = c.setting
+    seconds = send_seconds(shape, s, mesh, links)
+    computing = c.seconds - seconds
+    return {
+        "mesh": str(mesh), "policy": c.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
+        "fits": c.fits, "bytes": c.bytes, "sent_bytes": sum(sent(shape, s, mesh)),
+        "compute_seconds": computing, "send_seconds": seconds,
+        "seconds_at_least": max(computing, seconds), "seconds_at_most": c.seconds,
+    }  # fmt: skip

@@ -1,0 +1,81 @@
+"""Which mesh many devices should be: what fits, what is sent over which links."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lockstep import devices
+from lockstep.__main__ import main
+from lockstep.config.mesh import Mesh
+from lockstep.errors import UserError
+from lockstep.plan import memory, shape, world
+from parity_tests.plan.plans import setting
+
+H100, B1 = devices.find("h100"), shape.of("1b", None)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Torch's."""
+    main(["plan", "--model", "1b", "--framework", "torch", "--json", *words])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["plans"][0]
+    return found
+
+
+def test_every_mesh_of_the_devices_is_compared() -> None:
+    assert world.meshes(6) == [Mesh(6, 1), Mesh(3, 2), Mesh(2, 3), Mesh(1, 6)]
+
+
+def test_state_is_divided_and_activations_are_not() -> None:
+    s = setting(remat="block", rows=1)
+    parts = memory.parts(B1, s)
+    whole, half, tenth = (world.kept(B1, s, Mesh(1, m)) for m in (1, 2, 20))
+    assert whole == parts.total
+    divided = parts.parameters + parts.moments + 4 * B1.weights
+    assert half - tenth == pytest.approx(divided * (1 / 2 - 1 / 20))
+    assert tenth > parts.activations + parts.logits
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_what_is_sent_is_what_fsdp_and_ddp_say(framework: str) -> None:
+    """Of torch in float32: gathers of all weights, of the blocks' again, one reduction."""
+    s = setting(framework=framework, rows=1, accum=3)
+    alone, data = world.sent(B1, s, Mesh()), world.sent(B1, s, Mesh(4, 1))
+    assert alone == (0, 0) and data[0] == 0
+    if framework == "torch":
+        assert data[1] == 4 * B1.weights * 2 * 3 / 4
+        gathers = 3 * 4 * (B1.weights + B1.block_weights)
+        assert world.sent(B1, s, Mesh(1, 4))[0] == (gathers + 4 * B1.weights) * 3 / 4
+    else:  # after each micro-batch, what is multiplied in bfloat16
+        looked_up = B1.looked_up
+        assert data[1] == 3 * (2 * (B1.weights - looked_up) + 4 * looked_up) * 2 * 3 / 4
+
+
+def test_a_slow_network_keeps_a_copy_inside_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "h100", "--devices", "16", "--link", "nvlink", "--inter", "1"]
+    found = plan(capsys, *words)
+    seconds = {row["mesh"]: row["send_seconds"] for row in found["rows"]}
+    assert seconds["data=2,fsdp=8"] < seconds["fsdp=16"] / 5
+    assert found["recommended"] == "data=2,fsdp=8"
+    assert "--mesh data=2,fsdp=8" in " ".join(found["command"])
+
+
+def test_what_does_not_fit_is_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a million tokens on 16 V100s: whole weights and moments leave no room."""
+    found = plan(capsys, "--device", "h100", "--memory", "12", "--devices", "16")
+    fits = {row["mesh"]: row["fits"] for row in found["rows"]}
+    assert not fits["data=16"] and fits["fsdp=16"]
+    assert fits[found["recommended"]]
+    assert (
+        plan(capsys, "--device", "h100", "--memory", "1", "--devices", "2")["recommended"] is None
+    )
+
+
+def test_links_have_names_and_rates() -> None:
+    assert world.link("--link", "nvlink", H100) == 450e9
+    assert world.link("--inter", "infiniband", H100) == 50e9
+    assert world.link("--inter", "12.5", H100) == 12.5e9
+    assert world.usual_link(devices.find("l4")) == "pcie"
+    for wrong in ("", "-1", "nan", "inf", "ethernet"):
+        with pytest.raises(UserError, match="--inter"):
+            world.link("--inter", wrong, H100)
