@@ -4,6 +4,8 @@ The step is one program over the whole batch; XLA divides it by where its inputs
 the model nor the step says anything of devices.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lockstep.config import Config
 from lockstep.errors import require
 
+from .gather import divided
 from .processes import process_count
 
 AXES = ("data", "fsdp")
@@ -41,10 +44,22 @@ def place_rows(tokens: np.ndarray, mesh: Mesh) -> Array:
 
     Rows that cannot be divided, such as a sample's, are on every device.
     """
-    divided = tokens.shape[-2] % mesh.size == 0
-    spec = PartitionSpec(*[None] * (tokens.ndim - 2), AXES) if divided else PartitionSpec()
-    sharding = NamedSharding(mesh, spec)
+    sharding = NamedSharding(mesh, divided_rows(tokens.shape, mesh))
     return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
+
+
+def own_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:
+    """Of a batch, those of this process's devices; None: all."""
+    if mesh is None or count % mesh.size:
+        return None
+    parts = np.split(np.arange(count), mesh.size)
+    here = (device.process_index == jax.process_index() for device in mesh.devices.flat)
+    return np.concatenate([part for part, own in zip(parts, here) if own])
+
+
+def divided_rows(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    divides = shape[-2] % mesh.size == 0
+    return PartitionSpec(*[None] * (len(shape) - 2), AXES) if divides else PartitionSpec()
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
@@ -62,17 +77,22 @@ def whole(tensors: Any) -> Any:
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Of each array by its shape: the longest axis that fsdp divides is divided.
+    """Of each array by its shape, as `divided` says."""
+    parts = mesh.shape["fsdp"]
+    return jax.tree.map(lambda x: NamedSharding(mesh, divided(x, parts)), state)
 
-    Numbers, flags and what no axis divides are on every device.
-    """
 
-    def place(x: Any) -> NamedSharding:
-        parts = mesh.shape["fsdp"]
-        fitting = [axis for axis in range(x.ndim) if x.shape[axis] % parts == 0]
-        if parts == 1 or not fitting or x.dtype == bool:
-            return everywhere(mesh)
-        longest = max(fitting, key=lambda axis: x.shape[axis])
-        return NamedSharding(mesh, PartitionSpec(*[None] * longest, "fsdp"))
+def in_mesh(jit: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """A `jit` in whose functions `make_whole` knows the mesh."""
+    if mesh is None:
+        return jit
 
-    return jax.tree.map(place, state)
+    def jit_in_mesh(function: Callable[..., Any], **how: Any) -> Any:
+        @wraps(function)
+        def within(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(*args)
+
+        return jit(within, **how)
+
+    return jit_in_mesh

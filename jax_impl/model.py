@@ -6,6 +6,7 @@ rotation, loss) says so here. A module whose dtype is not the policy's has a pol
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from lockstep.model.attention import Kernel, block_edges, has_flash
 
 from . import functional as F
 from .dropout import Dropout, Key
+from .gather import make_whole, make_whole_table
 from .precision import dtype, matmul
 from .products import Narrow, keep
 from .remat import recompute, recompute_cheap, remat_sublayer, through_blocks
@@ -36,7 +38,7 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((n, d)))
 
     def __call__(self, tokens_BT: Array) -> Array:
-        return self.weight[...][tokens_BT]
+        return make_whole_table(self.weight[...])[tokens_BT]
 
 
 def no_keys(name: str) -> Key:
@@ -313,7 +315,9 @@ class GPT(nnx.Module):
             self.position = Embedding(config.context, config.d_model)
 
         def make_block(layer: int) -> Block:
-            return Block(config, dtypes.at(f"blocks.{layer}"), kernel, remat)
+            # What recomputes a block, or half of one, gathers its weights again by itself.
+            again = replace(dtypes.at(f"blocks.{layer}"), gather_again=remat == "none")
+            return Block(config, again, kernel, remat)
 
         if scan:  # the first stands for all, which have the same islands
             self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
@@ -361,7 +365,7 @@ class GPT(nnx.Module):
 
     def logits(self, x_RD: Array) -> Array:
         # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
-        tied = self.embed.weight[...].T
+        tied = make_whole(self.embed.weight[...]).T
         logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
         padded = logits_RV.shape[-1] > self.vocab
         return logits_RV[:, : self.vocab] if padded else logits_RV

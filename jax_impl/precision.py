@@ -22,9 +22,11 @@ from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out_blocks
 
 from .functional import sum_in_float32
+from .gather import divides_weights, make_whole
 from .kernels import cudnn_works, has_bfloat16_library, require_float16, triton_works
 from .processes import join, process_count
 from .products import NARROW
+from .remat import keep_divided, recompute
 
 OF_ROWS = NARROW | {"bfloat16": sum_in_float32}  # attention's products are a tenth of the work
 
@@ -118,11 +120,21 @@ def matmul(
         function = partial(function, narrow=form)
 
     def cast(x: Any) -> Any:
-        x = x[...] if isinstance(x, nnx.Variable) else x
         is_bias = x is not None and x.ndim == 1
         return x if is_bias and dtypes.wide_bias else own.cast_to_compute(x)
 
-    return lambda *args: function(*map(cast, args))
+    def run(*args: Any) -> Array:
+        weights = [isinstance(x, nnx.Variable) for x in args]
+
+        def product(*arrays: Array | None) -> Array:
+            each = zip(map(cast, arrays), weights)
+            return function(*(make_whole(x) if w else x for x, w in each))
+
+        again = any(weights) and dtypes.gather_again and divides_weights()
+        arrays = (x[...] if w else x for x, w in zip(args, weights))
+        return (recompute(product, policy=keep_divided) if again else product)(*arrays)
+
+    return run
 
 
 def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.LossScale:

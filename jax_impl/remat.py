@@ -26,6 +26,11 @@ recompute_cheap = partial(jax.checkpoint, prevent_cse=False)
 recompute = jax.checkpoint
 
 
+def keep_divided(primitive: Any, *_: Any, **how: Any) -> bool:
+    """Everything but whole weights."""
+    return primitive.name != "sharding_constraint"
+
+
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
     return recompute(sublayer) if remat == "sublayer" else sublayer
 

@@ -30,7 +30,7 @@ from lockstep.twin import StepResult
 from .accumulate import optimizer
 from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
-from .mesh import everywhere, make_mesh, place_rows, shardings
+from .mesh import everywhere, in_mesh, make_mesh, place_rows, shardings
 from .model import GPT, Tap, no_tap
 from .precision import (
     attention_kernel,
@@ -100,7 +100,7 @@ class Trainer:
         self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, device)
-        self.jit = partial(jax.jit, compiler_options=options)
+        self.jit = in_mesh(partial(jax.jit, compiler_options=options), self.mesh)
         self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
 
     def compile(self, window: Array) -> None:

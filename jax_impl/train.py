@@ -24,6 +24,7 @@ from lockstep.twin import StepResult, Trace
 
 from . import bridge
 from .cost import step_bytes, step_flops
+from .mesh import own_rows
 from .precision import configure, describe, find_device
 from .processes import any_of, beat, leave, process_count, rank, tell
 from .step import Trainer
@@ -41,6 +42,9 @@ class JaxTwin:
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
         self.rank, self.processes = rank(), process_count()
+
+    def own_rows(self, count: int) -> np.ndarray | None:
+        return own_rows(count, self.trainer.mesh)
 
     def part(self) -> TrainState:
         return bridge.save_part(self.trainer) if self.processes > 1 else self.state()

@@ -85,7 +85,8 @@ class Twin(Runner, Protocol):
     """One implementation of the model and its optimizer step, and what can be seen inside.
 
     A run on several devices may have several processes. All call the same methods in the same
-    order, with the same arguments: batches of the whole run. A batch is of tokens, (B, T+1), or of
+    order, with the same arguments: batches of the whole run, of which a process looks at no rows
+    but its own. A batch is of tokens, (B, T+1), or of
     planes, (P, B, T), which say which targets count (`lockstep.data.rows`).
     """
 
@@ -96,6 +97,10 @@ class Twin(Runner, Protocol):
         ...
 
     processes: int  # how many there are
+
+    def own_rows(self, count: int) -> np.ndarray | None:
+        """Which of so many rows of a batch this process's devices take; None: all."""
+        ...
 
     def part(self) -> TrainState:
         """What this process writes of the state: all of it, or the pieces that no other writes."""

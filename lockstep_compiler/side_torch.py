@@ -12,9 +12,10 @@ from lockstep.compile.program import Buffer, Parts, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config, chunks
 from lockstep.errors import require
-from lockstep_compiler import fake_cuda
+from lockstep_compiler import fake_cuda, fake_world
 from lockstep_compiler.trace import Trace, storage_key
 from torch_ref import precision, step
+from torch_ref.mesh import local
 
 FRAMEWORK = "torch"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,11 +30,14 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     fake_cuda.patch_torch(target.ampere)
     device = torch.device("cuda")
     precision.set_switches(config, device)
+    if config.mesh.size > 1:
+        fake_world.join(config, device)
     optim, context = config.optim, config.model.context
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = step.Trainer(config, device)
         asked = precision.attention_backend(config, device)
         shapes = [tuple(p.shape) for p in trainer.model.parameters()]
+        shapes += [tuple(local(p).shape) for p in trainer.model.parameters()]
         rows = optim.batch_size * context
         parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
         window = torch.zeros(
@@ -44,6 +48,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         places = {key: storage_key(x) for key, x in held.items()}
         with Trace(target, parts) as trace:
             trace.counts = counts
+            fake_world.watch_storages(trace.keep, trace.drop)
             gradients = watch_gradients(trainer, trace)
             trace.keep(window)
             for (_, part), x in held.items():
@@ -82,7 +87,7 @@ def state_tensors(trainer: Any) -> dict[tuple[str, str], Tensor]:
         found[name, "weights"] = parameter
         for moment in MOMENTS:
             found[f"{name} {moment}", "moments"] = trainer.optimizer.state[parameter][moment]
-    return found
+    return {key: local(x) for key, x in found.items()}
 
 
 def watch_gradients(trainer: Any, trace: Trace) -> dict[str, Buffer]:

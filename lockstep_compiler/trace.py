@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +17,7 @@ from lockstep.compile.program import (
     FORWARD,
     RECOMPUTED,
     Attention,
+    Collective,
     Kernel,
     Matmul,
     Operation,
@@ -26,6 +28,7 @@ from lockstep.compile.program import (
     purpose,
 )
 from lockstep.compile.targets import Target
+from torch_ref.mesh import local
 
 BLOCK = 512  # bytes: what CUDA's caching allocator rounds up to
 FUSED = {
@@ -51,6 +54,8 @@ GROUP = {
     **dict.fromkeys((name for name in PRECISE if "log_softmax" in name or "nll" in name), "loss"),
 }
 BATCHED = {"bmm", "baddbmm"}  # attention's alone
+SENT = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
+        "allreduce_": "all-reduce"}  # fmt: skip
 # Of torch's list of what is not deterministic unless it is told to be, what such a model uses.
 ATOMIC = {
     "index_put", "index_put_", "_index_put_impl_", "index_add_", "scatter_add", "scatter_add_",
@@ -80,6 +85,7 @@ class Trace(TorchDispatchMode):
         self.operations: Counter[tuple[str, str]] = Counter()
         self.atomics: Counter[str] = Counter()
         self.kernels: list[Kernel] = []
+        self.collectives: list[Collective] = []
         self.live: dict[int, Storage] = {}
         self.known: dict[int, tuple[tuple[int, ...], str]] = {}  # shape and dtype of a storage
         self.bytes = self.peak = 0
@@ -107,6 +113,10 @@ class Trace(TorchDispatchMode):
             self.known[len(self.events)] = (tuple(x.shape), str(x.dtype)[6:])
             self.events.append((key, size))
             weakref.finalize(storage, self._free, key)
+
+    def drop(self, x: Tensor) -> None:
+        """Of a storage that is let go of before it is collected."""
+        self._free(storage_key(x))
 
     def mark(self, x: Tensor, part: str) -> None:
         """Says what a living storage is. (Its address may have been another's before.)"""
@@ -141,6 +151,9 @@ class Trace(TorchDispatchMode):
             self.attention.append(Attention(kernel, units, when, 1, flops))
         elif (precise := PRECISE.get(name)) and outs[0].is_floating_point():
             self.operations[precise, dtype] += 1
+        if kind := SENT.get(name):
+            self._record_collective(kind, when, [*ins, *outs], args)
+            return
         if name in ATOMIC:
             told = torch.are_deterministic_algorithms_enabled()
             if not told or name in NEVER_DETERMINISTIC:
@@ -148,6 +161,17 @@ class Trace(TorchDispatchMode):
         moved = _moved(func, ins, outs, args)
         if moved or flops:
             self.kernels.append(Kernel(f"{when} {name}", group, flops, units, moved, 1))
+
+    def _record_collective(self, kind: str, when: str, tensors: list[Tensor], args: Any) -> None:
+        """What runs beside it a trace does not say: PyTorch sends on streams of its own."""
+        whole = max(tensors, key=lambda x: x.numel())
+        if kind == "all-gather":
+            self.mark(whole, "gathered")
+        group = next(ProcessGroup.unbox(x) for x in args if isinstance(x, torch.ScriptObject))
+        count, of_group = whole.numel(), group.size()
+        phase = FORWARD if when == FORWARD else BACKWARD
+        row = kind, str(whole.dtype)[6:], phase, count * whole.element_size(), count, of_group
+        self.collectives.append(Collective(*row, times=1, meanwhile=None))
 
     def peak_parts(self) -> tuple[int, dict[str, int]]:
         """The most that lived at a time, and its parts."""
@@ -173,6 +197,7 @@ class Trace(TorchDispatchMode):
             "matmuls": gather_matmuls(self.matmuls), "attention": self.attention,
             "operations": [Operation(*key, n) for key, n in sorted(self.operations.items())],
             "atomics": dict(self.atomics), "kernels": self.kernels,
+            "collectives": self.collectives,
         }  # fmt: skip
 
 
@@ -197,6 +222,8 @@ def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:
 def _moved(func: Any, ins: list[Tensor], outs: list[Tensor], args: Any) -> int:
     """Bytes read and written; nothing by a view. What gives nothing back writes into what it
     takes: all that its schema says, but for gradients, which AdamW writes where it unscales."""
+    if func.overloadpacket.__name__.startswith("empty"):
+        return 0
     given = {storage_key(x) for x in ins}
     writes = [
         a.alias_info is not None and a.alias_info.is_write and a.name != "grads"
@@ -216,7 +243,8 @@ def _callers() -> Iterator[str]:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Of those that are divided, this device's part."""
+    return [local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def storage_key(x: Tensor) -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_impl import functional, loss, model, precision, step
+from jax_impl import functional, gather, loss, model, precision, step
 from lockstep.model.attention import Kernel
 from mutants.patch import Plant, assign, both, wrap
 
@@ -68,6 +68,9 @@ BUGS: dict[str, Plant] = {
         model, "remat_sublayer", lambda sublayer, remat: jax.checkpoint(sublayer)
     ),
     "nothing-recomputed": with_remat("none"),
+    "weights-left-divided": assign(gather, "divides_weights", lambda: False),
+    "whole-weights-kept": assign(precision, "keep_divided", lambda *primitive, **how: True),
+    "rows-left-to-xla": assign(model, "make_whole_table", lambda weight: weight),
     "nondeterministic-strict": wrap(
         step, "compiler_options", lambda right, config, device: {
             k: v for k, v in right(config, device).items() if "deterministic" not in k}

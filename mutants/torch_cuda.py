@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import fsdp
 
 from lockstep.model.attention import Kernel
 from mutants.patch import Plant, after, assign, both, wrap
@@ -76,8 +77,14 @@ BUGS: dict[str, Plant] = {
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: recompute(sublayer)
     ),
+    "whole-weights-kept": wrap(fsdp, "fully_shard", lambda right, *args, **how: right(
+        *args, **how, reshard_after_forward=False)),
+    "blocks-not-divided": wrap(fsdp, "fully_shard", lambda right, module, **how: (
+        right(module, **how) if isinstance(module, model.GPT) else module)),
+    "reduced-every-time": wrap(step, "accumulate", lambda right, model, *, last: right(
+        model, last=True)),
     "scatter-in-strict": both(
         after(precision, "set_switches", allow_any_order),
         assign(torch.nn.Embedding, "forward", lambda self, tokens: self.weight[tokens]),
     ),
-}
+}  # fmt: skip

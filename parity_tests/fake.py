@@ -40,6 +40,9 @@ class FakeTwin:
     def agree(self, flag: bool) -> bool:
         return flag
 
+    def own_rows(self, count: int) -> None:
+        return None
+
     def beat(self, count: int) -> list[int]:
         return []
 

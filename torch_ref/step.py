@@ -122,7 +122,7 @@ class Trainer:
 
     def place(self, tokens: Tensor) -> Tensor:
         """(..., B, T or T+1) of all devices."""
-        tokens = own_rows(tokens, self.mesh)
+        tokens = own_rows(tokens, self.mesh).long()
         if self.device.type == "cuda":
             tokens = tokens.contiguous().pin_memory()
         return tokens.to(self.device, non_blocking=True)

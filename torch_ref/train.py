@@ -23,6 +23,7 @@ from lockstep.twin import StepResult, Trace
 
 from . import bridge
 from .cost import step_bytes, step_flops
+from .mesh import own_rows
 from .precision import configure, describe, find_device
 from .processes import any_of, beat, leave, process_count, rank, tell
 from .step import Trainer
@@ -40,6 +41,11 @@ class TorchTwin:
         self.synchronous = self.device.type == "cpu"
         self.trainer = Trainer(config, self.device)
         self.rank, self.processes = rank(), process_count()
+
+    def own_rows(self, count: int) -> np.ndarray | None:
+        if self.processes == 1:
+            return None
+        return own_rows(torch.arange(count)[:, None], self.trainer.mesh).flatten().numpy()
 
     def part(self) -> TrainState:
         return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
@@ -67,7 +73,7 @@ class TorchTwin:
         self.trainer.compile(self.place(blank(self.config) if window is None else window))
 
     def place(self, window: np.ndarray) -> Tensor:
-        return self.trainer.place(torch.from_numpy(window).long())
+        return self.trainer.place(torch.from_numpy(window))
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         return self.trainer.step(window)

@@ -17,6 +17,8 @@ from lockstep.exits import DONE
 from lockstep.flags import add_sections
 from lockstep.run import directory
 
+MOST_DEVICES = 4096  # XLA lists them all
+
 
 def add(commands: Any) -> None:
     """The subcommand."""
@@ -46,7 +48,8 @@ def _compile(given: argparse.Namespace) -> int:
         flags.pop(key) for key in ("framework", "device", "json", "hlo", "command")
     )
     target, config = targets.find(device), from_flags(flags, accelerator=True)
-    require(config.mesh.size == 1, "--mesh", config.mesh, "programs are compiled for one device")
+    remedy = f"programs are compiled for at most {MOST_DEVICES} devices; use less"
+    require(config.mesh.size <= MOST_DEVICES, "--mesh", config.mesh, remedy)
     whole = len(config.trained) == len(shapes(config.model))
     remedy = "what is known of programs is of those that train all; drop it"
     require(whole, "--lora-rank or --freeze", config.optim.freeze or config.model.lora_rank, remedy)

@@ -107,15 +107,19 @@ class Module:
 
     def _walk(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations[name].values():
-            if instruction.opcode == "while":
-                yield from self._walk(instruction.called, times * instruction.trips)
-            elif instruction.opcode == "conditional":
-                for branch in instruction.branches:
-                    yield from self._walk(branch, times)
-            elif instruction.opcode in ("call", "async-start") and instruction.called:
-                yield from self._walk(instruction.called, times)
-            elif instruction.opcode not in FREE:
-                yield instruction, times
+            yield from self.kernels_in(instruction, times)
+
+    def kernels_in(self, instruction: Instruction, times: int) -> Iterator[tuple[Instruction, int]]:
+        """Those of one instruction: of a loop, all of its turns."""
+        if instruction.opcode == "while":
+            yield from self._walk(instruction.called, times * instruction.trips)
+        elif instruction.opcode == "conditional":
+            for branch in instruction.branches:
+                yield from self._walk(branch, times)
+        elif instruction.opcode in ("call", "async-start") and instruction.called:
+            yield from self._walk(instruction.called, times)
+        elif instruction.opcode not in FREE:
+            yield instruction, times
 
     def functions(self, instruction: Instruction) -> tuple[str, ...]:
         """The Python functions that it comes from, innermost first; none of what XLA made."""
@@ -140,6 +144,7 @@ class Module:
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id",
     "replica-id", "opt-barrier", "async-done", "async-update", "copy-done", "domain",
+    "all-gather-done", "reduce-scatter-done", "all-reduce-done", "collective-permute-done",
 }  # fmt: skip
 
 

@@ -50,7 +50,8 @@ def _temporaries(assignment: str, live_range: str, parts: Parts) -> list[Value]:
             base, of_state = base + int(head[2]), head[3] is not None
         elif not of_state and (value := VALUE.match(line)) and _name(value[1]) in lives:
             size, offset = int(value[2]), base + int(value[3])  # any base that none shares
-            part = _shape_part(value[4], parts)
+            gathered = value[1].startswith("all-gather")
+            part = "gathered" if gathered else _shape_part(value[4], parts)
             found.append(Value(offset, offset + size, part, *lives[_name(value[1])]))
     return found
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-PARTS = ("weights", "moments", "accumulators", "gradients", "activations", "logits", "workspace")
+PARTS = ("weights", "moments", "accumulators", "gathered", "gradients", "activations", "logits",
+         "workspace")  # fmt: skip
 GROUPS = ("matmuls", "attention", "norms", "loss", "optimizer", "casts", "copies", "other")
 # What the functions of the twins are for; both have those of `Trainer`, and of the loss.
 PURPOSE = {
@@ -19,6 +20,7 @@ PURPOSE = {
     **dict.fromkeys(("row_losses", "_cross_entropy_backward"), "loss"),
     **dict.fromkeys(("Trainer.unscale", "Trainer.clip", "Trainer.update"), "optimizer"),
 }
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
 
@@ -82,6 +84,27 @@ class Kernel:
     times: int
 
 
+@dataclass(frozen=True, order=True)
+class Collective:
+    """What a device sends and receives at once; bytes and elements of what is then whole, or was
+    before it was summed."""
+
+    kind: str  # of `COLLECTIVES`
+    dtype: str  # "bfloat16+float32" where they go together
+    phase: str  # forward or backward
+    bytes: int
+    elements: int
+    devices: int  # that talk to each other
+    times: int
+    meanwhile: float | None  # seconds, each time, of what runs beside it, on the roofline
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in a ring of them, each time."""
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return rounds * self.bytes * (self.devices - 1) / max(1, self.devices)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     framework: str
@@ -97,6 +120,7 @@ class Program:
     parts: dict[str, int] = field(default_factory=dict)  # bytes at the peak
     peak: int = 0  # bytes
     kernels: list[Kernel] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
     switches: dict[str, str] = field(default_factory=dict)
     tensor_cores: dict[str, int] = field(default_factory=dict)  # instructions in XLA's own kernels
 
@@ -140,7 +164,7 @@ class Program:
         """The inverse of `to_json`, of what a process of ours wrote."""
         kinds: dict[str, Any] = {
             "matmuls": Matmul, "attention": Attention, "operations": Operation, "state": Buffer,
-            "kernels": Kernel,
+            "kernels": Kernel, "collectives": Collective,
         }  # fmt: skip
         assert given.keys() == {f.name for f in fields(cls)}
         for row in given["matmuls"]:

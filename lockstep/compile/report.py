@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.compile.program import GROUPS, PARTS, PHASES, Kernel, Program
+from lockstep.compile.program import GROUPS, PARTS, PHASES, Collective, Kernel, Program
 from lockstep.compile.targets import Target
 from lockstep.config import Config
 
@@ -67,7 +67,7 @@ def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any
 
 def as_text(program: Program, target: Target, found: list[str]) -> str:
     lines = [_head(program, target), _matmuls(program), _attention(program), _precise(program),
-             _memory(program, target), _state(program), _atomics(program),
+             _memory(program, target), *_collectives(program), _state(program), _atomics(program),
              _moved(program, target), *_groups(program)]  # fmt: skip
     return "\n".join([*lines, *(f"warning: {line}" for line in found)])
 
@@ -110,12 +110,35 @@ def _precise(program: Program) -> str:
 
 
 def _memory(program: Program, target: Target) -> str:
-    parts = ", ".join(f"{name} {_size(program.parts.get(name, 0))}" for name in PARTS)
+    found = {name: program.parts.get(name, 0) for name in PARTS}
+    parts = ", ".join(f"{name} {_size(n)}" for name, n in found.items() if n or name != "gathered")
     return f"memory: peak {_size(program.peak)} of {_size(target.memory)}: {parts}"
 
 
 def _size(count: float) -> str:
     return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"
+
+
+def _collectives(program: Program) -> Iterator[str]:
+    """By kind, phase and size of group."""
+    if program.collectives:
+        sent = sum(c.sent * c.times for c in program.collectives)
+        yield f"collectives: {_size(sent)} sent by each device, in rings"
+    rows: dict[tuple[str, str, int], list[Collective]] = {}
+    for c in program.collectives:
+        rows.setdefault((c.kind, c.phase, c.devices), []).append(c)
+    for (kind, phase, devices), each in sorted(rows.items()):
+        count, size = sum(c.times for c in each), sum(c.bytes * c.times for c in each)
+        hidden = sum(c.times for c in each if c.meanwhile)
+        scheduled = f"; {hidden} with other kernels beside them" if known(each) else ""
+        dtypes = " and ".join(sorted({d for c in each for d in c.dtype.split("+")}))
+        yield (f"  {kind}, {phase}, {devices} devices: {count} of {_size(size)} in {dtypes}"
+               f"{scheduled}")  # fmt: skip
+
+
+def known(collectives: list[Collective]) -> bool:
+    """Whether what runs beside them is known: by XLA's schedule."""
+    return all(c.meanwhile is not None for c in collectives)
 
 
 def _state(program: Program) -> str:

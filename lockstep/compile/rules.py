@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from lockstep.compile import expected
 from lockstep.compile.expected import attention_dtype
 from lockstep.compile.program import PHASES, Program
+from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
 from lockstep.config import Config
 from lockstep.model.attention import has_flash, wants_fused, written_out_blocks
@@ -15,7 +16,7 @@ from lockstep.model.stacked import scans_layers
 def violations(program: Program, config: Config, target: Target) -> list[str]:
     """Empty for a program that does what its policy, remat and numerics say."""
     rules = (units, tensor_cores, flops, fused_attention, precise_operations, state_dtypes,
-             donation, determinism, loss_scale)  # fmt: skip
+             donation, determinism, loss_scale, collectives)  # fmt: skip
     return [line for rule in rules for line in rule(program, config, target)]
 
 

@@ -27,21 +27,28 @@ GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", 
 
 
 def kernels(module: Module, target: Target, tf32: bool = False) -> Iterator[Kernel]:
-    for kernel, times in module.kernels():
-        flops, units = 0, ""
-        for inner in module.inner(kernel).values():
-            if size := dot_size(module, inner):
-                m, n, k = size
-                flops += 2 * m * n * k
-                operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
-                units = target.units(NAMES.get(operand.dtype, ""), allows_tf32(inner))
-        if fused_attention(kernel):
-            units = target.units(NAMES.get(kernel.shapes[0].dtype, ""), tf32)
-            b, h, t, d = attention_shape(module, kernel)
-            phase = BACKWARD if gives_gradients(kernel) else FORWARD
-            flops = attention_flops(b, h, t, t, d, phase)
-        yield Kernel(_name(module, kernel), group(module, kernel, flops), flops, units,
-                     moved(module, kernel), times)  # fmt: skip
+    for instruction, times in module.kernels():
+        yield kernel(module, target, instruction, times, tf32)
+
+
+def kernel(
+    module: Module, target: Target, run: Instruction, times: int = 1, tf32: bool = False
+) -> Kernel:
+    """What one instruction computes and moves."""
+    flops, units = 0, ""
+    for inner in module.inner(run).values():
+        if size := dot_size(module, inner):
+            m, n, k = size
+            flops += 2 * m * n * k
+            operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
+            units = target.units(NAMES.get(operand.dtype, ""), allows_tf32(inner))
+    if fused_attention(run):
+        units = target.units(NAMES.get(run.shapes[0].dtype, ""), tf32)
+        b, h, t, d = attention_shape(module, run)
+        phase = BACKWARD if gives_gradients(run) else FORWARD
+        flops = attention_flops(b, h, t, t, d, phase)
+    return Kernel(_name(module, run), group(module, run, flops), flops, units,
+                  moved(module, run), times)  # fmt: skip
 
 
 def group(module: Module, kernel: Instruction, flops: int) -> str:

@@ -55,6 +55,10 @@ def _phase(module: Module, kernel: Instruction, inner: Instruction) -> str:
     return BACKWARD  # a gradient that leaves a loop
 
 
+def phase_of_kernel(module: Module, kernel: Instruction) -> str:
+    return _phase(module, kernel, kernel)
+
+
 # --- matmuls and attention
 
 
@@ -109,7 +113,7 @@ def attention(module: Module, target: Target, tf32: bool) -> Iterator[Attention]
     """Fused kernels."""
     for kernel, times in module.kernels():
         if name := fused_attention(kernel):
-            when = BACKWARD if gives_gradients(kernel) else _phase(module, kernel, kernel)
+            when = BACKWARD if gives_gradients(kernel) else phase_of_kernel(module, kernel)
             b, h, t, d = attention_shape(module, kernel)
             flops = attention_flops(b, h, t, t, d, when) * times
             dtype = kernel.shapes[0].dtype

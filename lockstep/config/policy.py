@@ -84,6 +84,7 @@ class Dtypes(Roles):
     islands: frozenset[str]  # those of them that are in float32 all the same
     rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
     wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
+    gather_again: bool = False  # a weight of several devices, for the backward pass
     path: str = ""  # the module's name; "" is the model
 
     def at(self, name: str) -> "Dtypes":

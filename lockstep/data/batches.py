@@ -2,7 +2,8 @@
 
 The windows are drawn by Philox, a counter-based generator: keyed by seed and split, countered by
 step and micro-step. Any batch of a run can be drawn at any time, in either framework, at any
-world size, and a resumed run draws what the interrupted one would have drawn.
+world size, and a resumed run draws what the interrupted one would have drawn. A process reads the
+rows of its own devices alone.
 """
 
 from typing import Any
@@ -25,14 +26,25 @@ def batch(
     micro_step: int,
     batch_size: int,
     context: int,
+    own: np.ndarray | None = None,
 ) -> np.ndarray:
-    """int32 (B, T+1) of tokens: inputs are [:, :-1], targets [:, 1:]; of documents planes.
+    """int32 (B, T+1) of tokens: inputs are [:, :-1], targets [:, 1:]; of documents planes. With
+    `own` only these rows are read, and the others are zeros.
 
     `random_raw` is used because numpy guarantees its bit stream for ever, which it does not for
     `integers`. The modulo's bias is below n / 2**64.
     """
     bits = np.random.Philox(key=[seed, SPLITS[split]], counter=[0, 0, micro_step, step])
     numbers = bits.random_raw(batch_size)
+    drawn = _read(tokens, numbers if own is None else numbers[own], context)
+    if own is None:
+        return drawn
+    whole = np.zeros((*drawn.shape[:-2], batch_size, drawn.shape[-1]), np.int32)
+    whole[..., own, :] = drawn
+    return whole
+
+
+def _read(tokens: Any, numbers: np.ndarray, context: int) -> np.ndarray:
     if isinstance(tokens, Documents):
         return tokens.draw(numbers, context)
     starts = (numbers % np.uint64(len(tokens) - context)).tolist()
@@ -44,20 +56,22 @@ def window(tokens: Any, *, accum: int, **which: Any) -> np.ndarray:
     return np.stack([batch(tokens, micro_step=n, **which) for n in range(accum)])
 
 
-def of_step(config: Config, tokens: Any, step: int) -> np.ndarray:
+def of_step(config: Config, tokens: Any, step: int, own: np.ndarray | None = None) -> np.ndarray:
     """As `window`: that of one optimizer step of training, from 0; B of all devices."""
-    return _draw(config, tokens, "train", step, config.optim.accum)
+    return _draw(config, tokens, "train", step, config.optim.accum, own)
 
 
-def validation(config: Config, tokens: Any) -> np.ndarray:
+def validation(config: Config, tokens: Any, own: np.ndarray | None = None) -> np.ndarray:
     """As `window`, M batches: those of the held-out split that every evaluation takes."""
-    return _draw(config, tokens, "val", 0, config.run.eval_batches)
+    return _draw(config, tokens, "val", 0, config.run.eval_batches, own)
 
 
-def _draw(config: Config, tokens: Any, split: str, step: int, count: int) -> np.ndarray:
+def _draw(
+    config: Config, tokens: Any, split: str, step: int, count: int, own: np.ndarray | None
+) -> np.ndarray:
     """Raises UserError if a token is beyond the vocabulary: large files are not read ahead."""
     seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
-    given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context}
+    given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context, "own": own}
     drawn = window(tokens, accum=count, split=split, step=step, **given)
     largest, vocab = int(drawn.max()), config.model.vocab
     remedy = f"token {largest} is drawn, but --vocab is {vocab}; use {largest + 1} or more"

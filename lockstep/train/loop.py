@@ -58,6 +58,7 @@ class Loop:
     ) -> None:
         self.config, self.twin, self.data, self.out = config, twin, data, out
         self.log, self.display, self.saver, self.watching = log, display, saver, watching
+        self.own_rows = twin.own_rows(config.global_batch_size)
         self.done = self.first = start.step
         self.losses = {  # validation losses by step
             row["step"]: math.nan if row["val_loss"] is None else row["val_loss"]
@@ -117,7 +118,7 @@ class Loop:
 
     def draw(self, step: int) -> Any:
         """The window of one step (from 0), on its way to the device."""
-        return self.twin.place(batches.of_step(self.config, self.data.train, step))
+        return self.twin.place(batches.of_step(self.config, self.data.train, step, self.own_rows))
 
     def report(self, result: StepResult) -> None:
         optim, model = self.config.optim, self.config.model
@@ -179,10 +180,11 @@ class Loop:
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        loss = self.twin.evaluate(batches.validation(self.config, self.data.val))
+        held_out = batches.validation(self.config, self.data.val, self.own_rows)
+        loss = self.twin.evaluate(held_out)
         self.losses[self.done] = loss
         others = {
-            name: self.twin.evaluate(batches.validation(self.config, tokens))
+            name: self.twin.evaluate(batches.validation(self.config, tokens, self.own_rows))
             for name, tokens in self.watching.sets.items()
         }
         own = {f"val_loss.{name}": other for name, other in others.items()}

@@ -123,6 +123,7 @@ def test_what_shares_a_place_counts_once() -> None:
     parts = Parts(rows=32, vocab=16, weights=[(64, 4)])
     live = memory.live_parts(ASSIGNMENT, LIVE, state, parts, peak=5000)
     assert live == {
-        "weights": 1024, "moments": 0, "accumulators": 0, "gradients": 1024, "activations": 0,
+        "weights": 1024, "moments": 0, "accumulators": 0, "gathered": 0, "gradients": 1024,
+        "activations": 0,
         "logits": 2048, "workspace": 512 + 392,
     }  # fmt: skip

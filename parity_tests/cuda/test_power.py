@@ -15,6 +15,7 @@ BF16 = {"policy": "bf16", "n_layer": 1}
 FLASH = {"policy": "fp32", "n_layer": 1, "context": 256}
 CHUNKS = {"loss_chunks": "3"}
 BLOCK = {"policy": "bf16", "remat": "block"}
+FSDP = {"policy": "bf16", "mesh": "fsdp=2"}
 TWICE, LOST = r"recomputed: .* FLOPs|attention kernels", r"state buffers are not donated"
 
 # They sum in float32 and leave the derivative to autodiff, whose cotangents are then float32: right
@@ -55,6 +56,9 @@ BUGS = [
     Bug("jax", "dots-recomputes-affine", BF16 | {"remat": "dots"}, r"recomputed: .* FLOPs"),
     Bug("jax", "chunks-kept", BF16 | CHUNKS, r"recomputed: 0 FLOPs"),
     Bug("jax", "nondeterministic-strict", BF16 | STRICT, r"add in any order: .*atom"),
+    Bug("jax", "weights-left-divided", FSDP, r"backward: elements gathered"),
+    Bug("jax", "whole-weights-kept", FSDP, r"backward: elements gathered: 0, not"),
+    Bug("jax", "rows-left-to-xla", FSDP | {"vocab": 2**12}, r"elements (gathered|reduced)"),
     Bug("torch", "tf32-left-on", {"policy": "fp32"}, r"matmuls in tf32"),
     Bug("torch", "tf32-not-on", {"policy": "tf32"}, r"matmuls in float32"),
     Bug("torch", "autocast-off", {"policy": "bf16"}, r"matmuls in float32"),
@@ -73,6 +77,9 @@ BUGS = [
     Bug("torch", "remat-does-nothing", BLOCK, r"recomputed: 0 FLOPs"),
     Bug("torch", "sqrt-runs-block", {"policy": "bf16", "remat": "sqrt"}, r"recomputed: .* FLOPs"),
     Bug("torch", "chunks-kept", BF16 | CHUNKS, r"recomputed: 0 FLOPs"),
+    Bug("torch", "whole-weights-kept", FSDP, r"backward: elements gathered: 0, not"),
+    Bug("torch", "blocks-not-divided", FSDP, r"backward: elements gathered: 0, not"),
+    Bug("torch", "reduced-every-time", FSDP | {"accum": 2}, r"elements reduced"),
     Bug("torch", "scatter-in-strict", BF16 | STRICT, r"add in any order: index_put"),
 ]
 # fmt: on

@@ -20,6 +20,7 @@ COMPILER = "lockstep_compiler"
 MAY_IMPORT = {
     "dropout": set(),
     "scan": set(),
+    "gather": set(),
     "onednn": {"products"},
     "remat": {"onednn", "scan"},
     "rounding": {"processes"},
@@ -27,12 +28,12 @@ MAY_IMPORT = {
     "functional": {"products", "remat"},
     "kernels": {"functional"},
     "processes": set(),
-    "precision": {"functional", "kernels", "onednn", "processes", "products"},
-    "model": {"dropout", "functional", "onednn", "precision", "products", "remat"},
+    "precision": {"functional", "gather", "kernels", "onednn", "processes", "products", "remat"},
+    "model": {"dropout", "functional", "gather", "onednn", "precision", "products", "remat"},
     "loss": {"functional", "precision", "remat"},
     "pure": {"model"},
     "taps": {"model", "pure"},
-    "mesh": {"model", "processes"},
+    "mesh": {"gather", "model", "processes"},
     "optim": {"mesh", "scan"},
     "accumulate": {"optim"},
     "step": {
@@ -59,7 +60,7 @@ MAY_IMPORT = {
 }
 # What the other framework has in its library.
 ALONE = {
-    "jax_impl": {"accumulate", "functional", "jaxprs", "kernels", "pure", "scan", "taps"},
+    "jax_impl": {"accumulate", "functional", "gather", "jaxprs", "kernels", "pure", "scan", "taps"},
     "torch_ref": {"live", "nanogpt", "onednn"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())

@@ -102,8 +102,8 @@ def test_a_planted_batch_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
     """In a run of a real twin: tokens drawn by lot, at one step."""
     usual = batches.of_step
 
-    def of_step(config: Any, tokens: Any, step: int) -> np.ndarray:
-        window = usual(config, tokens, step)
+    def of_step(config: Any, tokens: Any, step: int, own: Any = None) -> np.ndarray:
+        window = usual(config, tokens, step, own)
         noise = np.random.default_rng(0).integers(128, 256, window.shape, np.int32)
         return noise if step == 90 - 1 else window
 

@@ -1,0 +1,76 @@
+"""What the devices of a mesh should send each other: weights once forward and once backward, a
+gradient once; no activation."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from lockstep.compile.program import BACKWARD, FORWARD, Program
+from lockstep.compile.targets import Target
+from lockstep.config import Config
+from lockstep.model.params import shapes
+
+REDUCED = ("reduce-scatter", "all-reduce")
+
+
+def collectives(program: Program, config: Config, target: Target) -> Iterator[str]:
+    """Elements by kind and phase: a program may send several tensors at once, or one in parts."""
+    found: Counter[tuple[str, str]] = Counter()
+    for c in program.collectives:
+        found[c.kind, c.phase] += c.times * c.elements
+    gathered = {phase: found.pop(("all-gather", phase), 0) for phase in (FORWARD, BACKWARD)}
+    reduced = sum(found.pop(key) for key in [*found] if key[0] in REDUCED)
+    for (kind, phase), count in found.items():
+        yield f"{phase}: {count:,} elements by {kind}, which a mesh does not need"
+    for phase, count in gathered.items():
+        yield from _compare(f"{phase}: elements gathered", count, gathers(config, phase))
+    yield from _compare("elements reduced", reduced, reductions(config, program.framework))
+
+
+def gathers(config: Config, phase: str) -> tuple[int, int]:
+    """At least and at most, in one step. A vector may be whole everywhere, or gathered for each of
+    its uses, as a tied table may."""
+    if config.mesh.fsdp == 1:
+        return 0, 0
+    low, high = _elements(config, blocks_only=phase == BACKWARD)
+    if phase == FORWARD:
+        return low * config.optim.accum, (high + _tied(config)) * config.optim.accum
+    again = 2 if config.execution.remat == "sqrt" else 1  # segments, and blocks in them
+    return low * config.optim.accum, high * again * config.optim.accum
+
+
+def reductions(config: Config, framework: str) -> tuple[int, int]:
+    """XLA reduces the gradient of each micro-batch, PyTorch their sum. Over data, each device its
+    part; beside them go norms, counts, flags and the loss."""
+    if config.mesh.size == 1:
+        return 0, 0
+    times = config.optim.accum if framework == "jax" else 1
+    low, high = _elements(config)
+    high += _tied(config)
+    both = config.mesh.data > 1 and config.mesh.fsdp > 1
+    high += both * math.ceil(high / config.mesh.fsdp)
+    scalars = 8 * len(shapes(config.model)) * config.optim.accum
+    return low * times, high * times + scalars
+
+
+def _elements(config: Config, *, blocks_only: bool = False) -> tuple[int, int]:
+    """Of the matrices; and of all tensors, each filled up to what fsdp divides, vectors for each of
+    their uses."""
+    parts, low, high = config.mesh.fsdp, 0, 0
+    for name, shape in shapes(config.model).items():
+        if not blocks_only or name.startswith("blocks."):
+            divides = any(n % parts == 0 for n in shape)
+            low += math.prod(shape) if len(shape) > 1 and divides else 0
+            uses = 1 if len(shape) > 1 else 3
+            high += uses * math.ceil(shape[0] / parts) * parts * math.prod(shape[1:])
+    return low, high
+
+
+def _tied(config: Config) -> int:
+    return config.model.d_vocab * config.model.d_model if config.model.tied else 0
+
+
+def _compare(what: str, count: int, bounds: tuple[int, int]) -> Iterator[str]:
+    low, high = bounds
+    if not low <= count <= high:
+        yield f"{what}: {count:,}, not {low:,} to {high:,}"

@@ -1,0 +1,91 @@
+"""On a mesh a program sends what FSDP and DDP say, and each device keeps its part."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.compile import rules, targets
+from lockstep.compile.ask import Compiler
+from lockstep.compile.program import BACKWARD, FORWARD, Program
+from lockstep.config import from_flags
+from lockstep.config.policy import POLICIES
+from lockstep.model.params import shapes
+from lockstep.plan import shape, world
+from lockstep.plan.setting import Setting
+from parity_tests.cuda.cells import config
+
+H100 = targets.find("h100")
+CELLS: list[dict[str, Any]] = [
+    {"mesh": "fsdp=4", "policy": "fp32"},
+    {"mesh": "data=2,fsdp=2", "policy": "bf16", "remat": "sublayer"},
+    {"mesh": "data=4", "policy": "fp16", "accum": 2},
+    {"mesh": "fsdp=4", "policy": "bf16", "remat": "sqrt", "accum": 2, "numerics": "strict"},
+    {"mesh": "data=2,fsdp=2", "policy": "fp32", "remat": "dots"},
+    {"mesh": "fsdp=2", "policy": "fp16", "remat": "block", "model": "tiny", "layers": "scan"},
+]
+
+
+def sent(program: Program, kind: str, phase: str = "") -> tuple[int, int]:
+    """How often, and how many elements."""
+    found = [c for c in program.collectives if c.kind == kind and phase in ("", c.phase)]
+    return sum(c.times for c in found), sum(c.times * c.elements for c in found)
+
+
+@pytest.mark.parametrize("flags", CELLS, ids=lambda flags: "-".join(map(str, flags.values())))
+def test_a_device_does_its_rows_and_no_more(
+    flags: dict[str, Any], compilers: dict[str, Compiler]
+) -> None:
+    """The rules of one device hold for each of many: its FLOPs, dtypes, donated state."""
+    cell = config(flags)
+    for framework, compiler in compilers.items():
+        program = compiler.program(cell, "h100")
+        assert rules.violations(program, cell, H100) == [], framework
+        assert program.collectives
+
+
+def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compiler]) -> None:
+    """Of three blocks and two, what one more sends. XLA sends several tensors at once."""
+    more, less = (config({"mesh": "fsdp=4", "policy": "bf16", "n_layer": n}) for n in (3, 2))
+    block = {n: s for n, s in shapes(more.model).items() if n.startswith("blocks.2.")}
+    matrices = sum(s[0] * s[1] for s in block.values() if len(s) > 1)
+    tensors = sum(s[0] * (s[1] if len(s) > 1 else 1) for s in block.values())
+    for framework, compiler in compilers.items():
+        programs = [compiler.program(each, "h100") for each in (more, less)]
+        forward, backward, summed = (
+            [a - b for a, b in zip(*(sent(p, kind, phase) for p in programs))]
+            for kind, phase in (
+                ("all-gather", FORWARD), ("all-gather", BACKWARD), ("reduce-scatter", "")
+            )
+        )  # fmt: skip
+        assert forward[1] == tensors, framework
+        assert tensors <= summed[1] <= tensors + len(block), framework  # each one's norm
+        assert matrices <= backward[1] <= tensors, framework  # a bias is not needed again
+        if framework == "torch":
+            assert forward[0] == backward[0] == summed[0] == 1
+
+
+def test_one_device_sends_nothing(compilers: dict[str, Compiler]) -> None:
+    for compiler in compilers.values():
+        assert not compiler.program(config({"policy": "bf16"}), "h100").collectives
+
+
+def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None:
+    """Weights, moments and gradients, by which many devices are chosen: activations are each
+    device's own. Of a thousand devices, too."""
+    flags = {"model": "1b", "layers": "scan", "policy": "bf16", "remat": "block", "batch_size": 1}
+    few, many = (from_flags(flags | {"mesh": mesh}, accelerator=True)
+                 for mesh in ("fsdp=8", "data=8,fsdp=128"))  # fmt: skip
+    for framework, compiler in compilers.items():
+        state = []
+        for cell in (few, many):
+            program = compiler.program(cell, "h100")
+            kept = sum(b.bytes for b in program.state if b.part in ("weights", "moments"))
+            state.append(kept)
+            model = shape.of("1b", None)
+            setting = Setting(framework=framework, backend="ampere", roles=POLICIES["bf16"],
+                              remat="block", rows=1)  # fmt: skip
+            sent_there = sum(c.sent * c.times for c in program.collectives)
+            # At 1,024 XLA reduces what is looked up whole, which is 0.4 GB more.
+            assert sum(world.sent(model, setting, cell.mesh)) == pytest.approx(sent_there, rel=0.1)
+            assert world.kept(model, setting, cell.mesh) == pytest.approx(program.peak, rel=0.15)
+        assert state[0] / state[1] == pytest.approx(16, rel=0.1), framework
