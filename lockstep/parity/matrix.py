@@ -159,7 +159,6 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
         ("fp8", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
         ("fp8-rowwise", "block", 1, "tiny", "unroll", "fsdp=2"),
-        ("nvfp4", "none", 1, "tiny", "unroll", "data=2"),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "mesh")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]
