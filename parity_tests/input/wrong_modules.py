@@ -71,6 +71,10 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--rounds x", ["--rounds", "'x'", "whole number"]),
         ("--rounds 0", ["--rounds", "0", "at least 1"]),
     ],
+    "benchmarks.resident": [
+        ("keras", ["FRAMEWORK", "keras", "torch"]),
+        ("torch --batch-size x", ["--batch-size", "'x'", "whole number"]),
+    ],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),
