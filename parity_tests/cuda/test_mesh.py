@@ -57,8 +57,8 @@ def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compile
                 ("all-gather", FORWARD), ("all-gather", BACKWARD), ("reduce-scatter", "")
             )
         )  # fmt: skip
-        assert forward[1] == tensors, framework
-        assert tensors <= summed[1] <= tensors + len(block), framework  # each one's norm
+        for count in (forward[1], summed[1]):  # and each one's norm
+            assert tensors <= count <= tensors + len(block), framework
         assert matrices <= backward[1] <= tensors, framework  # a bias is not needed again
         if framework == "torch":
             assert forward[0] == backward[0] == summed[0] == 1
