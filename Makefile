@@ -2,12 +2,13 @@
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
+# make finetune  a small Llama, from end to end (docs/finetune.md): a minute
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train test test-cuda check evidence
+.PHONY: setup train test test-cuda finetune check evidence
 
 setup: .venv/.ready
 
@@ -31,6 +32,9 @@ test-cuda: .venv-aot/.ready
 	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot,peers]' \
 		pytest pytest-xdist
 	touch $@
+
+finetune: setup
+	$(BIN)/python examples/finetune/finetune.py
 
 evidence: setup
 	$(BIN)/python -m evidence run $(NAME)

@@ -5,13 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep import twin
-from lockstep.data import records
+from lockstep.config import Config
+from lockstep.data import records, tokenizer
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import add_number, reader
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
+from lockstep.weights import about
 
 
 def add(commands: Any) -> None:
@@ -20,8 +24,8 @@ def add(commands: Any) -> None:
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--prompt", default="def ", metavar="TEXT",
                      help="text to continue (default: 'def ')")  # fmt: skip
-    add_number(sub, "--length", 300, "bytes to write")
-    add_number(sub, "--temperature", 0.8, "0 takes the likeliest byte each time")
+    add_number(sub, "--length", 300, "tokens to write, bytes without a tokenizer")
+    add_number(sub, "--temperature", 0.8, "0 takes the likeliest token each time")
     add_number(sub, "--top-k", 40, "choose among the N likeliest; 0 among all")
     add_number(sub, "--seed", 0, "seed of the choices")
     sub.add_argument("--step", type=reader(int), metavar="N",
@@ -37,19 +41,20 @@ def _sample(given: argparse.Namespace) -> int:
     run = Path(given.run)
     record = directory.read_record(run)
     config, framework = record.config, given.framework or record.framework
-    prompt = given.prompt.encode("utf-8", "surrogateescape")
-    require(len(prompt) > 0, "--prompt", "''", "is empty; give at least one character")
+    require(len(given.prompt) > 0, "--prompt", "''", "is empty; give at least one character")
     require_range("--length", given.length, 1)
     require_range("--temperature", given.temperature, 0)
     require_range("--top-k", given.top_k, 0)
     require_range("--seed", given.seed, 0, 2**63 - 1)
-    texts = (*records.KINDS, "stdlib")
-    bytewise = config.data.data.lower().endswith(texts) and not config.data.tokenizer
-    remedy = "was trained on token files, which this cannot decode; name a run on text"
-    require(bytewise, "RUN", given.run, remedy)
-    fits = max(prompt) < config.model.vocab
-    remedy = f"has bytes beyond the run's --vocab {config.model.vocab}; use other characters"
-    require(fits, "--prompt", repr(given.prompt), remedy)
+    words = _tokenizer(config, run)
+    try:
+        prompt = words.encode(given.prompt).tokens.tolist()
+    except ValueError:
+        require(False, "--prompt", repr(given.prompt), "is no valid Unicode; use other characters")
+    vocab = min(words.vocab, config.model.vocab)
+    require(len(prompt) > 0, "--prompt", repr(given.prompt), "is no token; use other characters")
+    remedy = f"has tokens beyond the run's --vocab {config.model.vocab}; use other characters"
+    require(max(prompt) < vocab, "--prompt", repr(given.prompt), remedy)
     config = config.replace(device=given.device, mesh="data=1")
     notices: list[str] = []
     state = trainer.restore(config, run, notices.append, step=given.step)
@@ -57,9 +62,23 @@ def _sample(given: argparse.Namespace) -> int:
         print(notice, file=sys.stderr)
     chosen = twin.load(framework, config)
     chosen.load(state)
-    text = sampling.sample(
-        chosen, prompt, length=given.length, context=config.model.context,
+    written = sampling.sample(
+        chosen, prompt, length=given.length, context=config.model.context, vocab=vocab,
+        end=words.end if isinstance(words, tokenizer.FromFile) else (),
         temperature=given.temperature, top_k=given.top_k, seed=given.seed,
     )  # fmt: skip
-    print(sampling.to_terminal(prompt + text))
+    text = words.decode(np.array([*prompt, *written], np.uint32))
+    print(sampling.to_terminal(text))
     return DONE
+
+
+def _tokenizer(config: Config, run: Path) -> tokenizer.Tokenizer:
+    """The run's own, of which it keeps the files; bytes for one on text without."""
+    kept = run / about.FOLDER
+    if config.data.tokenizer:
+        return tokenizer.FromFile(kept, links=False)
+    if config.data.data.lower().endswith((*records.KINDS, "stdlib")):
+        return tokenizer.Bytes()
+    remedy = "was trained on token files, which this cannot decode; name a run on text"
+    require((kept / "tokenizer.json").exists(), "RUN", run, remedy)
+    return tokenizer.FromFile(kept, links=False)

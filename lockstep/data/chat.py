@@ -57,11 +57,11 @@ def _compile(template: str) -> Any:
     return made.from_string(template)
 
 
-def template_of(folder: Path, about: dict[str, Any]) -> str:
+def template_of(folder: Path, about: dict[str, Any], links: bool = True) -> str:
     """chat_template.jinja, or what tokenizer_config.json has; "" where there is none."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        with open_regular(file, limit=LARGEST, links=True) as stream:
+        with open_regular(file, limit=LARGEST, links=links) as stream:
             return stream.read().decode()
     found = about.get("chat_template", "")
     if isinstance(found, list):  # several, by name

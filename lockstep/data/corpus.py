@@ -73,13 +73,19 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
         ) from None
 
 
-def check(corpus: Corpus, vocab: int, context: int) -> None:
+def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
     """Raises UserError unless the tokens fit the vocabulary and each split has something to learn:
-    a window's length or, of documents, a target that counts."""
+    a window's length or, of documents, a target that counts.
+
+    init: where the model is from, if the run did not choose its vocabulary.
+    """
     if vocab < corpus.vocab:
         largest = max(map(_largest, (corpus.train, corpus.val)))
         preset = " or --model gpt2" if BYTES < corpus.vocab <= BPE else ""
         remedy = f"the data's largest token is {largest}; use --vocab {corpus.vocab}{preset}"
+        if init:
+            own = f"beyond the {vocab} of --init {init}; use the tokenizer of that model"
+            require(largest < vocab, "--data", f"has token {largest}", own)
         require(largest < vocab, "--vocab", vocab, remedy)
     for name, tokens in (("train", corpus.train), ("val", corpus.val)):
         if isinstance(tokens, Documents) and tokens.ends is not None:  # a row is as long as it is

@@ -66,13 +66,14 @@ class Bytes:
 class FromFile:
     """A folder's tokenizer.json; its tokenizer_config.json names the end and the chat template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, links: bool = True) -> None:
+        """links: whether files may be symbolic links: what the user named, not what a run holds."""
         tokenizers = require_package("tokenizers", "--tokenizer")
         try:
-            with open_regular(folder / "tokenizer.json", limit=LARGEST, links=True) as file:
+            with open_regular(folder / "tokenizer.json", limit=LARGEST, links=links) as file:
                 content = file.read()
-            about = _optional(folder / "tokenizer_config.json")
-            template = chat.template_of(folder, about)
+            about = _optional(folder / "tokenizer_config.json", links)
+            template = chat.template_of(folder, about, links)
             self.inner = tokenizers.Tokenizer.from_str(content.decode())
         except OSError as error:
             raise _problem(folder, f"cannot be read ({error.strerror})") from None
@@ -119,8 +120,8 @@ def require_package(name: str, field: str) -> Any:
         raise UserError(f"{field}: needs the package {name}; {remedy}") from None
 
 
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file, limit=LARGEST, links=True, finite=False) if file.exists() else {}
+def _optional(file: Path, links: bool) -> dict[str, Any]:
+    return read_json(file, limit=LARGEST, links=links, finite=False) if file.exists() else {}
 
 
 def _special_tokens(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

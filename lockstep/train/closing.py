@@ -67,7 +67,7 @@ def sample_lines(
 def sample(config: Config, twin: Twin, data: Corpus) -> str:
     prompt = b"def " if config.data.data == "stdlib" else bytes(data.val[:8])
     written = sampling.sample(twin, prompt, length=160, context=config.model.context)
-    return sampling.to_terminal(prompt + written)
+    return sampling.to_terminal(prompt + bytes(written))
 
 
 def _quote(text: str) -> list[str]:

@@ -4,6 +4,8 @@ The twin gives scores; the choice is drawn here, by numpy, so two twins that agr
 write the same text.
 """
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 
 from lockstep.errors import UserError, printable
@@ -14,17 +16,21 @@ BYTES = 256
 
 def sample(
     twin: Twin,
-    prompt: bytes,
+    prompt: Sequence[int],
     *,
     length: int,
     context: int,
+    vocab: int = BYTES,
+    end: Collection[int] = (),
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
-) -> bytes:
-    """`length` bytes that continue a prompt of at least one byte.
+) -> list[int]:
+    """At most `length` tokens that continue a prompt of at least one.
 
     Args:
+        vocab: the tokens that may be chosen; of bytes a larger vocabulary leaves the rest unused.
+        end: the tokens after which nothing comes; they are left out.
         temperature: divides the scores; 0 takes the best token each time.
         top_k: only the k best tokens may be chosen; 0 for all.
 
@@ -34,12 +40,14 @@ def sample(
     generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
     tokens = list(prompt)
     for _ in range(length):
-        # A larger vocabulary is one that bytes leave unused.
-        scores = twin.logits(np.array(tokens[-context:], np.int32))[:BYTES]
+        scores = twin.logits(np.array(tokens[-context:], np.int32))[:vocab]
         if not np.isfinite(scores).all():
             raise UserError("scores nan or inf: the weights are useless; use an earlier checkpoint")
-        tokens.append(choose(scores, temperature, top_k, generator))
-    return bytes(tokens[len(prompt) :])
+        chosen = choose(scores, temperature, top_k, generator)
+        if chosen in end:
+            break
+        tokens.append(chosen)
+    return tokens[len(prompt) :]
 
 
 def choose(
@@ -60,6 +68,7 @@ def choose(
     return int(candidates[drawn])
 
 
-def to_terminal(text: bytes) -> str:
+def to_terminal(text: bytes | str) -> str:
     """For a terminal: lines and tabs stay, other control characters are escaped."""
-    return printable(text.decode("utf-8", "replace"), keep="\n\t")
+    text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    return printable(text, keep="\n\t")

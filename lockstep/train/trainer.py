@@ -213,7 +213,7 @@ def load_data(config: Config, run: Path) -> Corpus:
             "start a new run"
         )
     # An untrusted config.json may state a smaller vocabulary than its tokens need.
-    corpus.check(data, config.model.vocab, config.model.context)
+    corpus.check(data, config.model.vocab, config.model.context, config.run.init)
     return data
 
 
@@ -221,7 +221,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     """The data and the state to go on from, and what the user should know about them."""
     if resumed is None:
         data = corpus.load(**vars(config.data))
-        corpus.check(data, config.model.vocab, config.model.context)
+        corpus.check(data, config.model.vocab, config.model.context, config.run.init)
         return data, _first_state(config), []
     data = load_data(config, resumed)
     notices: list[str] = []

@@ -236,7 +236,7 @@ class Scores:
 
 
 def test_choice() -> None:
-    def drawn(**options: Any) -> bytes:
+    def drawn(**options: Any) -> list[int]:
         return sampling.sample(Scores(), b"\0", length=400, context=8, **options)  # type: ignore[arg-type]
 
     assert set(drawn(temperature=0)) == {3}
@@ -244,7 +244,7 @@ def test_choice() -> None:
     assert set(drawn(temperature=1.0, top_k=0)) == {0, 1, 2, 3}
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
     weights: Arrays = {"softmax": np.exp(Scores().logits(np.zeros(1)))}
-    share = np.bincount(list(drawn(temperature=1.0, top_k=0)), minlength=4) / 400
+    share = np.bincount(drawn(temperature=1.0, top_k=0), minlength=4) / 400
     expected = weights["softmax"] / weights["softmax"].sum()
     # 400 draws: a share of p is off by sqrt(p (1 - p) / 400) = 0.025 at most; four of those.
     assert np.abs(share - expected).max() < 0.1

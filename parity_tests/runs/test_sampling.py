@@ -24,7 +24,14 @@ def test_a_larger_vocabulary_than_bytes() -> None:
     """125m and gpt2 on text: the tokens from 256 on are never chosen."""
     scores = Scores(*np.arange(1000.0))
     text = sampling.sample(scores, b"x", length=5, context=4, temperature=0)  # type: ignore[arg-type]
-    assert text == bytes([255] * 5)
+    assert text == [255] * 5
+
+
+def test_nothing_comes_after_the_end() -> None:
+    drawn = Scores(1.0, 2.0, 0.0)
+    how = {"length": 5, "context": 4, "temperature": 0}
+    assert sampling.sample(drawn, [0], vocab=3, **how) == [1] * 5  # type: ignore[arg-type]
+    assert sampling.sample(drawn, [0], vocab=3, end=[1], **how) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
