@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
+# make test-rest  what make test leaves out for its time: several devices, narrow formats
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
 # make finetune  a small Llama, from end to end (docs/finetune.md): a minute
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
@@ -8,7 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train test test-cuda finetune check evidence
+.PHONY: setup train test test-rest test-cuda finetune check evidence
 
 setup: .venv/.ready
 
@@ -23,6 +24,9 @@ train: setup
 
 test: setup check
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10
+
+test-rest: setup
+	$(BIN)/python -m pytest parity_tests/ladder parity_tests/runs --rest -n auto --durations=10
 
 test-cuda: .venv-aot/.ready
 	.venv-aot/bin/python -m pytest parity_tests/cuda -n auto --durations=10

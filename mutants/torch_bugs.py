@@ -138,7 +138,7 @@ def scale_adapters(scale: Callable[[float], float]) -> Plant:
 # --- precision
 
 
-def widen_under_autocast(function: Callable, dtypes: Dtypes) -> Callable:
+def widen_under_autocast(function: Callable, dtypes: Dtypes, **rows: bool) -> Callable:
     """The island's tensors are widened, and autocast narrows them again."""
     if dtypes.compute == dtypes.policy.compute:
         return function

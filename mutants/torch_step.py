@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.optim import AdamW
 
 from mutants.patch import Plant, after, assign, before, both, wrap
 from torch_ref import optim, step
+from torch_ref.optim import AdamW
 from torch_ref.step import Trainer
 
 # --- accumulation

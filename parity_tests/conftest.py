@@ -89,6 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
     group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
+    group.addoption("--rest", action="store_true", help="what make test leaves to make test-rest")
     group.addoption(
         "--status", metavar="FILE", type=_status, help="put the verdicts there, as JSON lines"
     )
@@ -107,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On another device only what asks for it runs there: the rest has both frameworks inside.
-    What only repeats runs with --full, or by its name."""
+    What the default suite leaves out runs with --full, or by its name."""
     if not config.getoption("--full"):
         leave_out(config, items)
     device = config.getoption("--device")

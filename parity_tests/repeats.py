@@ -1,6 +1,8 @@
-"""What the default suite leaves to --full: each of these repeats what another test guards.
+"""What the default suite leaves out, for its time.
 
-A planted bug is left out nowhere but in `check/test_twins.py`, where the ladder catches it.
+`REPEATS` are for --full: each repeats what another test guards. A planted bug is among them nowhere
+but in `check/test_twins.py`, where the ladder catches it. `REST` is guarded by nothing else:
+`make test-rest` runs it, and nothing but it, by --rest; CI does.
 """
 
 import re
@@ -34,8 +36,9 @@ REPEATS = {
     r"test_handover.py::test_the_loss_scale_is_handed_over\[with a scale that has grown":
         "after a skipped step",
     r"test_checkpoint_torn.py::test_a_kill_at_any_moment.*-2\]": "the first seed",
-    r"check/test_twins.py::test_the_first_root_is_the_mutant\[(?!norm-eps|query-for-key|decay\])":
-        "one in a module, one between two, one in the optimizer",
+    r"check/test_twins.py::test_the_first_root_is_the_mutant\[(?!norm-eps)":
+        "one in a module; the ladder",
+    r"test_envelope.py::test_the_twins_against_their_noise\[fp32\]": "bf16",
     r"test_ladder.py::test_a_long_run_stays_one_curve\[gpt2\]": "tiny",
     r"test_ports.py::test_(a_port|ports_of|a_resnet|a_llama_through_taps\[haiku|a_llama_of)":
         "bugs of a port in Linen, Equinox",
@@ -45,20 +48,39 @@ REPEATS = {
 }  # fmt: skip
 
 
+# The same: what is left to `make test-rest`, and what of its kind stays.
+REST = {
+    r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|fp16.*=2-11)":
+        "rung 11 in bf16 on fsdp=2, and of documents in fp64 on data=2",
+    r"test_ladder.py::test_rung\[(nvfp4|fp8.*-6\])": "fp8 on rungs 3 and 8",
+    r"test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
+    r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scale|evaluated)-.*one-rank|weights-(not|of)-)":
+        "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
+    r"test_power.py::test_harmless_on_a_mesh": "rung 11",
+    r"test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
+    r"|never-rounded-up|draws-of-zero|drawn-without)": "e4m3-gradients, output-not-scaled",
+    r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
+}  # fmt: skip
+
+
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what repeats.
+    """Deselects what repeats and the rest; with --rest all else.
 
     Raises:
         pytest.UsageError: a whole file was collected, and a pattern for it fits nothing.
     """
-    found = {pattern: [i for i in items if re.search(pattern, i.nodeid)] for pattern in REPEATS}
+    patterns = [*REPEATS, *REST]
+    found = {pattern: [i for i in items if re.search(pattern, i.nodeid)] for pattern in patterns}
     whole = not config.getoption("keyword") and not any("::" in a for a in config.args)
     files = {item.nodeid.partition("::")[0] for item in items}
     for pattern, fits in found.items():
         file = "/" + pattern.partition("::")[0]
         if whole and not fits and any(path.endswith(file) for path in files):
             raise pytest.UsageError(f"parity_tests/repeats.py: {pattern} fits no test; mend it")
-    repeats = {item for fits in found.values() for item in fits}
-    if repeats and not any("::" in argument for argument in config.args):
-        config.hook.pytest_deselected(items=list(repeats))
-        items[:] = [item for item in items if item not in repeats]
+    rest = {item for pattern in REST for item in found[pattern]}
+    left = {item for fits in found.values() for item in fits}
+    if config.getoption("--rest"):
+        left = {*items} - rest
+    if left and not any("::" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]

@@ -54,17 +54,17 @@ MASK_RUNGS = {"masked": (3, 5, 8), "packed": (2, 3, 9)}
 def config(row: Row, device: str) -> Config:
     """Of a row of the matrix, or of any flags over `SMALL`; its windows are the pair's affair.
 
-    Scanned layers are four, so that remat sqrt has two segments; unrolled ones two, for the sake
-    of the compiler. Only float64 has dropout: a permuted batch, of which the noise envelope is
-    made, has other masks. Below float64 nothing is clipped unless the row says so: clipping hides
-    the gradient's scale, and rungs that ask for one config share its compiled program.
+    Layers are two, for the sake of the compiler; scanned ones four where remat sqrt is to have two
+    segments. Only float64 has dropout: a permuted batch, of which the noise envelope is made, has
+    other masks. Below float64 nothing is clipped unless the row says so: clipping hides the
+    gradient's scale, and rungs that ask for one config share its compiled program.
     """
     grouped = GROUPED if row.get("model") == "grouped" else {}
     flags: Row = {k: v for k, v in {**SMALL, **row, **grouped}.items() if k != "windows"}
     if "mesh" in row:  # of the compiler's time, one layer says as much
         flags["batch_size"] = max(1, 4 // parse_mesh(row["mesh"]).size)
         flags["n_layer"] = row.get("n_layer", 1)
-    if flags["layers"] == "scan":
+    if flags["layers"] == "scan" and flags["remat"] == "sqrt":
         flags["n_layer"] = row.get("n_layer", 4)
     if resolve(flags["policy"]).recipe:  # the first and the last are in float32
         flags["n_layer"] = 3
@@ -130,7 +130,7 @@ def work(row: Row) -> int:
     """
     runs = {"fp64": 2, "fp32": 3, "bf16": 5, "fp16": 7, "tf32": 3}[row["policy"]]
     turns = {"none": 1, "dots": 5}.get(row["remat"], 2) * (row["accum"] + 1)
-    return runs * turns * {"unroll": 2, "scan": 4}[row["layers"]]
+    return runs * turns
 
 
 def grouped(*, every: bool) -> list[Row]:

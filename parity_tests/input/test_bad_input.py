@@ -32,6 +32,7 @@ NOT_FOR_USERS = {
     "jax_impl.probe",
     "torch_ref.probe",
     "torch_ref.nanogpt",
+    "examples.finetune.finetune",
     "benchmarks.estimators_tracker",
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",

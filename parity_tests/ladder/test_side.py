@@ -1,5 +1,7 @@
 """A side's process: what it answers is its own, and its end is one line."""
 
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
@@ -53,18 +55,17 @@ def test_as_many_nurseries_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was asked last stays, and one that has died is started again."""
     monkeypatch.setattr(nursery, "running", OrderedDict())
     monkeypatch.setattr(nursery, "RUNNING", 1)
-    started = []
-    for name in ("one", "other", "other"):
-        environment = {"NURSERY": name}
-        with closing(Side("torch", CONV.modules["torch"], environment=environment)) as side:
-            loss(side)
-            started += [running.process for running in nursery.running.values()]
-    first, second, same = started
+
+    def fork(name: str) -> subprocess.Popen[bytes]:
+        nursery.fork("no_framework", "", {"NURSERY": name}, sys.executable).close()
+        (found,) = nursery.running.values()
+        return found.process
+
+    first, second, same = map(fork, ("one", "other", "other"))
     assert second is same and (first.poll(), second.poll()) == (0, None)
     second.kill()
     second.wait()
-    with closing(side):
-        loss(side)
+    assert fork("other").poll() is None
     nursery.close()
 
 
