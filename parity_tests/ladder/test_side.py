@@ -57,7 +57,7 @@ def test_as_many_nurseries_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nursery, "RUNNING", 1)
 
     def fork(name: str) -> subprocess.Popen[bytes]:
-        nursery.fork("no_framework", "", {"NURSERY": name}, sys.executable).close()
+        nursery.fork("no.framework", "", {"NURSERY": name}, sys.executable).close()
         (found,) = nursery.running.values()
         return found.process
 
