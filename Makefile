@@ -1,7 +1,7 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
-# make test-rest  what make test leaves out for its time: several devices, narrow formats
+# make test-rest  what make test leaves out for its time: several devices, other pairs ...
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
 # make finetune  a small Llama, from end to end (docs/finetune.md): a minute
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
@@ -26,7 +26,7 @@ test: setup check
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10
 
 test-rest: setup
-	$(BIN)/python -m pytest parity_tests/ladder parity_tests/runs --rest -n auto --durations=10
+	$(BIN)/python -m pytest parity_tests --rest -n auto --durations=10
 
 test-cuda: .venv-aot/.ready
 	.venv-aot/bin/python -m pytest parity_tests/cuda -n auto --durations=10

@@ -2,7 +2,7 @@
 
 `REPEATS` are for --full: each repeats what another test guards. A planted bug is among them nowhere
 but in `check/test_twins.py`, where the ladder catches it. `REST` is guarded by nothing else:
-`make test-rest` runs it, and nothing but it, by --rest; CI does.
+`make test-rest` runs it, and nothing but it, by --rest; so does CI.
 """
 
 import re
@@ -60,6 +60,10 @@ REST = {
     r"test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
     r"|never-rounded-up|draws-of-zero|drawn-without)": "e4m3-gradients, output-not-scaled",
     r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
+    r"test_second_pair.py::": "the ladder of the first",
+    r"check/test_mutants.py::test_a_bug_is_named_first_with_its_cause\[(resnet|conv)": "a GPT's",
+    r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
+    r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
 }  # fmt: skip
 
 
@@ -77,10 +81,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         file = "/" + pattern.partition("::")[0]
         if whole and not fits and any(path.endswith(file) for path in files):
             raise pytest.UsageError(f"parity_tests/repeats.py: {pattern} fits no test; mend it")
-    rest = {item for pattern in REST for item in found[pattern]}
-    left = {item for fits in found.values() for item in fits}
-    if config.getoption("--rest"):
-        left = {*items} - rest
+    repeats, rest = ({item for each in of for item in found[each]} for of in (REPEATS, REST))
+    left = {*items} - (rest - repeats) if config.getoption("--rest") else repeats | rest
     if left and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
