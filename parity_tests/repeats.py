@@ -53,11 +53,11 @@ REST = {
     r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|fp16.*=2-11)":
         "rung 11 in bf16 on fsdp=2, and of documents in fp64 on data=2",
     r"test_ladder.py::test_rung\[(nvfp4|fp8.*-6\])": "fp8 on rungs 3 and 8",
-    r"test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
+    r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
     r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scale|evaluated)-.*one-rank|weights-(not|of)-)":
         "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
-    r"test_power.py::test_harmless_on_a_mesh": "rung 11",
-    r"test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
+    r"ladder/test_power.py::test_harmless_on_a_mesh": "rung 11",
+    r"ladder/test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
     r"|never-rounded-up|draws-of-zero|drawn-without)": "e4m3-gradients, output-not-scaled",
     r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
     r"test_second_pair.py::": "the ladder of the first",
