@@ -21,14 +21,18 @@ LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 def has_float32_library(device: torch.device) -> bool:
     """Whether it beats what torch asks by itself."""
-    cpu = provenance.cpu()
-    beats = "AMD" in (cpu["model"] or "") and "avx512f" in (cpu["flags"] or ())
+    beats = "AMD" in (provenance.cpu()["model"] or "") and may_use_avx512()
     return device.type == "cpu" and beats and LINEAR is not None
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
     units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
-    return device.type == "cpu" and bool(units)
+    return device.type == "cpu" and bool(units) and may_use_avx512()
+
+
+def may_use_avx512() -> bool:
+    """What torch may use: a limit set in the environment counts, unlike in the CPU's own flags."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

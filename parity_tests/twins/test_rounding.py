@@ -377,3 +377,23 @@ def test_a_frozen_weight_costs_no_product() -> None:
     with FlopCounterMode(display=False) as counter:
         onednn.multiply_by_onednn(F.linear)(x, weight).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
+
+
+CHOICES = {  # the CPU's maker, what torch may use of it -> whether oneDNN multiplies float32
+    ("AMD EPYC", "AVX512"): True,
+    ("AMD EPYC", "AVX2"): False,
+    ("Intel(R) Xeon(R)", "AVX512"): False,
+}
+
+
+@needs_onednn
+@pytest.mark.parametrize("model, capability", CHOICES)
+def test_a_limit_on_instructions_counts(
+    monkeypatch: pytest.MonkeyPatch, model: str, capability: str
+) -> None:
+    flags = ["avx2", "avx512f", "avx512_bf16"]  # the CPU's own, under any limit
+    monkeypatch.setattr("lockstep.provenance.cpu", lambda: {"model": model, "flags": flags})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    cpu = torch.device("cpu")
+    assert onednn.has_float32_library(cpu) is CHOICES[model, capability]
+    assert onednn.has_bfloat16_units(cpu) is (capability == "AVX512")
