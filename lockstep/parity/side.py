@@ -112,6 +112,10 @@ class Side:
         """Adam's, after one step on each of (K, N, B, T+1) windows alone: K is the last axis."""
         return self.ask("first_moments", config, state, windows)[1]
 
+    def losses(self, config: Config, state: TrainState, windows: np.ndarray) -> np.ndarray:
+        """(S,): of optimizer steps on (S, N, B, T+1) windows, each before its update."""
+        return np.array(self.ask("losses", config, state, windows)[0]["loss"])
+
     def evaluate(self, config: Config, state: TrainState, batches: np.ndarray) -> float:
         return self.ask("evaluate", config, state, batches)[0]["loss"]
 

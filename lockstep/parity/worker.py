@@ -73,6 +73,9 @@ class Server:
             moments.append(twin.state().mu)
         return {}, stack(moments)
 
+    def losses(self, twin: Twin, given: np.ndarray) -> Answer:
+        return {"loss": [twin.step(twin.place(window))().loss for window in given]}, {}
+
     def evaluate(self, twin: Twin, given: np.ndarray) -> Answer:
         return {"loss": twin.evaluate(given)}, {}
 

@@ -6,6 +6,7 @@ Each kind of parameter stands for all layers together, in the order of llm.c's `
 
 import math
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -15,7 +16,7 @@ from lockstep.config import ModelConfig
 from lockstep.config.presets import GPT2
 from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused, open_regular
-from lockstep.model.params import Arrays, shapes
+from lockstep.model.params import Arrays, count, shapes
 from lockstep.weights.source import Source
 from lockstep.weights.stream import read_into
 
@@ -24,43 +25,61 @@ DTYPES = {3: "float32", 5: "bfloat16"}
 LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.up", "mlp.down")
 
 
-def open_file(path: Path) -> Source:
+def open_file(path: Path, field: str = "--init") -> Source:
     """
+    Args:
+        field: what of the command line names the file.
+
     Raises:
         UserError: it is no such file, or not of the length that its header says.
     """
     try:
         with open_regular(path, links=True) as stream:
-            header = np.frombuffer(stream.read(HEADER), "<i4")
+            header = read_header(stream)
             size = stream.seek(0, 2)
     except (OSError, Refused) as error:
-        raise _unusable(path, error) from None
+        raise unusable(field, path, error) from None
     remedy = f"is no checkpoint of llm.c (magic {MAGIC}, version 3 or 5)"
-    known = len(header) == 256 and header[0] == MAGIC and int(header[1]) in DTYPES
-    require(known, "--init", path, remedy)
+    known = header[0] == MAGIC and int(header[1]) in DTYPES
+    require(known, field, path, remedy)
     dtype = np.dtype(DTYPES[int(header[1])])
     context, vocab, layers, heads, width, padded = map(int, header[2:8])
     model = ModelConfig(
         model=path.stem, n_layer=layers, n_head=heads, d_model=width, context=context,
         vocab=vocab, padded_vocab=padded, tied=True, **GPT2,
     )  # fmt: skip
-    sizes = [math.prod(shape) for shape in shapes(model).values()]
-    whole = HEADER + sum(sizes) * dtype.itemsize
-    require(size == whole, "--init", path, f"has {size} bytes, not the {whole} of its header")
+    whole = HEADER + count(model) * dtype.itemsize
+    require(size == whole, field, path, f"has {size} bytes, not the {whole} of its header")
 
     def read(wanted: ModelConfig) -> Arrays:
         try:
             with open_regular(path, links=True) as stream:
-                found, start = dict[str, np.ndarray](), HEADER
-                for name in _order(model):
-                    found[name] = np.empty(shapes(wanted)[name], dtype)
-                    read_into(stream, start, found[name])
-                    start += math.prod(shapes(model)[name]) * dtype.itemsize
+                return read_tensors(stream, HEADER, model, wanted, dtype)
         except (OSError, Refused) as error:
-            raise _unusable(path, error) from None
-        return {name: found[name] for name in shapes(wanted)}
+            raise unusable(field, path, error) from None
 
     return Source(model, read)
+
+
+def read_header(stream: BufferedReader) -> np.ndarray:
+    """int32 (256,); zeros where the file ends before."""
+    return np.frombuffer(stream.read(HEADER).ljust(HEADER, b"\0"), "<i4")
+
+
+def read_tensors(
+    stream: BufferedReader, start: int, model: ModelConfig, wanted: ModelConfig, dtype: np.dtype
+) -> Arrays:
+    """One array for each parameter of a model that differs from the file's in context alone.
+
+    Raises:
+        Refused: the file ends before.
+    """
+    found = Arrays()
+    for name in _order(model):
+        found[name] = np.empty(shapes(wanted)[name], dtype)
+        read_into(stream, start, found[name])
+        start += math.prod(shapes(model)[name]) * dtype.itemsize
+    return {name: found[name] for name in shapes(wanted)}
 
 
 def _order(model: ModelConfig) -> Iterator[str]:
@@ -71,6 +90,6 @@ def _order(model: ModelConfig) -> Iterator[str]:
     yield from ("norm.weight", "norm.bias")
 
 
-def _unusable(path: Path, error: Exception) -> UserError:
+def unusable(field: str, path: Path, error: Exception) -> UserError:
     why = error.strerror if isinstance(error, OSError) else error
-    return UserError(f"--init {path}: {why}; restore the file")
+    return UserError(f"{field} {path}: {why}; restore the file")

@@ -379,6 +379,8 @@ READERS = [
            weights.folders(), weights.read_folder, weights.are_floats),
     Reader("llmc", "a checkpoint of llm.c", alone("a.bin", weights.bins()),
            weights.read_bin, weights.are_floats),
+    Reader("debug state", "a debug state of llm.c", alone("a.bin", weights.states()),
+           weights.read_state, weights.are_floats),
     Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),
     Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
            lambda folder: results.read(folder / "power.json"),

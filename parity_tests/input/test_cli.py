@@ -51,6 +51,7 @@ def test_help(name: str) -> None:
         "batch",
         "data",
         "export",
+        "oracle",
         "doctor",
         "plan",
         "compile",

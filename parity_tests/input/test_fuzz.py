@@ -20,7 +20,7 @@ from lockstep.errors import UserError
 from lockstep.files import tensors, untrusted
 from lockstep.run import checkpoint, directory, runlog, shards
 from lockstep.train import trainer
-from lockstep.weights import llmc, stream
+from lockstep.weights import llmc, llmc_state, stream
 from parity_tests.input import fuzz
 from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
@@ -89,6 +89,7 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("plan", huggingface._Reader, "count", lambda self, name: self.get(name)),
     ("weights", stream, "_entry", trusting_entry),
     ("llmc", llmc, "require", anything),
+    ("debug state", llmc_state, "require", anything),
     ("islands", islands, "translate", str),
     ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),

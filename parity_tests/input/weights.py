@@ -1,4 +1,5 @@
-"""What `--init` reads, for the fuzzers: a folder of Hugging Face's, a checkpoint of llm.c."""
+"""What `--init` and `lockstep oracle` read, for the fuzzers: a folder of Hugging Face's, llm.c's
+checkpoint and debug state."""
 
 import functools
 import json
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.config import ModelConfig, huggingface
 from lockstep.model import params
 from lockstep.model.params import Arrays
-from lockstep.weights import init, names
+from lockstep.weights import init, llmc_state, names
 from lockstep.weights.source import Source
 from parity_tests.input.mutations import Files, damage, files
 
@@ -42,15 +43,23 @@ def folders(draw: st.DrawFn) -> Files:
 
 
 def bins() -> st.SearchStrategy[bytes]:
-    def with_header(first: list[int]) -> bytes:
-        return np.array([*first, *[0] * (256 - len(first))], "<i4").tobytes() + 4 * 96 * b"\0"
+    return _with_header(HEADER, 4 * 96 * b"\0")
 
-    good = with_header(HEADER)
+
+def states() -> st.SearchStrategy[bytes]:
+    """Of that checkpoint: a row of two tokens, their targets, logits, the loss, gradients."""
+    return _with_header([20240327, 2, 1, 2], 4 * (4 + 2 * 3 + 1 + 96) * b"\0")
+
+
+def _with_header(header: list[int], body: bytes) -> st.SearchStrategy[bytes]:
+    def whole(first: list[int]) -> bytes:
+        return np.array([*first, *[0] * (256 - len(first))], "<i4").tobytes() + body
+
+    good = whole(header)
     number = st.sampled_from([0, -1, 1, 2, 2**31 - 1, -(2**31)]) | st.integers(-9, 9)
-    changed = st.tuples(st.integers(0, 7), number).map(
-        lambda change: with_header([change[1] if i == change[0] else x for i, x in
-                                    enumerate(HEADER)])
-    )  # fmt: skip
+    changed = st.tuples(st.integers(0, len(header) - 1), number).map(
+        lambda change: whole([change[1] if i == change[0] else x for i, x in enumerate(header)])
+    )
     return st.just(good) | changed | damage(good)
 
 
@@ -66,6 +75,14 @@ def read_folder(folder: Path) -> Arrays:
 
 def read_bin(folder: Path) -> Arrays:
     return read_source(init.open_source(str(folder / "a.bin")))
+
+
+def read_state(folder: Path) -> Arrays:
+    (folder / "w.bin").write_bytes(np.array([*HEADER, *[0] * 248], "<i4").tobytes() + bytes(384))
+    model = init.open_source(str(folder / "w.bin")).model
+    state = llmc_state.read(folder / "a.bin", model)
+    assert state.tokens.shape == state.targets.shape == state.numbers["logits"].shape[:2]
+    return state.numbers
 
 
 def are_floats(weights: Arrays, _: Path) -> bool:

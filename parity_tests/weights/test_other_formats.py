@@ -30,9 +30,10 @@ def net_of(**flags: Any) -> Any:
     return net
 
 
-def linear_weights(net: Any) -> dict[str, torch.Tensor]:
-    """transformers' GPT-2 by nanoGPT's names, which are the same, in nn.Linear's layout."""
-    named = {name: p.detach().clone() for name, p in net.named_parameters()}
+def linear_weights(net: Any, kind: str = "data") -> dict[str, torch.Tensor]:
+    """transformers' GPT-2 by nanoGPT's names, which are the same, in nn.Linear's layout; or its
+    gradients, kind `grad`."""
+    named = {name: getattr(p, kind).clone() for name, p in net.named_parameters()}
     return {n: p.T.contiguous() if n.endswith(CONV1D) else p for n, p in named.items()}
 
 
@@ -47,9 +48,15 @@ def write_ckpt(path: Path, net: Any, **changes: Any) -> Path:
 
 
 def write_bin(path: Path, net: Any, dtype: torch.dtype, padded: int = 56) -> Path:
-    weights = linear_weights(net)
     header = np.zeros(256, np.int32)
     header[:8] = [20240326, {torch.float32: 3, torch.bfloat16: 5}[dtype], 12, 50, 2, 2, 24, padded]
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        write_ordered(file, linear_weights(net), dtype, padded)
+    return path
+
+
+def write_ordered(file: Any, weights: Any, dtype: torch.dtype, padded: int = 56) -> None:
     order = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
     wte = torch.nn.functional.pad(weights["transformer.wte.weight"], (0, 0, 0, padded - 50))
     parts = [wte, weights["transformer.wpe.weight"]]
@@ -57,11 +64,8 @@ def write_bin(path: Path, net: Any, dtype: torch.dtype, padded: int = 56) -> Pat
         for kind in ("weight", "bias"):
             parts += [weights[f"transformer.h.{i}.{part}.{kind}"] for i in range(2)]
     parts += [weights[f"transformer.ln_f.{kind}"] for kind in ("weight", "bias")]
-    with path.open("wb") as file:
-        file.write(header.tobytes())
-        for tensor in parts:
-            file.write(tensor.to(dtype).view(torch.uint8).numpy().tobytes())
-    return path
+    for tensor in parts:
+        file.write(tensor.to(dtype).view(torch.uint8).numpy().tobytes())
 
 
 def assert_same_logits(path: Path, net: Any) -> None:
