@@ -138,6 +138,11 @@ class OptimConfig:
     warmup: int = flag(
         50, "linear warm-up", unit="updates", derived="a tenth of --steps, at most 100"
     )
+    schedule: str = flag(
+        "cosine",
+        "after the warm-up: cosine or linear down to --min-lr, or constant",
+        choices=("cosine", "linear", "constant"),
+    )
     weight_decay: float = flag(0.1, "decoupled decay of matrices; never norms, biases, embeddings")
     decay: str = flag(
         "", "matrices that decay: patterns such as blocks.*.mlp,head", derived="all of them"
@@ -152,6 +157,7 @@ class OptimConfig:
     seed: int = flag(0, "seed of weights, batches and dropout")
 
     def __post_init__(self) -> None:
+        require_choices(self)
         for name, high in (("steps", MOST_STEPS), ("batch_size", LARGEST), ("accum", LARGEST)):
             require_range(flag_name(name), getattr(self, name), 1, high)
         for name in ("lr", "clip"):

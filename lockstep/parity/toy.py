@@ -23,6 +23,7 @@ GROUPED: dict[str, Any] = {
     "model": "tiny", "n_head": 4, "n_kv_head": 2, "d_model": 32, "head_dim": 10, "mlp_dim": 56,
     "qkv_bias": True, "qk_norm": True, "norm_eps": 1e-6, "padded_vocab": 264,
     "rope": "base=500,factor=4,low=1,high=4,original=16", "decay": "blocks.*.attn,head",
+    "schedule": "linear",
 }  # fmt: skip
 
 # Some of the linear layers, some of these, and some of the parameters.

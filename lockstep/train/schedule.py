@@ -1,8 +1,15 @@
-"""The learning rate, in closed form: linear warm-up, then a cosine down to `min_lr`."""
+"""The learning rate, in closed form: linear warm-up, then `--schedule` down to `min_lr`."""
 
 import numpy as np
 
 from lockstep.config import OptimConfig
+
+# How much of the way down is left when a share of the updates is made.
+LEFT = {
+    "cosine": lambda progress: 0.5 * (1 + np.cos(np.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: np.ones_like(progress),
+}
 
 
 def learning_rates(optim: OptimConfig) -> np.ndarray:
@@ -14,5 +21,5 @@ def learning_rates(optim: OptimConfig) -> np.ndarray:
     update = np.arange(optim.steps, dtype=np.float64)
     warm = optim.lr * (update + 1) / max(1, optim.warmup)
     progress = (update - optim.warmup) / max(1, optim.steps - optim.warmup)
-    cosine = optim.min_lr + 0.5 * (optim.lr - optim.min_lr) * (1 + np.cos(np.pi * progress))
-    return np.where(update < optim.warmup, warm, cosine)
+    falling = optim.min_lr + (optim.lr - optim.min_lr) * LEFT[optim.schedule](progress)
+    return np.where(update < optim.warmup, warm, falling)

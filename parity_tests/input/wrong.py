@@ -70,6 +70,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--clip nan", ["--clip", "nan"]),
     ("--warmup 501", ["--warmup", "501", "500"]),
     ("--warmup -1", ["--warmup", "-1"]),
+    ("--schedule step", ["--schedule", "step", "linear"]),
     ("--weight-decay -1", ["--weight-decay", "-1", "at least 0"]),
     ("--weight-decay inf", ["--weight-decay", "inf"]),
     ("--beta1 1", ["--beta1", "1", "below 1"]),

@@ -149,7 +149,7 @@ def test_files_that_are_none_are_one_line(files: Files, tmp_path: Path, capsys: 
     bad = {
         "short": (good[:-4], "bytes, not the"), "long": (good + b"\0", "bytes, not the"),
         "magic": (b"\0" + good[1:], "is no debug state of llm.c"),
-        "header": (good[:901], "is no debug state of llm.c"),
+        "header": (good[:901], "has 901 bytes"),
         "rows": (good[:8] + b"\xff\xff\xff\x7f" + good[12:], "bytes, not the"),
         "none": (good[:8] + bytes(4) + good[12:], "0 rows of 8 tokens"),
         "wide": (good[:12] + b"\x0d" + good[13:], "the model takes 1 to 12"),
