@@ -32,10 +32,10 @@ def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
 
 def norm_rule(ours: Arrays, theirs: Arrays, *, rule: str = "relative gap") -> list[Finding]:
     """In float64: each tensor's gap, in the order given."""
-    _require_same_names(ours, theirs)
-    return [
+    return _of_one_alone(ours, theirs, rule, NORM.bound) + [
         check_bound(rule, name, norm_gap(x, theirs[name]), NORM.bound, _norms(x, theirs[name]))
         for name, x in ours.items()
+        if name in theirs
     ]
 
 
@@ -56,9 +56,10 @@ def noise_rule(
         ours, theirs: (..., K), of K batches.
         noises: of the two programs, by tensor, (K,).
     """
-    _require_same_names(ours, theirs)
-    found, ratios = [], []
+    found, ratios = _of_one_alone(ours, theirs, rule, NOISE.bound), []
     for name, x in ours.items():
+        if name not in theirs:
+            continue
         a, b = (noise[name] + FLOOR for noise in noises)
         gaps = relative_gaps(x, theirs[name])
         figure = float(np.median(gaps / np.maximum(a, b)))
@@ -66,6 +67,8 @@ def noise_rule(
         detail = "gap {}, noise {} and {}; ".format(*medians) + _norms(x, theirs[name])
         found.append(check_bound(rule, name, figure, NOISE.bound, detail))
         ratios.append(float(np.median(a / b)))
+    if not ratios:
+        return found
     middle = float(np.median(ratios))
     where = f"all {len(ratios)} tensors"
     folded = max(middle, 1 / middle)
@@ -131,5 +134,7 @@ def _norms(a: np.ndarray, b: np.ndarray) -> str:
     return f"norms {np.linalg.norm(a):.6g} and {np.linalg.norm(b):.6g}"
 
 
-def _require_same_names(ours: Arrays, theirs: Arrays) -> None:
-    assert list(ours) == list(theirs), "both sides must name the same tensors in the same order"
+def _of_one_alone(ours: Arrays, theirs: Arrays, rule: str, bound: float) -> list[Finding]:
+    """Tensors that the other program does not have."""
+    names = sorted(ours.keys() ^ theirs.keys())
+    return [check_bound(rule, name, np.inf, bound, "one program alone has it") for name in names]

@@ -85,6 +85,16 @@ def test_a_program_cannot_hide_its_gap_in_its_own_noise() -> None:
         assert findings(1.0, noise) == [Verdict.EQUAL, Verdict.EQUAL, Verdict.DIFFERENT]
 
 
+def test_a_tensor_of_one_program_is_a_difference() -> None:
+    a = {name: np.ones((64, 3)) for name in "xy"}
+    less, still = {"x": a["x"]}, {name: np.zeros(3) for name in "xy"}
+    for ours, theirs in ((a, less), (less, a)):
+        for found in (norm_rule(ours, theirs), noise_rule(ours, theirs, (still, still))):
+            assert (found[0].where, found[0].verdict) == ("y", Verdict.DIFFERENT)
+            assert all(finding.verdict is Verdict.EQUAL for finding in found[1:])
+    assert len(noise_rule({}, a, ({}, still))) == 2
+
+
 def test_no_batch_speaks_for_all() -> None:
     """A rounding that falls the other way in one of three batches."""
     a = {"x": np.ones((64, 3))}
