@@ -59,8 +59,6 @@ def has_bfloat16_library(device: jax.Device) -> bool:
 
 def require_float16(precision: PrecisionConfig, device: jax.Device) -> None:
     """Raises UserError where the policy has it and XLA does not."""
-    needed = "float16" in (precision.roles.compute, precision.eval_roles.compute)
-    require(
-        not needed or compiles_float16(device), "precision.policy", precision.policy,
-        "XLA cannot compile float16 for a CPU without F16C; use bf16",
-    )  # fmt: skip
+    works = "float16" not in precision.computes or compiles_float16(device)
+    remedy = "XLA cannot compile float16 for a CPU without F16C; use bf16"
+    require(works, "precision.policy", precision.policy, remedy)

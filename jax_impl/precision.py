@@ -105,6 +105,12 @@ def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:
     return emulate(dtypes, device)
 
 
+def name_emulated(config: Config, device: jax.Device) -> str:
+    """Of all modules."""
+    own = {roles.recipe for roles in config.precision.kinds}
+    return " ".join(sorted({emulate(config.dtypes, device).rounding, *own} - {""}))
+
+
 def policy(dtypes: Dtypes) -> jmp.Policy:
     """jmp's, of a model or of a module in it."""
     return jmp.get_policy(dtypes.spec)
@@ -154,8 +160,8 @@ def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, b
     """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
     numerics forbid that, because torch rounds there, and so does a GPU: it would be in memory."""
     options: dict[str, bool | str] = {}
-    computes = {config.roles.compute, config.eval_roles.compute}
-    if device.platform == "cpu" and "bfloat16" in computes and jax.__version_info__ >= (0, 11):
+    half = "bfloat16" in config.computes
+    if device.platform == "cpu" and half and jax.__version_info__ >= (0, 11):
         # Products that XLA leaves in bfloat16 for YNNPACK, and YNNPACK then does not take, are
         # summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
@@ -183,7 +189,7 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kern
 
 def attends(dtypes: Dtypes) -> set[str]:
     """What attention computes in, of all layers."""
-    return {kind for name, kind in dtypes.modules.items() if name.endswith(".attend")}
+    return {own.compute for name, own in dtypes.modules.items() if name.endswith(".attend")}
 
 
 def attention_backend(config: Config, device: jax.Device) -> str:
@@ -209,6 +215,6 @@ def describe(config: Config, device: jax.Device) -> dict[str, Any]:
         "device": device.device_kind,
         "platform": "cuda" if device.platform == "gpu" else device.platform,
         "attention": attention_backend(config, device),
-        "emulated": emulate(config.dtypes, device).rounding,
+        "emulated": name_emulated(config, device),
         "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
     }

@@ -59,6 +59,8 @@ def quantize(x: Array, to: Format | None, axis: int, draws: Draws | None = None)
     """
     if to is None:
         return x
+    if x.dtype != jnp.float32:  # float64, of which a format holds the numbers as well
+        return quantize(x.astype(jnp.float32), to, axis, draws).astype(x.dtype)
     if not to.shared:
         return round_to(x, to)
     axis %= x.ndim

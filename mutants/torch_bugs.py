@@ -146,9 +146,9 @@ def widen_under_autocast(function: Callable, dtypes: Dtypes, **rows: bool) -> Ca
     return lambda *args: function(*(x.to(own) if isinstance(x, Tensor) else x for x in args))
 
 
-def widen_to_float32(right: Callable, roles: Roles, patterns: str, modules: Any) -> Dtypes:
+def widen_to_float32(right: Callable, roles: Roles, name: str) -> Roles:
     """`.float()`, under float64 too."""
-    return replace(right(replace(roles, output="float32"), patterns, modules), output=roles.output)
+    return replace(right(roles, name), compute="float32")
 
 
 def cast_whole_tree(
@@ -318,7 +318,7 @@ BUGS: dict[str, Plant] = {
     "logits-in-float32": after_making(widen_head),
     "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
     "island-under-autocast": assign(model, "matmul", widen_under_autocast),
-    "island-in-float32": wrap(policy, "by_module", widen_to_float32),
+    "island-in-float32": wrap(policy, "as_under", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
         after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)

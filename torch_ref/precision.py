@@ -86,6 +86,12 @@ def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
     return emulate(dtypes, device)
 
 
+def name_emulated(config: Config, device: torch.device) -> str:
+    """Of all modules."""
+    own = {roles.recipe for roles in config.precision.kinds}
+    return " ".join(sorted({emulate(config.dtypes, device).rounding, *own} - {""}))
+
+
 def autocast(dtypes: Dtypes, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
     """Casts matmul inputs to the policy's dtype, weights once; off where there is nothing to
     cast."""
@@ -160,6 +166,6 @@ def describe(config: Config, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "platform": device.type,
         "attention": attention_backend(config, device),
-        "emulated": emulate(config.dtypes, device).rounding,
+        "emulated": name_emulated(config, device),
         "versions": {"torch": torch.__version__},
     }

@@ -61,6 +61,8 @@ def quantize(x: Tensor, to: Format | None, axis: int, draws: Draws | None = None
     """
     if to is None:
         return x
+    if x.dtype != torch.float32:  # float64, of which a format holds the numbers as well
+        return quantize(x.to(torch.float32), to, axis, draws).to(x.dtype)
     if not to.shared:
         return round_to(x, to)
     axis %= x.ndim

@@ -32,8 +32,9 @@ def check(config: Config) -> None:
     wide = family_of(model) == "gpt2"
     padded = model.d_vocab > model.vocab
     require(not padded, "padded_vocab", model.padded_vocab, "transformers has no padding; use 0")
-    islands = config.precision.fp32_islands
-    require(not islands, "--fp32-islands", islands, "transformers has none; drop it")
+    for flag, value in (("--fp32-islands", config.precision.fp32_islands),
+                        ("--formats", config.precision.formats)):  # fmt: skip
+        require(not value, flag, value, "transformers has none; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
     remedy = "AMP has no formats below 16 bits; use fp64, fp32, tf32, bf16 or fp16"

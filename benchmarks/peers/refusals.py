@@ -14,8 +14,9 @@ def refuse(config: Config, peer: str, policies: list[str]) -> None:
     require(config.model.dropout == 0, "--dropout", config.model.dropout, f"{peer} has none; use 0")
     remat = config.execution.remat
     require(remat == "none", "--remat", remat, f"{peer} recomputes nothing; use none")
-    islands = config.precision.fp32_islands
-    require(not islands, "--fp32-islands", islands, f"{peer} has none; drop it")
+    for flag, value in (("--fp32-islands", config.precision.fp32_islands),
+                        ("--formats", config.precision.formats)):  # fmt: skip
+        require(not value, flag, value, f"{peer} has none; drop it")
     known = config.precision.roles in [POLICIES[name] for name in policies]
     remedy = f"{peer} has {', '.join(policies)} on this device; use one of them"
     require(known, "--policy", config.precision.policy, remedy)

@@ -48,7 +48,7 @@ def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, st
 
 
 def attention_dtype(config: Config, layer: int) -> str:
-    return config.dtypes.modules[f"blocks.{layer}.attn.attend"]
+    return config.dtypes.modules[f"blocks.{layer}.attn.attend"].compute
 
 
 def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -70,7 +70,7 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
     tf32 = config.precision.roles.tf32
 
     def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
-        compute = config.dtypes.modules[module]
+        compute = config.dtypes.modules[module].compute
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

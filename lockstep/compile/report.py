@@ -43,9 +43,8 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
     if not target.ampere and (roles.tf32 or roles.compute == "bfloat16"):
         policy = config.precision.policy
         found.append(f"{policy} on a {target.device.name} multiplies in float32; use fp16")
-    if roles.recipe:
-        found.append(f"{roles.recipe} is emulated: operands are rounded to it, and multiplied in "
-                     "float32")  # fmt: skip
+    for recipe in sorted({kind.recipe for kind in config.precision.kinds} - {""}):
+        found.append(f"{recipe} is emulated: operands are rounded to it, and multiplied in float32")
     if "no cuDNN" in program.attention_asked or program.attention_asked.endswith("math"):
         found.append(f"the fused kernel refuses this shape or device: {program.attention_asked}")
     if program.peak > target.memory:

@@ -21,8 +21,9 @@ def violations(program: Program, config: Config, target: Target) -> list[str]:
 
 
 def units(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Only what the policy and its islands say multiplies, outside of fused kernels and in them."""
-    tf32, computes = config.precision.roles.tf32, {*config.dtypes.modules.values()}
+    """Only what the modules' formats say multiplies, outside of fused kernels and in them."""
+    tf32 = config.precision.roles.tf32
+    computes = {own.compute for own in config.dtypes.modules.values()}
     allowed = {target.units(dtype, tf32) for dtype in computes}
     found: Counter[str] = Counter()
     for m in program.matmuls:

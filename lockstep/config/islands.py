@@ -36,9 +36,9 @@ def check(
             raise UserError(f"{field} {pattern or repr('')}: {remedy}")
 
 
-def in_every_layer(patterns: str, names: Sequence[str]) -> bool:
-    """Whether all layers have the same islands, so that one program can be all of them."""
-    kinds = {(kind(name), match(patterns, name)) for name in names}
+def in_every_layer(choice: Callable[[str], object], names: Sequence[str]) -> bool:
+    """Whether a choice is the same for all layers, so that one program can be all of them."""
+    kinds = {(kind(name), choice(name)) for name in names}
     return len(kinds) == len({kind(name) for name in names})
 
 

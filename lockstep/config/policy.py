@@ -8,15 +8,15 @@
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
 agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
-In a module that is an island (`lockstep.config.islands`) compute is output. A policy with a recipe
-(`lockstep.formats`) rounds the operands of linear layers to narrower formats, and sums in compute.
+A policy with a recipe (`lockstep.formats`) rounds the operands of linear layers to narrower
+formats, and sums in compute. A module that has a format of its own (`lockstep.config.formats`; an
+island, `lockstep.config.islands`, is one in fp32) computes as under the policy of that name.
 `Config.dtypes` resolves a policy once, to the dtypes of each module.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lockstep.config import islands
 from lockstep.errors import UserError
 from lockstep.formats.table import RECIPES
 
@@ -80,8 +80,7 @@ class Dtypes(Roles):
     """The roles of a model or, by `at`, of a module in it: `compute` is its own matmuls' dtype."""
 
     policy: Roles  # of the whole model
-    modules: Mapping[str, str]  # what each module that multiplies matrices computes in
-    islands: frozenset[str]  # those of them that are in float32 all the same
+    modules: Mapping[str, Roles]  # of each module that multiplies matrices
     rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
     wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
     gather_again: bool = False  # a weight of several devices, for the backward pass
@@ -90,9 +89,9 @@ class Dtypes(Roles):
     def at(self, name: str) -> "Dtypes":
         """Those of a module inside this one: `dtypes.at("blocks.0").at("attn")`."""
         path = f"{self.path}.{name}" if self.path else name
-        compute = self.modules.get(path, self.policy.compute)
-        rounding = "" if path in self.islands else self.rounding
-        return replace(self, path=path, compute=compute, rounding=rounding)
+        own = self.modules.get(path, self.policy)
+        rounding = self.rounding if own == self.policy else own.recipe
+        return replace(self, path=path, rounding=rounding, **vars(own))
 
     @property
     def name(self) -> str:
@@ -100,12 +99,19 @@ class Dtypes(Roles):
         return self.path.rpartition(".")[2]
 
 
-def by_module(roles: Roles, patterns: str, modules: Sequence[str]) -> Dtypes:
-    """A policy in a model of these modules, with the islands that the patterns choose."""
-    wide = {name for name in modules if patterns and islands.match(patterns, name)}
-    wide |= {name for name in modules if roles.recipe and outside(name, modules)}
-    computes = {name: roles.output if name in wide else roles.compute for name in modules}
-    return Dtypes(**vars(roles), policy=roles, modules=computes, islands=frozenset(wide))
+def by_module(roles: Roles, formats: Mapping[str, str], modules: Sequence[str]) -> Dtypes:
+    """A policy in a model of these modules, of which some have a format of their own."""
+    wide = [name for name in modules if roles.recipe and outside(name, modules)]
+    own = dict.fromkeys(wide, "fp32") | dict(formats)
+    named = {name: as_under(roles, kind) for name, kind in own.items()}
+    return Dtypes(**vars(roles), policy=roles, modules=dict.fromkeys(modules, roles) | named)
+
+
+def as_under(roles: Roles, name: str) -> Roles:
+    """Those of a module in another format; in float64 it stays, so that only rounding is left."""
+    other = POLICIES[name]
+    compute = roles.compute if roles.compute == "float64" else other.compute
+    return replace(roles, compute=compute, recipe=other.recipe, tf32=False)
 
 
 def outside(name: str, modules: Sequence[str]) -> bool:

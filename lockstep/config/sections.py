@@ -6,10 +6,12 @@ dataclass *is* the command line (`lockstep.cli` only reads it). The model's is i
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from lockstep.config import chunks, islands, policy
+from lockstep.config import chunks, formats, islands, policy
 from lockstep.config.fields import flag, flag_name, require_choices, require_fields
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import LARGEST, ModelConfig
@@ -58,6 +60,12 @@ class PrecisionConfig:
         "blocks.*.mlp.down,blocks.0,head; `lockstep sensitivity` says which are worth it",
         derived="none",
     )
+    formats: str = flag(
+        "",
+        "modules that compute as under another policy: PATTERN=FORMAT, such as "
+        "blocks.*.mlp=fp8,head=fp32; of several that fit a module the last counts",
+        derived="none",
+    )
     loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
     loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
     loss_scale_interval: int = flag(2000, "the scale grows after so many good steps", unit="steps")
@@ -70,6 +78,17 @@ class PrecisionConfig:
     def eval_roles(self) -> Roles:
         return policy.resolve(self.eval_policy or self.policy)
 
+    @property
+    def kinds(self) -> list[Roles]:
+        """All that some module may train as."""
+        names = dict.fromkeys(name for _, name in formats.parse(self.formats))
+        return [self.roles, *(policy.as_under(self.roles, name) for name in names)]
+
+    @property
+    def computes(self) -> set[str]:
+        """What matrices are multiplied in, in training and in evaluation."""
+        return {roles.compute for roles in (*self.kinds, self.eval_roles)}
+
     def require_one_float32(self) -> None:
         """Raises UserError where some of a run's float32 matmuls are to be in TF32 and some not: on
         CUDA that is one switch of the process."""
@@ -77,8 +96,9 @@ class PrecisionConfig:
         single = evaluation.compute == "float32" and evaluation.tf32 != tf32
         remedy = "TF32 is one switch of the process on CUDA"
         require(not single, "--eval-policy", self.eval_policy, f"{remedy}; use {self.policy}")
-        kept = tf32 and self.fp32_islands
-        require(not kept, "--fp32-islands", self.fp32_islands, f"{remedy}; drop it or use bf16")
+        for name in ("fp32_islands", "formats"):
+            value = getattr(self, name)
+            require(not (tf32 and value), flag_name(name), value, f"{remedy}; drop it or use bf16")
 
     @property
     def strict(self) -> bool:
@@ -266,6 +286,8 @@ class Config:
             require(fits, "--batch-size", rows, f"{remedy}, drawn at once; use less")
         if self.precision.fp32_islands:
             islands.check(self.precision.fp32_islands, self.model.matmuls)
+        if self.precision.formats:
+            self._check_formats()
         if self.optim.decay:
             islands.check(self.optim.decay, self.model.matmuls, "--decay")
         if self.optim.freeze:
@@ -275,14 +297,31 @@ class Config:
             self._check_recipe(f"{policy_flag} {name}", RECIPES[name].block)
             remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
             require(not self.model.lora_rank, policy_flag, name, remedy)
-        given = {name: text for name, (text, _) in self._patterns.items() if text} | self.recipes
+        given = {name: text for name, (text, *_) in self._patterns.items()} | self.recipes
         patterns = " or ".join(f"{name} {text}" for name, text in given.items())
         remedy = f"is one program for all layers, but {patterns} is for some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
 
+    def _check_formats(self) -> None:
+        text, model, modules = self.precision.formats, self.model, self.dtypes.modules
+        formats.check(text, model.matmuls)
+        for module, name in formats.choose(text, model.matmuls).items():
+            own, said = modules[module], f"{module}={name}"
+            scaled = own.compute != "float16" or self.precision.roles.loss_scaling
+            require(scaled, formats.FIELD, said, "has no loss scale; use --policy fp16, or bf16")
+            remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
+            require(not (own.recipe and model.lora_rank), formats.FIELD, said, remedy)
+            drawn = own.stochastic and module == "head"
+            require(not drawn, formats.FIELD, said, "has no draws for the head; use another")
+            weight = "embed" if module == "head" and model.tied else module
+            block = RECIPES[own.recipe].block if own.recipe else 1
+            for width in (*shapes(model).get(f"{weight}.weight", ()), self._rows) * (block > 1):
+                remedy = f"has blocks of {block}, which do not divide {width}; use another"
+                require(width % block == 0, formats.FIELD, said, remedy)
+
     def _check_recipe(self, policy: str, block: int) -> None:
-        model, rows = self.model, self.optim.batch_size * self.model.context
+        model, rows = self.model, self._rows
         remedy = f"{policy} leaves the first and the last layer in float32; use at least 3"
         require(model.n_layer > 2, "--n-layer", model.n_layer, remedy)
         remedy = f"{policy} has blocks of {block}; use a multiple of {block}"
@@ -291,6 +330,11 @@ class Config:
                   "--batch-size times --context": rows}  # fmt: skip
         for name, width in widths.items():
             require(width % block == 0, name, width, remedy)
+
+    @property
+    def _rows(self) -> int:
+        """Of a micro-batch on one device."""
+        return self.optim.batch_size * self.model.context
 
     @property
     def recipes(self) -> dict[str, str]:
@@ -311,27 +355,32 @@ class Config:
     @property
     def dtypes(self) -> Dtypes:
         """What each module trains in."""
-        precision = self.precision
-        return policy.by_module(precision.roles, precision.fp32_islands, self.model.matmuls)
+        return self._dtypes(self.precision.roles, self.precision.formats)
 
     @property
     def eval_dtypes(self) -> Dtypes:
+        """The same of an evaluation: under a policy of its own it has no formats but that."""
         precision = self.precision
-        return policy.by_module(precision.eval_roles, precision.fp32_islands, self.model.matmuls)
+        return self._dtypes(precision.eval_roles, precision.formats * (not precision.eval_policy))
+
+    def _dtypes(self, roles: Roles, text: str) -> Dtypes:
+        modules, patterns = self.model.matmuls, self.precision.fp32_islands
+        wide = [name for name in modules if patterns and islands.match(patterns, name)]
+        own = formats.choose(text, modules) | dict.fromkeys(wide, "fp32")
+        return policy.by_module(roles, own, modules)
 
     @property
     def chunks(self) -> int:
         """Of the rows of head and loss."""
-        rows = self.optim.batch_size * self.model.context
-        return chunks.count(self.execution.loss_chunks, rows, self.model.vocab)
+        return chunks.count(self.execution.loss_chunks, self._rows, self.model.vocab)
 
     @property
     def alike(self) -> bool:
         """Whether all layers compute in the same formats, and are trained alike."""
-        if self.recipes:
+        if self.recipes or any(roles.recipe for roles in self.precision.kinds):
             return False
-        given = [(text, names) for text, names in self._patterns.values() if text]
-        return all(islands.in_every_layer(text, names) for text, names in given)
+        given = self._patterns.values()
+        return all(islands.in_every_layer(choice, names) for _, names, choice in given)
 
     @property
     def trained(self) -> list[str]:
@@ -340,15 +389,19 @@ class Config:
         return [name for name in names if trains(name, self.model, freeze)]
 
     @property
-    def _patterns(self) -> dict[str, tuple[str, list[str]]]:
-        """What may be for some layers alone: the patterns of a flag, and the names they are of."""
-        modules, freeze = self.model.matmuls, self.optim.freeze
-        return {
+    def _patterns(self) -> dict[str, tuple[str, list[str], Callable[[str], object]]]:
+        """What may be for some layers alone: the patterns of a flag, the names they are of, and
+        what they choose for each."""
+        modules, own = self.model.matmuls, self.precision.formats
+        given = {
             "--fp32-islands": (self.precision.fp32_islands, modules),
             "--decay": (self.optim.decay, modules),
             "--lora-targets": (self.model.lora_targets, modules),
-            "--freeze": (freeze, list(shapes(self.model)) if freeze else []),
+            "--freeze": (self.optim.freeze, list(shapes(self.model))),
         }
+        matched = {f: (text, of, partial(islands.match, text)) for f, (text, of) in given.items()}
+        chosen = (own, modules, formats.choose(own, modules).get)
+        return {f: each for f, each in (matched | {formats.FIELD: chosen}).items() if each[0]}
 
     def replace(self, **fields: Any) -> "Config":
         """The same with some fields of its sections replaced."""

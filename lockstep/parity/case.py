@@ -48,7 +48,8 @@ class Case:
         return self.pair.with_truth(self.config, grads) if self.exact else grads
 
     def exactly(self, config: Config) -> Config:
-        return config.replace(policy="fp64", remat="none", loss_chunks="1", numerics="strict")
+        whole = {"policy": "fp64", "formats": "", "remat": "none", "loss_chunks": "1"}
+        return config.replace(**whole, numerics="strict")
 
     def replace(self, **fields: object) -> "Case":
         return replace(self, config=self.config.replace(**fields))

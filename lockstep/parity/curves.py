@@ -122,7 +122,7 @@ def run(
 
 def judge(ours: Program, theirs: Program) -> Comparison:
     """Rung 8's rule by the policies: float64 has an absolute tolerance, the others the envelope."""
-    policies = [p.operand.config.precision.roles for p in (ours, theirs)]
+    policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))
         drawn = any(roles.stochastic for roles in policies)

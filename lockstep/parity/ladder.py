@@ -15,7 +15,7 @@ def _always(case: Case) -> str:
 
 
 def _accumulates(case: Case) -> str:
-    if case.config.precision.roles.stochastic:
+    if any(roles.stochastic for roles in case.config.precision.kinds):
         return "gradients are rounded at random, in parts otherwise than at once"
     return "" if case.config.optim.accum > 1 else "one micro-batch a step"
 

@@ -29,7 +29,8 @@ BATCHES, WINDOWS = 16, 8
 # A gradient of norm 1e-6 is some 1e-8 an element here, which is Adam's epsilon.
 SMALL_CLIP = 1e-6
 DROPOUT = 0.1
-DEEP = {"n_layer": 16, "context": 16, "batch_size": 128, "policy": "fp32", "layers": "scan"}
+DEEP = {"n_layer": 16, "context": 16, "batch_size": 128, "policy": "fp32", "layers": "scan",
+        "fp32_islands": "", "formats": ""}  # fmt: skip
 WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none"}
 
 

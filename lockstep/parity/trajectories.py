@@ -111,8 +111,8 @@ def compare_runs(
     if case.exact:
         a, b = ours(PLAIN), theirs(PLAIN)
         return exact_findings(where, a, b)
-    cap = envelope_cap(case.config.precision.roles)
-    drawn = case.config.precision.roles.stochastic
+    kinds = case.config.precision.kinds
+    cap, drawn = max(map(envelope_cap, kinds)), any(roles.stochastic for roles in kinds)
     compared = compare_programs(ours, theirs, noisy, cap, dtype, permuted=not drawn)
     finding = compared.finding
     found = [replace(finding, where=f"{where}, {finding.where}")]

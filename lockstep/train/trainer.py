@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Config
+from lockstep.config import Config, formats
 from lockstep.data import batches, corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
@@ -256,12 +256,15 @@ def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
     model, precision = config.model, config.precision
-    islands = f" but for {precision.fp32_islands}" if precision.fp32_islands else ""
-    emulated = " (emulated)" if about.get("emulated") == precision.policy else ""
+    by_hand = about.get("emulated", "").split()
+    say = lambda name: f"{name} (emulated)" if name in by_hand else name  # noqa: E731
+    own = [f"{pattern} in {say(name)}" for pattern, name in formats.parse(precision.formats)]
+    own += [f"{precision.fp32_islands} in fp32"] if precision.fp32_islands else []
+    others = f" but for {', '.join(own)}" if own else ""
     lines = (
         f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters"
         f"{_in_part(config)}",
-        f"policy {precision.policy}{emulated}{islands}, numerics {precision.numerics}, "
+        f"policy {say(precision.policy)}{others}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
         f"data: {data.source}, {len(data.train):,} training tokens",
         *_on_mesh(config),
