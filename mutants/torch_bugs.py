@@ -20,7 +20,7 @@ from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.rows import IGNORED
 from lockstep.model import rotary
 from lockstep.twin import StepResult
-from mutants import torch_formats, torch_step, torch_world
+from mutants import module_formats, torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import bridge, dropout, loss, model, optim, precision, step, train
 from torch_ref.dropout import Dropout
@@ -277,6 +277,7 @@ def lose_growth_tracker(trainer: Any, state: Any) -> None:
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
     **torch_formats.BUGS,
+    **module_formats.BUGS,
     **torch_world.BUGS,
     "norm-eps": with_norm_eps(1e-6),
     "norm-eps-by-default": with_norm_eps(1e-5),

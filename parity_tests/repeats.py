@@ -64,6 +64,9 @@ REST = {
     r"check/test_mutants.py::test_a_bug_is_named_first_with_its_cause\[(resnet|conv)": "a GPT's",
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
+    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|fp64-[2468])": "rung 3 in fp64",
+    r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next)":
+        "first-pattern-wins",
 }  # fmt: skip
 
 

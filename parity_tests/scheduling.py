@@ -22,8 +22,8 @@ class ByPrograms(LoadScopeScheduling):
             if "mesh" in bug.flags:
                 return "bugs of meshes"
             return f"{bug.framework} {sorted(bug.flags.items())}"
-        if "::test_the_ladder_with_islands[" in nodeid:
-            return "islands"
+        if "::test_the_ladder_with_" in nodeid:  # islands, formats
+            return nodeid.partition("[")[0]
         if OWN_SIDES.search(nodeid):
             return nodeid.partition("::")[0]
         return nodeid

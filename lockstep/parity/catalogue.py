@@ -32,6 +32,8 @@ MASKED: dict[str, Any] = {"windows": "masked"}
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
+# In float64 a format's rounding is all that is left.
+OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
 DECODER: dict[str, Any] = GROUPED | LEAN
 LORA: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0, "lora_rank": 3}
 FROZEN: dict[str, Any] = LEAN | {"freeze": "embed,*.norm1,*.qkv"}
@@ -177,6 +179,16 @@ BUGS: list[Bug] = [
     _bug("torch", 3, "draws-of-zero", "all draws are zero: always up", **NVFP4),
     _bug("torch", 8, "drawn-without-micro-step", "all micro-batches are rounded by the same draws",
          **NVFP4 | {"accum": 2}),
+    # formats of modules
+    *(
+        _bug(framework, 2, f"{name}{suffix}", what, **OWN)
+        for framework, suffix in (("torch", ""), ("jax", "-in-jax"))
+        for name, what in (
+            ("formats-ignored", "all modules have the policy's format"),
+            ("format-of-next-module", "each module has the format of the one before it"),
+            ("first-pattern-wins", "of two patterns that fit a module the first counts"),
+        )
+    ),
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),

@@ -190,7 +190,7 @@ def test_data_that_no_file_can_be_named(data: str) -> None:
         {"n_layer": 10**6}, {"n_layer": 2**31}, {"context": 2**31 - 1}, {"d_model": 10**6},
         {"vocab": 10**9}, {"accum": 2**31 - 1}, {"batch_size": 2**31 - 1},
         {"eval_batches": 2**31 - 1}, {"fp32_islands": 10**5 * "head,"},
-        {"fp32_islands": 5000 * "*a" + "b"},
+        {"fp32_islands": 5000 * "*a" + "b"}, {"formats": 10**5 * "head=fp8,"},
     ],
     ids=lambda change: str(change)[:30],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def test_dtypes_are_those_of_the_module_that_asks() -> None:
         assert (qkv.compute, qkv.param, qkv.output) == (compute, "float32", "float32")
         assert qkv.policy == config.precision.roles
     assert (dtypes.compute, dtypes.at("head").compute) == ("bfloat16", "float32")
-    assert {*config.eval_dtypes.modules.values()} == {"float32"}
+    assert {own.compute for own in config.eval_dtypes.modules.values()} == {"float32"}
 
 
 def test_a_recorded_config_reads_as_it_was_written() -> None:
