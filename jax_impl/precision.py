@@ -23,9 +23,10 @@ from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out
 
 from .functional import sum_in_float32
 from .gather import divides_weights, make_whole
+from .gradients import backward_in
 from .kernels import cudnn_works, has_bfloat16_library, require_float16, triton_works
 from .processes import join, process_count
-from .products import NARROW
+from .products import NARROW, keep
 from .remat import keep_divided, recompute
 
 OF_ROWS = NARROW | {"bfloat16": sum_in_float32}  # attention's products are a tenth of the work
@@ -100,7 +101,7 @@ def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
 
 def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:
     """As `emulate`; and bfloat16's in the form that a CPU's library takes."""
-    if dtypes.compute == "bfloat16" and has_bfloat16_library(device):
+    if dtypes.compute == "bfloat16" and not dtypes.grads and has_bfloat16_library(device):
         return replace(dtypes, rounding="bfloat16")
     return emulate(dtypes, device)
 
@@ -122,7 +123,8 @@ def matmul(
     """A module's function on inputs in the dtype of its own policy; `of_rows`: times weights."""
     own = policy(dtypes)
     form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
-    if dtypes.rounding and form:
+    form = partial(backward_in, dtypes.grads) if dtypes.grads else form
+    if form and form is not keep:
         function = partial(function, narrow=form)
 
     def cast(x: Any) -> Any:
@@ -176,7 +178,7 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kern
     """cuDNN's is for half precision on CUDA, and for some head dims, Triton's for float32; strict
     numerics write it out, with all that is masked."""
     d_head, wanted = config.model.d_head, wants_fused(config.precision)
-    wanted = wanted and device.platform == "gpu"
+    wanted = wanted and device.platform == "gpu" and not dtypes.grads  # none has them
     # A kernel of our own choice XLA would run on all devices of a mesh with all that they have.
     flash = "float32" in attends(dtypes) and config.mesh.size == 1
     return Kernel(

@@ -219,6 +219,12 @@ BUGS: dict[str, Plant] = {
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
     "islands-of-first-block": wrap(model.GPT, "split_blocks", share_first_graph),
+    "gradients-in-compute-in-jax": wrap(
+        precision, "backward_in", lambda right, kind, product: right("float32", product)
+    ),
+    "forward-in-gradients-dtype-in-jax": wrap(
+        model, "matmul", lambda right, function, dtypes, **rows: right(
+            function, replace(dtypes, compute=dtypes.grads), **rows)),
     "untransposed-kernel": wrap(bridge, "turn", copy_square_weights),
     "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),
     # the policy does not see into a function with its own derivative

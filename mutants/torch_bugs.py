@@ -325,6 +325,11 @@ BUGS: dict[str, Plant] = {
         after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)
     ),
     "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
+    "gradients-in-compute": wrap(precision, "backward_in", lambda right, kind, product: right(
+        "float32", product)),
+    "forward-in-gradients-dtype": wrap(
+        model, "matmul", lambda right, function, dtypes, **rows: right(
+            function, replace(dtypes, compute=dtypes.grads), **rows)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "mean-of-chunks": wrap(step, "mean_loss_in_chunks", mean_of_chunks),

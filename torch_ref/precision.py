@@ -16,8 +16,9 @@ from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
+from .gradients import backward_in
 from .onednn import has_bfloat16_units, has_float32_library, multiply_by_onednn
-from .products import NARROW
+from .products import NARROW, keep
 
 OF_ROWS = NARROW | {"float32": multiply_by_onednn}
 
@@ -80,7 +81,7 @@ def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
 
 def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
     """As `emulate`; and float32's by the library that is fast on this CPU."""
-    rounded = dtypes.tf32 or dtypes.recipe
+    rounded = dtypes.tf32 or dtypes.recipe or dtypes.grads
     if dtypes.compute == "float32" and not rounded and has_float32_library(device):
         return replace(dtypes, rounding="float32")
     return emulate(dtypes, device)
@@ -105,9 +106,10 @@ def matmul(
     """A module's function left to autocast; outside of it where its dtype is not the policy's.
     `of_rows`: times weights."""
     form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
-    if dtypes.rounding and form:
+    form = partial(backward_in, dtypes.grads) if dtypes.grads else form
+    if form and form is not keep:
         function = partial(function, narrow=form)
-    if dtypes.compute == dtypes.policy.compute:
+    if dtypes.compute == dtypes.policy.compute and not dtypes.grads:
         return function
     own = dtype(dtypes.compute)
 
@@ -138,9 +140,10 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Ke
     operands of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where
     the CPU multiplies it."""
     in_blocks = dtypes.compute == "bfloat16" and has_bfloat16_units(device)
-    possible = in_blocks and not config.execution.compile
+    possible = in_blocks and not config.execution.compile and not dtypes.grads
+    by_hand = emulate(dtypes, device).rounding == "tf32" or dtypes.grads
     return Kernel(
-        fused=wants_fused(config.precision) and emulate(dtypes, device).rounding != "tf32",
+        fused=wants_fused(config.precision) and not by_hand,
         blocks=written_out_blocks(config.precision, config.model.context) if possible else 1,
     )
 
@@ -152,7 +155,8 @@ def attention_backend(config: Config, device: torch.device) -> str:
         return f"reference in {kernel.blocks} causal blocks"
     if not kernel.fused:
         wanted = wants_fused(config.precision)
-        return "reference (no kernel rounds to TF32)" if wanted else "reference"
+        lacks = "has such gradients" if config.precision.roles.grads else "rounds to TF32"
+        return f"reference (no kernel {lacks})" if wanted else "reference"
     model, roles = config.model, config.precision.roles
     shape = (config.optim.batch_size, model.n_head, model.context, model.d_head)
     q = torch.empty(shape, dtype=dtype(roles.compute), device=device, requires_grad=True)

@@ -70,7 +70,8 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
     tf32 = config.precision.roles.tf32
 
     def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
-        compute = config.dtypes.modules[module].compute
+        own = config.dtypes.modules[module]
+        compute = own.grads or own.compute if phase == BACKWARD else own.compute
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

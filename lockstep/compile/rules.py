@@ -23,7 +23,8 @@ def violations(program: Program, config: Config, target: Target) -> list[str]:
 def units(program: Program, config: Config, target: Target) -> Iterator[str]:
     """Only what the modules' formats say multiplies, outside of fused kernels and in them."""
     tf32 = config.precision.roles.tf32
-    computes = {own.compute for own in config.dtypes.modules.values()}
+    modules = config.dtypes.modules.values()
+    computes = {kind for own in modules for kind in (own.compute, own.grads) if kind}
     allowed = {target.units(dtype, tf32) for dtype in computes}
     found: Counter[str] = Counter()
     for m in program.matmuls:

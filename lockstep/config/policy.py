@@ -5,9 +5,11 @@
 | parameters, optimizer moments, accumulated gradients              | param   |
 | matmul inputs and outputs (qkv, scores, projections, mlp, logits) | compute |
 | embedding look-up, residual stream, norms, softmax, RoPE, loss    | output  |
+| what comes back to a matmul, and what is made of it               | grads   |
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
-agree. jmp's own shorthand `bf16` makes the parameters bf16 too; the names here never do.
+agree; grads is compute unless a spec says otherwise. jmp's own shorthand `bf16` makes the
+parameters bf16 too; the names here never do.
 A policy with a recipe (`lockstep.formats`) rounds the operands of linear layers to narrower
 formats, and sums in compute. A module that has a format of its own (`lockstep.config.formats`; an
 island, `lockstep.config.islands`, is one in fp32) computes as under the policy of that name.
@@ -28,7 +30,8 @@ ALIASES = {
     "bf16": "bfloat16",
     "f16": "float16",
 }
-KEYS = {"p": "params", "c": "compute", "o": "output"}
+KEYS = {"p": "params", "c": "compute", "o": "output", "g": "grads"}
+OPTIONAL = "grads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class Roles:
     param: str
     compute: str
     output: str
+    grads: str = ""  # "": compute's
     tf32: bool = False
     recipe: str = ""  # of `lockstep.formats`, of linear layers but those of `outside`
 
@@ -49,7 +53,7 @@ class Roles:
     @property
     def loss_scaling(self) -> bool:
         """float16's smallest normal is 6e-5: only there do gradients need a loss scale."""
-        return self.compute == "float16"
+        return "float16" in (self.compute, self.grads)
 
     @property
     def mixed(self) -> bool:
@@ -111,7 +115,7 @@ def as_under(roles: Roles, name: str) -> Roles:
     """Those of a module in another format; in float64 it stays, so that only rounding is left."""
     other = POLICIES[name]
     compute = roles.compute if roles.compute == "float64" else other.compute
-    return replace(roles, compute=compute, recipe=other.recipe, tf32=False)
+    return replace(roles, compute=compute, recipe=other.recipe, tf32=False, grads="")
 
 
 def outside(name: str, modules: Sequence[str]) -> bool:
@@ -135,7 +139,8 @@ def resolve(policy: str) -> Roles:
             f"such as {POLICIES['bf16'].spec}"
         )
     dtypes = _parse(policy)
-    roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"])
+    roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"],
+                  grads=dtypes.get(OPTIONAL, ""))  # fmt: skip
     _check(policy, roles)
     return roles
 
@@ -152,7 +157,7 @@ def _parse(spec: str) -> dict[str, str]:
         if value not in BYTES:
             raise UserError(f"--policy {spec}: dtype {value!r}; use one of {', '.join(BYTES)}")
         dtypes[key] = value
-    missing = [key for key in KEYS.values() if key not in dtypes]
+    missing = [key for key in KEYS.values() if key not in (*dtypes, OPTIONAL)]
     if missing:
         raise UserError(
             f"--policy {spec}: no {missing[0]}=; give params=, compute= and output= once each"
@@ -161,7 +166,8 @@ def _parse(spec: str) -> dict[str, str]:
 
 
 def _check(spec: str, roles: Roles) -> None:
-    if "float64" in (roles.param, roles.compute, roles.output) and roles != POLICIES["fp64"]:
+    wide = [roles.param, roles.compute, roles.output, roles.grads or roles.compute]
+    if "float64" in wide and {*wide} != {"float64"}:
         raise UserError(f"--policy {spec}: float64 mixes with nothing; use --policy fp64")
     if BYTES[roles.output] < 4:
         raise UserError(
@@ -172,7 +178,7 @@ def _check(spec: str, roles: Roles) -> None:
         raise UserError(
             f"--policy {spec}: GradScaler cannot unscale float16 gradients; use params=float32"
         )
-    if roles.param == "bfloat16" and roles.compute != "bfloat16":
+    if roles.param == "bfloat16" and {roles.compute, wide[-1]} != {"bfloat16"}:
         raise UserError(
             f"--policy {spec}: params bfloat16 compute in bfloat16 only; "
             "use compute=bfloat16 or params=float32"

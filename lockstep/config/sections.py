@@ -87,7 +87,8 @@ class PrecisionConfig:
     @property
     def computes(self) -> set[str]:
         """What matrices are multiplied in, in training and in evaluation."""
-        return {roles.compute for roles in (*self.kinds, self.eval_roles)}
+        every = (*self.kinds, self.eval_roles)
+        return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
     def require_one_float32(self) -> None:
         """Raises UserError where some of a run's float32 matmuls are to be in TF32 and some not: on

@@ -31,7 +31,9 @@ class Case:
 
     @property
     def compute(self) -> str:
-        return self.config.precision.roles.compute
+        """The dtype that rounds."""
+        roles = self.config.precision.roles
+        return roles.grads or roles.compute
 
     @property
     def rounding(self) -> str:

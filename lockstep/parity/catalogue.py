@@ -34,6 +34,9 @@ FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
 # In float64 a format's rounding is all that is left.
 OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
+GRADS: dict[str, Any] = LEAN | {
+    "policy": "params=float32,compute=float32,output=float32,grads=float16"
+}
 DECODER: dict[str, Any] = GROUPED | LEAN
 LORA: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0, "lora_rank": 3}
 FROZEN: dict[str, Any] = LEAN | {"freeze": "embed,*.norm1,*.qkv"}
@@ -187,6 +190,15 @@ BUGS: list[Bug] = [
             ("formats-ignored", "all modules have the policy's format"),
             ("format-of-next-module", "each module has the format of the one before it"),
             ("first-pattern-wins", "of two patterns that fit a module the first counts"),
+        )
+    ),
+    # gradients in a dtype of their own
+    *(
+        _bug(framework, rung, f"{name}{suffix}", what, **GRADS)
+        for framework, suffix in (("torch", ""), ("jax", "-in-jax"))
+        for name, rung, what in (
+            ("gradients-in-compute", 3, "the backward pass computes in float32, too"),
+            ("forward-in-gradients-dtype", 2, "the forward pass computes in float16, too"),
         )
     ),
     # evaluation and sampling

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
     """Prints each framework's ranking and puts its row as soon as it is measured."""
-    narrow = any(r.mixed or r.tf32 or r.recipe for r in config.precision.kinds)
+    narrow = any(r.mixed or r.tf32 or r.recipe or r.grads for r in config.precision.kinds)
     require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)

@@ -82,7 +82,7 @@ ENVELOPE_CAP = {"float64": 0.0, "float32": 5e-6, "rounded": 5e-3}
 
 
 def envelope_cap(roles: Roles) -> float:
-    rounded = roles.mixed or roles.tf32 or roles.recipe
+    rounded = roles.mixed or roles.tf32 or roles.recipe or roles.grads not in ("", roles.compute)
     return ENVELOPE_CAP["rounded" if rounded else roles.compute]
 
 

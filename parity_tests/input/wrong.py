@@ -47,7 +47,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--formats blocks.0.attn.attend=fp8", ["--formats", "attend", "linear layer"]),
     ("--formats blocks.0=fp16", ["--formats", "blocks.0.attn.qkv=fp16", "loss scale"]),
     ("--formats head=nvfp4", ["--formats", "head=nvfp4", "draws"]),
-    ("--formats blocks=mxfp8 --d-model 48", ["--formats", "mxfp8", "48"]),
+    ("--formats blocks=mxfp8 --d-model 48", ["--formats", "mxfp8", "blocks of 32"]),
     ("--formats blocks=fp8 --lora-rank 4", ["--formats", "fp8", "--lora-rank"]),
     ("--formats " + 65 * "head=fp8,", ["--formats", "66 patterns", "64"]),
     ("--formats blocks.0=fp32 --layers scan", ["--layers", "scan", "--formats", "unroll"]),
