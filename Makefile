@@ -3,13 +3,14 @@
 # make test    set-up and the checks: ruff, mypy, the test suite
 # make test-rest  what make test leaves out for its time: several devices, other pairs ...
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
+# make test-tpu   what our JAX step does on TPUs that are not here; .venv-tpu
 # make finetune  a small Llama, from end to end (docs/finetune.md): a minute
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train test test-rest test-cuda finetune check evidence
+.PHONY: setup train test test-rest test-cuda test-tpu finetune check evidence
 
 setup: .venv/.ready
 
@@ -34,6 +35,15 @@ test-cuda: .venv-aot/.ready
 .venv-aot/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
 	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot,peers]' \
+		pytest pytest-xdist
+	touch $@
+
+test-tpu: .venv-tpu/.ready
+	.venv-tpu/bin/python -m pytest parity_tests/tpu -n auto --durations=10
+
+.venv-tpu/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu-aot]' \
 		pytest pytest-xdist
 	touch $@
 

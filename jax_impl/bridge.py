@@ -5,6 +5,7 @@ With scanned layers the blocks' parameters are stacked, with a leading axis L.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def to_numpy(array: Array | np.ndarray) -> np.ndarray:
     return np.array(whole(array), order="C")
 
 
-def turn(name: str, array: np.ndarray) -> np.ndarray:
+def turn(name: str, array: Any) -> Any:
     """From one layout to the other: transposes the matrices, which embeddings are none of."""
     return array.T if array.ndim == 2 and name not in EMBEDDINGS else array
 

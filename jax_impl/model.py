@@ -236,7 +236,7 @@ class Attention(nnx.Module):
             cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
-        return self.proj(y_BTHK.reshape(len(x_RD), -1), keys)
+        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1), keys)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
         """Each head in the output dtype; back to the input's dtype."""

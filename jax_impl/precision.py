@@ -160,14 +160,14 @@ def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.
 
 def compiler_options(config: PrecisionConfig, device: jax.Device) -> dict[str, bool | str]:
     """XLA options of the compiled step. XLA may keep float32 between bfloat16 operations; strict
-    numerics forbid that, because torch rounds there, and so does a GPU: it would be in memory."""
+    numerics forbid that, because torch rounds there; so do GPUs and TPUs: it would be in memory."""
     options: dict[str, bool | str] = {}
     half = "bfloat16" in config.computes
     if device.platform == "cpu" and half and jax.__version_info__ >= (0, 11):
         # Products that XLA leaves in bfloat16 for YNNPACK, and YNNPACK then does not take, are
         # summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
-    if config.strict or device.platform == "gpu":
+    if config.strict or device.platform != "cpu":
         options["xla_allow_excess_precision"] = False
     if config.strict and device.platform == "gpu":
         options["xla_gpu_deterministic_ops"] = True
@@ -185,7 +185,7 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: jax.Device) -> Kern
         fused=wanted and dtypes.mixed and cudnn_works(dtypes.compute, d_head),
         flash=wanted and flash and has_flash(config.model.context, d_head) and triton_works(d_head),
         blocks=written_out_blocks(config.precision, config.model.context),
-        recompute=device.platform == "gpu",  # on a CPU time is dearer than memory
+        recompute=device.platform != "cpu",  # on a CPU time is dearer than memory
     )
 
 

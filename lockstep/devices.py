@@ -79,6 +79,8 @@ DEVICES = {device.name: device for device in (
            single=275 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     Device(name="tpu-v5e", memory=16 * GB, bandwidth=819 * GB, half=197 * TERA, tf32=0,
            single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    Device(name="tpu-v6e", memory=32 * GB, bandwidth=1640 * GB, half=918 * TERA, tf32=0,
+           single=918 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
     # bandwidth are guesses: `--memory` and `--measure` say what yours has.
     Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,

@@ -1,39 +1,59 @@
-"""Our JAX step, compiled by XLA for a CUDA device that is not here."""
+"""Our JAX step, compiled by XLA for a GPU or a TPU that is not here."""
 
 import math
 import os
+import re
 import tempfile
 import time
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # what runs here; the step is compiled for the target
 
 import jax
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_impl import precision, step
 from jax_impl.mesh import AXES, divided_rows, shardings
 from jax_impl.pure import State
-from lockstep.compile import collectives, hlo, memory, report, traffic, xla
+from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
 from lockstep.compile.program import Parts, Program
-from lockstep.compile.targets import Target
+from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
+from lockstep.errors import UserError
 
 FRAMEWORK = "jax"
+# libtpu looks for the TPU that it is for: on the host, in the cloud and in a lock.
+NO_TPU_HOST = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+}  # fmt: skip
 
 
 class AbsentDevice:
     """What a twin asks of a `jax.Device`."""
 
-    platform = "gpu"
-
     def __init__(self, target: Target) -> None:
         self.device_kind = target.name
-        self.compute_capability = "{}.{}".format(*target.capability)
+        self.platform = "tpu" if isinstance(target, Tpu) else "gpu"
+        if isinstance(target, Gpu):
+            self.compute_capability = "{}.{}".format(*target.capability)
+
+
+class Built(NamedTuple):
+    """A compiled program: XLA's texts, and bytes."""
+
+    text: str
+    asked: str  # before XLA's optimizations
+    ptx: str  # of the kernels that XLA wrote for CUDA
+    peak: int
+    live: Callable[[hlo.Module, Parts], dict[str, int]]  # by part
 
 
 def program(config: Config, target: Target, hlo_file: str = "") -> Program:
@@ -42,32 +62,24 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     device: Any = AbsentDevice(target)
     vars(precision)["cudnn_works"] = lambda compute, d_head: target.fuses(d_head)
     vars(precision)["triton_works"] = lambda d_head: target.ampere
+    jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
-        dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
-        if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
-            dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
-            if config.precision.strict:  # it would choose among its kernels by running them
-                dump += " --xla_gpu_enable_triton_gemm=false"
-        flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
-        os.environ["XLA_FLAGS"] = flags  # read once, with the first array
-        jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
+        if isinstance(target, Gpu):
+            ask_for_dump(config, folder)
         precision.set_switches(config, device)
         mesh = absent_mesh(config, target)
         vars(step)["make_mesh"] = lambda config, device: mesh if config.mesh.size > 1 else None
         trainer = step.Trainer(config, device)
         given = arguments(trainer, mesh)
-        compiled = trainer.compiled["step"].lower(*given).compile()
-        text, dumped = compiled.as_text(), read_dump(folder)
+        lowered = trainer.compiled["step"].lower(*given)
+        built = build_for_tpu(lowered) if isinstance(target, Tpu) else build(lowered, folder)
     if hlo_file:
-        Path(hlo_file).write_text(text)
-    module = hlo.read(text)
-    peak = compiled.memory_analysis().peak_memory_in_bytes
+        Path(hlo_file).write_text(built.text)
+    module, asked = hlo.read(built.text), hlo.read(built.asked)
     shapes = [x.shape for x in trainer.model.shapes.values()]
     shapes += [x.sharding.shard_shape(x.shape) for x in given[0].params.values()]
     rows = config.optim.batch_size * config.model.context
     parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
-    placed, live = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
-    asked = hlo.read(dumped["before_optimizations.txt"])
     tf32 = config.precision.roles.tf32
 
     def timed(run: hlo.Instruction) -> float:
@@ -76,14 +88,67 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
 
     return Program(
         framework=FRAMEWORK, how="compiled for",
-        versions={m.__name__: m.__version__ for m in (jax, jaxlib)},
+        versions={m.__name__: m.__version__ for m in (jax, jaxlib)} | compiler_version(target),
         attention_asked=precision.attention_backend(config, device),
-        seconds=time.perf_counter() - began, peak=peak,
+        seconds=time.perf_counter() - began, peak=built.peak,
         kernels=[*traffic.kernels(module, target, tf32)],
         collectives=list(collectives.collectives(module, timed)),
-        parts=memory.live_parts(placed, live, xla.state(module), parts, peak),
-        **xla.facts(module, asked, dumped["ptx"], target, tf32),
+        parts=built.live(module, parts),
+        **xla.facts(module, asked, built.ptx, target, tf32),
     )  # fmt: skip
+
+
+def compiler_version(target: Target) -> dict[str, str]:
+    """Of one that is no part of jaxlib."""
+    return {"libtpu": metadata.version("libtpu")} if isinstance(target, Tpu) else {}
+
+
+def ask_for_dump(config: Config, folder: str) -> None:
+    """Of what XLA writes beside a program for CUDA."""
+    dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
+    if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
+        dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
+        if config.precision.strict:  # it would choose among its kernels by running them
+            dump += " --xla_gpu_enable_triton_gemm=false"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
+    os.environ["XLA_FLAGS"] = flags  # read once, with the first array
+
+
+def build(lowered: Any, folder: str) -> Built:
+    compiled = lowered.compile()
+    dumped = read_dump(folder)
+    peak = compiled.memory_analysis().peak_memory_in_bytes
+    placed, lives = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
+
+    def live(module: hlo.Module, parts: Parts) -> dict[str, int]:
+        return memory.live_parts(placed, lives, xla.state(module), parts, peak)
+
+    return Built(compiled.as_text(), dumped["before_optimizations.txt"], dumped["ptx"], peak, live)
+
+
+def build_for_tpu(lowered: Any) -> Built:
+    """Arguments, and all that XLA plans beside them in the device's memory.
+
+    Raises:
+        UserError: that is more than the device has.
+    """
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needs = re.search(r"\((\S+)G\) exceeds available HBM \((\S+)G\)", str(error))
+        if not needs:
+            raise
+        over = f"the step needs {needs[1]} GiB beside its state, and the device has {needs[2]}"
+        raise UserError(f"{over}; use --remat or a smaller --batch-size") from None
+    sizes = compiled.memory_analysis()
+    beside = sizes.output_size_in_bytes - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes
+    peak = sizes.argument_size_in_bytes + beside
+
+    def live(module: hlo.Module, parts: Parts) -> dict[str, int]:
+        return liveness.live_parts(module, xla.state(module), parts, peak)
+
+    asked = lowered.compiler_ir("hlo").get_hlo_module().to_string()
+    return Built(compiled.as_text(), asked, "", peak, live)
 
 
 def read_dump(folder: str) -> dict[str, str]:
@@ -95,6 +160,13 @@ def read_dump(folder: str) -> dict[str, str]:
 
 def absent_mesh(config: Config, target: Target) -> Mesh:
     """Of devices that are not here, eight of them a machine."""
+    if isinstance(target, Tpu):
+        os.environ |= NO_TPU_HOST
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=target.topology, chips_per_host_bounds=(1, 1, 1)
+        )
+        return Mesh(np.reshape(topology.devices, (1, 1)), AXES)
+    assert isinstance(target, Gpu)
     size, text = config.mesh.size, target.text()
     here = math.gcd(size, 8)
     shape = f"1x{size // here}x{here}"

@@ -12,10 +12,12 @@ from lockstep.exits import DONE
 from lockstep.flags import reader
 from lockstep.weights.export import export
 from lockstep.weights.onnx_export import export_onnx
+from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 
 FORMATS = {  # and the dtypes of weights that each has
     "safetensors": ("float32", "bfloat16", "float16"),
     "onnx": ("float32", "int8"),
+    "stablehlo": ("float32",),
 }
 
 
@@ -23,7 +25,8 @@ def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser("export", description="Writes config.json, "
                               "model.safetensors and the tokenizer's files,\nif the run began with "
-                              "some, for transformers to load; or model.onnx for\nonnxruntime.",
+                              "some, for transformers to load; model.onnx for\nonnxruntime; or "
+                              "model.jax and model.mlir, StableHLO for JAX and\nother compilers.",
                               epilog="example:\n  lockstep export runs/mine --to mine-onnx "
                               "--format onnx --dtype int8")  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
@@ -31,11 +34,11 @@ def add(commands: Any) -> None:
     sub.add_argument("--step", type=reader(int), metavar="N",
                      help="the checkpoint of this step (default: the newest)")  # fmt: skip
     sub.add_argument("--format", default="safetensors", metavar="|".join(FORMATS),
-                     help="for transformers, or for onnxruntime "
+                     help="for transformers, onnxruntime, or JAX without Lockstep "
                      "(default: safetensors)")  # fmt: skip
     sub.add_argument("--dtype", default="", metavar="float32|bfloat16|float16|int8",
-                     help="of the weights; onnx has float32 and int8 "
-                     "(default: the run's own; onnx: float32)")  # fmt: skip
+                     help="of the weights; onnx has float32 and int8, stablehlo float32 "
+                     "(default: the run's own; of both: float32)")  # fmt: skip
     sub.add_argument("--max-shard-size", default="", metavar="SIZE",
                      help="several files, none larger, such as 5GB (default: one)")  # fmt: skip
     sub.add_argument("--adapters", action="store_true",
@@ -55,12 +58,17 @@ def _export(given: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
 
     run, to = Path(given.run), Path(given.to)
-    if given.format == "onnx":
+    if given.format != "safetensors":
         others = {"--max-shard-size": given.max_shard_size, "--adapters": given.adapters}
         for flag, value in others.items():
             require(not value, flag, value, "is of --format safetensors; drop it")
+    if given.format == "onnx":
         int8 = given.dtype == "int8"
         print(export_onnx(run, to, step=given.step, int8=int8, warn=warn).text(to))
+        return DONE
+    if given.format == "stablehlo":
+        size = export_stablehlo(run, to, step=given.step, warn=warn)
+        print(f"{to / PROGRAM} with its weights: {size / 1e6:.1f} MB; {to / TEXT} is its text")
         return DONE
     done = export(
         run, to, step=given.step, dtype=given.dtype, warn=warn,

@@ -9,24 +9,26 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.compile.program import Program
+from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.process import start_module
 
-NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
-REMEDY = "install the extra: pip install -e '.[aot]' (2 GB)"
+GPU_NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
+TPU_NEEDS = {"jax": ("jax", "libtpu")}
+EXTRAS = {Gpu: "aot]' (2 GB)", Tpu: "tpu-aot]' (0.7 GB)"}
 
 
 class Compiler:
     """One framework's process; it ends with `close`."""
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self, framework: str, kind: type[Target] = Gpu) -> None:
         """
         Raises:
-            UserError: the framework, or its compiler for CUDA, is not installed.
+            UserError: the framework, or its compiler for such devices, is not installed.
         """
         twin.require_known(framework)
-        require_installed(framework)
+        require_installed(framework, kind)
         self.framework = framework
         self.process = start_module(
             "lockstep_compiler.main", framework, text=True, stdin=subprocess.PIPE,
@@ -58,10 +60,13 @@ class Compiler:
         self.process.stdout.close()
 
 
-def require_installed(framework: str) -> None:
-    for module in NEEDS[framework]:
+def require_installed(framework: str, kind: type[Target] = Gpu) -> None:
+    needs, remedy = (TPU_NEEDS if kind is Tpu else GPU_NEEDS), "PyTorch has none; use jax"
+    require(framework in needs, "--framework", framework, f"a TPU's compiler is XLA; {remedy}")
+    for module in needs[framework]:
         if not _found(module):
-            raise UserError(f"--framework {framework}: {module} is not installed; {REMEDY}")
+            remedy = f"install the extra: pip install -e '.[{EXTRAS[kind]}"
+            raise UserError(f"--framework {framework}: {module} is not installed; {remedy}")
 
 
 def _found(module: str) -> bool:

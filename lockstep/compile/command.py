@@ -9,7 +9,7 @@ from lockstep import twin
 from lockstep.compile import report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Program
-from lockstep.compile.targets import NAMES
+from lockstep.compile.targets import NAMES, Tpu
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
 from lockstep.config.tensors import shapes
 from lockstep.errors import require
@@ -24,9 +24,9 @@ def add(commands: Any) -> None:
     """The subcommand."""
     sub = commands.add_parser(
         "compile",
-        description="Compiles our JAX step, or traces our PyTorch step, for a CUDA device that is\n"
-        "not here: dtypes of its matmuls, attention kernels, memory, bytes moved.\n"
-        "Nothing is run, and nothing is measured. Takes the trainers' own flags.",
+        description="Compiles our JAX step for a CUDA device or a TPU that is not here, or\n"
+        "traces our PyTorch step for CUDA: dtypes of its matmuls, attention kernels,\nmemory, "
+        "bytes moved. Nothing is run, and nothing is measured. Takes the\ntrainers' own flags.",
         epilog="examples:\n  lockstep compile --device h100 --model gpt2 --batch-size 8\n"
         "  lockstep compile --framework torch --device t4 --policy fp16",
         argument_default=argparse.SUPPRESS,
@@ -53,13 +53,19 @@ def _compile(given: argparse.Namespace) -> int:
     whole = len(config.trained) == len(shapes(config.model))
     remedy = "what is known of programs is of those that train all; drop it"
     require(whole, "--lora-rank or --freeze", config.optim.freeze or config.model.lora_rank, remedy)
-    names = list(twin.MODULES) if name is None else [name]
+    tpu = isinstance(target, Tpu)
+    one, remedy = config.mesh.size == 1, "programs for a TPU are of one chip; drop it"
+    require(one or not tpu, "--mesh", config.mesh, remedy)
+    wide = "float64" in (config.precision.roles.compute, config.precision.roles.param)
+    remedy = "a TPU has no float64; use fp32"
+    require(not (tpu and wide), "--policy", config.precision.policy, remedy)
+    names = (["jax"] if tpu else list(twin.MODULES)) if name is None else [name]
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")
         directory.require_writable_file(Path(hlo))
     found: list[dict[str, Any]] = []
     programs: list[Program] = []
-    compilers = [Compiler(each) for each in names]
+    compilers = [Compiler(each, type(target)) for each in names]
     for compiler in compilers:
         program = compiler.program(config, target.device.name, hlo=hlo)
         compiler.close()

@@ -13,6 +13,8 @@ BYTES = {
 }  # fmt: skip
 NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 SHAPE = re.compile(r"([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
+PLACED = re.compile(SHAPE.pattern + r"(?:\{([\d,]*)(?::([^}]*))?\})?")
+TILE = re.compile(r"T\(([\d,]+)\)")
 HEAD = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
 OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 OPERAND = re.compile(r"%([\w.\-]+)")
@@ -30,6 +32,9 @@ BRANCHES = re.compile(
 class Shape:
     dtype: str  # XLA's name
     dims: tuple[int, ...]
+    order: tuple[int, ...] = ()  # of the axes, the one that is contiguous first
+    tile: tuple[int, ...] = ()  # what a TPU fills its last axes up to
+    on_chip: bool = False  # in a TPU's vector memory, not in the device's
 
     @property
     def elements(self) -> int:
@@ -37,7 +42,16 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        return self.elements * BYTES.get(self.dtype, 0)
+        """In the device's memory, without what fills up tiles."""
+        return 0 if self.on_chip else self.elements * BYTES.get(self.dtype, 0)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in the device's memory, with what fills up tiles."""
+        filled = list(self.dims)
+        for axis, size in zip(self.order, reversed(self.tile)):
+            filled[axis] = -(-filled[axis] // size) * size
+        return self.bytes // max(1, self.elements) * math.prod(filled)
 
 
 @dataclass
@@ -75,11 +89,6 @@ class Instruction:
             OPERAND.findall(" ".join("".join(m.groups("")) for m in BRANCHES.finditer(self.rest)))
         )
 
-    @property
-    def trips(self) -> int:
-        found = TRIPS.search(self.rest)
-        return int(found[1]) if found else 1
-
 
 @dataclass
 class Module:
@@ -112,7 +121,7 @@ class Module:
     def kernels_in(self, instruction: Instruction, times: int) -> Iterator[tuple[Instruction, int]]:
         """Those of one instruction: of a loop, all of its turns."""
         if instruction.opcode == "while":
-            yield from self._walk(instruction.called, times * instruction.trips)
+            yield from self._walk(instruction.called, times * self.trips(instruction))
         elif instruction.opcode == "conditional":
             for branch in instruction.branches:
                 yield from self._walk(branch, times)
@@ -120,6 +129,15 @@ class Module:
             yield from self._walk(instruction.called, times)
         elif instruction.opcode not in FREE:
             yield instruction, times
+
+    def trips(self, loop: Instruction) -> int:
+        """XLA's count; where it writes none, the end of the counter, which JAX starts at 0."""
+        if found := TRIPS.search(loop.rest):
+            return int(found[1])
+        scope = self.computations.get(loop.attribute("condition").removeprefix("%"), {})
+        test = next((i for i in scope.values() if i.root and i.opcode == "compare"), None)
+        ends = [scope[name] for name in test.operands] if test else []
+        return next((int(end.operands[0]) for end in ends if end.opcode == "constant"), 1)
 
     def functions(self, instruction: Instruction) -> tuple[str, ...]:
         """The Python functions that it comes from, innermost first; none of what XLA made."""
@@ -130,20 +148,23 @@ class Module:
         return tuple(found)
 
     def inner(self, instruction: Instruction) -> dict[str, Instruction]:
-        """What a fusion holds; of anything else, itself."""
-        if instruction.opcode == "fusion":
-            return self.computations[instruction.called]
-        return {instruction.name: instruction}
+        """What a fusion holds, and the fusions in it; of anything else, itself."""
+        if instruction.opcode != "fusion":
+            return {instruction.name: instruction}
+        held = self.computations[instruction.called].values()
+        return {name: found for each in held for name, found in self.inner(each).items()}
 
     def users(self, instruction: Instruction) -> list[Instruction]:
         inside = self.computations[instruction.computation].values()
         return [other for other in inside if instruction.name in other.operands]
 
 
+STARTS = {"copy-start": 0, "slice-start": -2}  # and which of its results is the copy
 # They move nothing: names, views and marks.
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id",
-    "replica-id", "opt-barrier", "async-done", "async-update", "copy-done", "domain",
+    "replica-id", "opt-barrier", "async-done", "async-update", "copy-done", "slice-done",
+    "domain",
     "all-gather-done", "reduce-scatter-done", "all-reduce-done", "collective-permute-done",
 }  # fmt: skip
 
@@ -188,10 +209,18 @@ def _instruction(line: str, computation: str) -> Instruction:
     assert opcode, line
     close = _closing(right, opcode.end() - 1)
     inside = right[opcode.end() : close - 1]
-    operands = (inside,) if opcode[1] == "parameter" else tuple(OPERAND.findall(inside))
-    shapes = tuple(Shape(dtype, _dims(dims)) for dtype, dims in SHAPE.findall(right[:end]))
+    operands = (
+        (inside,) if opcode[1] in ("parameter", "constant") else tuple(OPERAND.findall(inside))
+    )
+    shapes = tuple(_shape(*found) for found in PLACED.findall(right[:end]))
     root, name = left.startswith("ROOT "), left.removeprefix("ROOT ").removeprefix("%")
     return Instruction(name, shapes, opcode[1], operands, right[close:], computation, root)
+
+
+def _shape(dtype: str, dims: str, order: str, layout: str) -> Shape:
+    """`layout`: a TPU's tiles, and S(1) of what is in its vector memory."""
+    tile = TILE.search(layout)
+    return Shape(dtype, _dims(dims), _dims(order), _dims(tile[1] if tile else ""), "S(1)" in layout)
 
 
 def _dims(text: str) -> tuple[int, ...]:

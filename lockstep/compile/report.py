@@ -40,9 +40,12 @@ def ideal(program: Program, target: Target) -> float:
 def warnings(program: Program, config: Config, target: Target, wrong: list[str]) -> list[str]:
     """What a user wants to know before a run; `wrong`: from `rules.violations`."""
     roles, found = config.precision.roles, []
-    if not target.ampere and (roles.tf32 or roles.compute == "bfloat16"):
-        policy = config.precision.policy
-        found.append(f"{policy} on a {target.device.name} multiplies in float32; use fp16")
+    wanted = "tf32" if roles.tf32 else roles.compute
+    units, policy = target.units(roles.compute, roles.tf32), config.precision.policy
+    if units not in (wanted, "float64"):
+        name = {"bfloat16x3": "three products of bfloat16"}.get(units, units)
+        half = "fp16" if target.units("float16") == "float16" else "bf16"
+        found.append(f"{policy} on a {target.device.name} multiplies in {name}; use {half}")
     for recipe in sorted({kind.recipe for kind in config.precision.kinds} - {""}):
         found.append(f"{recipe} is emulated: operands are rounded to it, and multiplied in float32")
     if "no cuDNN" in program.attention_asked or program.attention_asked.endswith("math"):

@@ -9,7 +9,11 @@ from lockstep.devices import AMPERE, Device
 from lockstep.errors import require
 
 FOLDER = Path(__file__).parent / "targets"
-NAMES = ("h100", "h200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090", "t4", "v100")
+GPUS = ("h100", "h200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090", "t4", "v100")
+TPUS = ("tpu-v5e", "tpu-v6e")
+NAMES = GPUS + TPUS
+# A TPU multiplies bfloat16: float32 takes six such products, and three where TF32 would do.
+PASSES = {"bfloat16": 1, "bfloat16x3": 3, "float32": 6}
 
 # What all NVIDIA devices since Volta share.
 TEXT = """\
@@ -36,28 +40,50 @@ device_description_str: "{name}"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Sizes in bytes, rates in bytes/s, the clock in GHz."""
+    """Sizes in bytes, rates in bytes/s."""
 
     device: Device  # its peak rates
     name: str  # as its driver reports it
+    memory: int
+    bandwidth: int
+
+    @property
+    def ampere(self) -> bool:
+        """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
+        return False
+
+    def fuses(self, d_head: int) -> bool:
+        """Whether it has cuDNN's attention."""
+        return False
+
+    def units(self, dtype: str, tf32: bool = False) -> str:
+        """What a matmul of operands in this dtype is multiplied in."""
+        raise NotImplementedError
+
+    def rate(self, units: str) -> float | None:
+        """FLOP/s of a matmul in these units; None for float64, of which no figure is kept."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Target):
+    """NVIDIA's; the clock in GHz."""
+
     capability: tuple[int, int]
     multiprocessors: int
     fpus: int
     clock: float
-    memory: int
-    bandwidth: int
     l2: int
     shared: int
     threads: int
 
     @property
     def ampere(self) -> bool:
-        """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
         return self.capability >= AMPERE
 
     def fuses(self, d_head: int) -> bool:
-        """Whether cuDNN has its attention: JAX's own rule of the head, with a backward pass, and
-        cuDNN's of the device ("requires SM80"). Where the device is, cuDNN itself is asked."""
+        """JAX's own rule of the head, with a backward pass, and cuDNN's of the device ("requires
+        SM80"). Where the device is, cuDNN itself is asked."""
         return self.ampere and d_head % 8 == 0 and d_head <= 128
 
     def text(self) -> str:
@@ -67,16 +93,30 @@ class Target:
         return TEXT.format(**vars(self), optin=optin, major=major, minor=minor)
 
     def units(self, dtype: str, tf32: bool = False) -> str:
-        """What a matmul of operands in this dtype is multiplied in."""
         if dtype == "float32":
             return "tf32" if tf32 and self.ampere else "float32"
         return "float32" if dtype == "bfloat16" and not self.ampere else dtype
 
     def rate(self, units: str) -> float | None:
-        """FLOP/s of a matmul in these units; None for float64, of which no figure is kept."""
         half, device = self.device.half, self.device
         return {"float32": device.single, "tf32": device.tf32,
                 "bfloat16": half, "float16": half}.get(units)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpu(Target):
+    """Google's, one chip of one core."""
+
+    topology: str  # libtpu's name of it
+
+    def units(self, dtype: str, tf32: bool = False) -> str:
+        """float16 is widened."""
+        if dtype == "float32" and tf32:
+            return "bfloat16x3"
+        return "bfloat16" if dtype == "bfloat16" else "float32"
+
+    def rate(self, units: str) -> float | None:
+        return self.device.half / PASSES[units]
 
 
 def find(name: str) -> Target:
@@ -90,5 +130,7 @@ def find(name: str) -> Target:
     require(key is not None, "--device", name, f"unknown; use one of {', '.join(NAMES)}")
     assert key is not None
     facts = tomllib.loads((FOLDER / f"{key}.toml").read_text())
+    if key in TPUS:
+        return Tpu(device=devices.find(key), **facts)
     facts["capability"] = tuple(facts["capability"])
-    return Target(device=devices.find(key), **facts)
+    return Gpu(device=devices.find(key), **facts)

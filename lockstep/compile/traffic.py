@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator
 
-from lockstep.compile.hlo import NAMES, Instruction, Module
+from lockstep.compile.hlo import BYTES, NAMES, STARTS, Instruction, Module
 from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops, purpose
 from lockstep.compile.targets import Target
 from lockstep.compile.xla import (
-    allows_tf32,
     attention_shape,
     dot_size,
     fused_attention,
     gives_gradients,
+    multiplied,
 )
 
 SLICES = {"dynamic-slice", "slice", "gather"}
@@ -19,7 +19,7 @@ VIEWS = {"bitcast", "reshape"}
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand is written
 # What only moves, and what goes along with it.
 MOVES = {"copy", "transpose", "concatenate", "pad", "reverse", "slice", "dynamic-slice",
-         "dynamic-update-slice"}  # fmt: skip
+         "dynamic-update-slice", *STARTS}  # fmt: skip
 ALONG = {"parameter", "constant", "broadcast", "tuple", "iota", "get-tuple-element"} | VIEWS
 # They need more of an operand than the elements that are asked of them.
 GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", "sort", "tuple",
@@ -40,8 +40,7 @@ def kernel(
         if size := dot_size(module, inner):
             m, n, k = size
             flops += 2 * m * n * k
-            operand = module.computations[inner.computation][inner.operands[0]].shapes[0]
-            units = target.units(NAMES.get(operand.dtype, ""), allows_tf32(inner))
+            units = multiplied(module, target, inner)[1]
     if fused_attention(run):
         units = target.units(NAMES.get(run.shapes[0].dtype, ""), tf32)
         b, h, t, d = attention_shape(module, run)
@@ -84,13 +83,17 @@ def moved(module: Module, kernel: Instruction) -> int:
     gets."""
     scope = module.computations[kernel.computation]
     if kernel.opcode == "fusion":
-        inner = module.inner(kernel)
+        inner = module.computations[kernel.called]
         parameters = [i for i in inner.values() if i.opcode == "parameter"]
         root = next(i for i in inner.values() if i.root)
         return sum(_read(module, p) for p in parameters) + _written(inner, root)
     if kernel.opcode == "dynamic-update-slice":
         return 2 * scope[kernel.operands[1]].shapes[0].bytes
     written = sum(shape.bytes for shape in kernel.shapes)
+    if kernel.opcode in STARTS:  # from one memory of a TPU to another
+        copy, (source,) = kernel.shapes[STARTS[kernel.opcode]], scope[kernel.operands[0]].shapes
+        size = copy.elements * BYTES[copy.dtype]
+        return size * ((not copy.on_chip) + (not source.on_chip))
     if kernel.opcode in SLICES:
         return 2 * written
     return written + sum(s.bytes for o in kernel.operands if o in scope for s in scope[o].shapes)

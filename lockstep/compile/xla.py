@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from lockstep.compile.convolution import conv_size
 from lockstep.compile.hlo import NAMES, Instruction, Module
 from lockstep.compile.program import (
     BACKWARD,
@@ -18,7 +19,7 @@ from lockstep.compile.program import (
     gather_matmuls,
     matmul_size,
 )
-from lockstep.compile.targets import Target
+from lockstep.compile.targets import Target, Tpu
 
 # Their dtype decides accuracy: softmax, norms, activations, the loss.
 PRECISE = {
@@ -28,6 +29,8 @@ PRECISE = {
 }  # fmt: skip
 TENSOR_CORE = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)\S*?\.(tf32|bf16|f16|f64)\b")
 ATOMIC = re.compile(r"^\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)", re.M)
+# By the precision that a matmul asks for; the default is one product of operands that are rounded.
+TPU_FLOAT32 = {"highest": "float32", "high": "bfloat16x3", "default": "bfloat16", "": "bfloat16"}
 STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grads", "accumulators"))
 
 
@@ -66,14 +69,24 @@ def matmuls(module: Module, target: Target) -> Iterator[Matmul]:
     for kernel, times in module.kernels():
         for inner in module.inner(kernel).values():
             if size := dot_size(module, inner):
-                operand = module.computations[inner.computation][inner.operands[0]]
-                dtype = NAMES.get(operand.shapes[0].dtype, operand.shapes[0].dtype)
-                units = target.units(dtype, tf32=allows_tf32(inner))
+                dtype, units = multiplied(module, target, inner)
                 yield Matmul(units, dtype, size, _phase(module, kernel, inner), times)
+
+
+def multiplied(module: Module, target: Target, dot: Instruction) -> tuple[str, str]:
+    """The dtype of its operands in memory, and the units."""
+    operand = module.computations[dot.computation][dot.operands[0]].shapes[0].dtype
+    dtype = NAMES.get(operand, operand)
+    if isinstance(target, Tpu) and dtype == "float32":
+        return dtype, TPU_FLOAT32[dot.attribute("operand_precision").strip("{}").partition(",")[0]]
+    return dtype, target.units(dtype, tf32=allows_tf32(dot))
 
 
 def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
     """None of what is no matmul."""
+    if dot.opcode == "convolution":
+        m, n, k = conv_size(module, dot)
+        return matmul_size(m, n, k)
     if dot.opcode != "dot" and "cublas" not in dot.attribute("custom_call_target"):
         return None
     scope = module.computations[dot.computation]

@@ -19,7 +19,7 @@ def ask(framework: str, device: str, rows: list[dict[str, Any]]) -> list[dict[st
     Raises:
         UserError: the framework, or its compiler for CUDA, is not installed.
     """
-    compiler = Compiler(framework)
+    compiler = Compiler(framework, type(targets.find(device)))
     found = [row | _figures(compiler, device, row) for row in rows]
     compiler.close()
     return found

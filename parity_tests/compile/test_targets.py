@@ -16,9 +16,10 @@ from lockstep.model.segments import recomputed
 H100, T4 = targets.find("h100"), targets.find("t4")
 
 
-@pytest.mark.parametrize("name", targets.NAMES)
+@pytest.mark.parametrize("name", targets.GPUS)
 def test_a_target_is_the_device_of_the_data_sheet(name: str) -> None:
     target = targets.find(name)
+    assert isinstance(target, targets.Gpu)
     assert target.capability == target.device.capability
     assert target.bandwidth == pytest.approx(target.device.bandwidth, rel=0.005)
     assert target.memory == pytest.approx(target.device.memory, rel=0.08)  # binary, less a reserve
@@ -26,6 +27,17 @@ def test_a_target_is_the_device_of_the_data_sheet(name: str) -> None:
     single = 2 * target.fpus * target.multiprocessors * target.clock * 1e9
     assert single == pytest.approx(target.device.single, rel=0.03)
     assert f"major: {target.capability[0]} minor: {target.capability[1]}" in target.text()
+
+
+@pytest.mark.parametrize("name", targets.TPUS)
+def test_a_tpu_multiplies_bfloat16(name: str) -> None:
+    target = targets.find(name)
+    assert target.bandwidth == target.device.bandwidth
+    assert target.memory == pytest.approx(target.device.memory, rel=0.06)  # binary, less a reserve
+    units = [target.units(d) for d in ("bfloat16", "float16", "float32")]
+    assert units == ["bfloat16", "float32", "float32"]
+    assert target.units("float32", tf32=True) == "bfloat16x3"
+    assert target.rate("float32") == pytest.approx(target.device.single)
 
 
 def test_names_are_found_without_their_hyphens() -> None:
@@ -156,9 +168,19 @@ def test_warnings_of_a_t4() -> None:
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ask.NEEDS, "jax", ("jax", "jax_plugins.none"))
+    monkeypatch.setitem(ask.GPU_NEEDS, "jax", ("jax", "jax_plugins.none"))
     with pytest.raises(UserError, match=r"jax_plugins.none is not installed; .*\[aot\]"):
         ask.Compiler("jax")
+
+
+@pytest.mark.parametrize(
+    ("framework", "says"),
+    [("jax", r"libtpu is not installed; .*\[tpu-aot\]"), ("torch", "PyTorch has none; use jax")],
+)
+def test_a_tpu_needs_libtpu(framework: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "_found", lambda module: module != "libtpu")
+    with pytest.raises(UserError, match=f"--framework {framework}: .*{says}"):
+        ask.Compiler(framework, targets.Tpu)
 
 
 def test_without_a_compiler_one_line_says_so(

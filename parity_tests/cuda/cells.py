@@ -26,9 +26,9 @@ def config(row: Row) -> Config:
     return from_flags(flags, accelerator=True)
 
 
-def covering() -> list[Row]:
+def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
     """Greedy: each cell has the most pairs that no other has."""
-    candidates = product_of(FACTORS)
+    candidates = product_of(factors)
     missing = set().union(*map(pairs, candidates))
     cells: list[Row] = []
     while missing:

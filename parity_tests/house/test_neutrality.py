@@ -65,12 +65,23 @@ MAY_IMPORT = {
     "cost": {"jaxprs", "live", "step"},
     "bridge": {"mesh", "processes", "pure", "step"},
     "probe": {"kernels"},
+    "stablehlo": {"bridge", "precision", "pure", "step"},
     "train": {"bridge", "cost", "mesh", "precision", "processes", "step", "trace"},
     "__init__": set(),
 }
 # What the other framework has in its library.
 ALONE = {
-    "jax_impl": {"accumulate", "functional", "gather", "jaxprs", "kernels", "pure", "scan", "taps"},
+    "jax_impl": {
+        "accumulate",
+        "functional",
+        "gather",
+        "jaxprs",
+        "kernels",
+        "pure",
+        "scan",
+        "stablehlo",
+        "taps",
+    },
     "torch_ref": {"live", "nanogpt", "onednn"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())

@@ -1,0 +1,53 @@
+"""The forward pass in StableHLO, for `lockstep.weights.stablehlo`, which knows no JAX.
+
+`python -m jax_impl.stablehlo FOLDER` takes a configuration as JSON and the canonical weights from
+FOLDER; it leaves there the program, as jax.export writes it and as text.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax import Array, export
+from safetensors.numpy import load_file
+
+from lockstep.config import Config
+from lockstep.weights.stablehlo import PROGRAM, TEXT, WEIGHTS
+
+from . import bridge, precision, step
+from .pure import Params
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def forward(
+    config: Config, weights: dict[str, np.ndarray], platforms: Sequence[str] = PLATFORMS
+) -> export.Exported:
+    """Weights by canonical name, and tokens (B, T) int32 -> logits (B, T, V) float32; B and T are
+    free, T up to the context. Attention is written out: no kernel is of one platform alone."""
+    device = precision.configure(config)
+    model = step.make_model(config, config.dtypes, device)
+
+    def logits(weights: Params, tokens: Array) -> Array:
+        turned = {name: bridge.turn(name, array) for name, array in weights.items()}
+        return model(turned)(tokens)
+
+    sizes = export.symbolic_shape("B, T", constraints=[f"T <= {config.model.context}"])
+    tokens = jax.ShapeDtypeStruct(sizes, np.int32)
+    given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    return export.export(jax.jit(logits), platforms=platforms)(given, tokens)
+
+
+def main(folder: Path) -> None:
+    config = Config.from_json(json.load(sys.stdin))
+    weights = load_file(folder / WEIGHTS)
+    (folder / PROGRAM).write_bytes(forward(config, weights).serialize())
+    plain = forward(config, weights, ["cpu"])  # of several, each call says for which it is
+    (folder / TEXT).write_text(plain.mlir_module())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
