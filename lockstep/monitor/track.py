@@ -10,6 +10,7 @@ import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from lockstep.config import Config
 from lockstep.errors import UserError, require
 
 WAITING = 1000  # rows at most
+FLUSHES = 5.0  # seconds between two, which wait for the disk
 PATIENCE = 10.0  # seconds for what waits when the run ends
 PROJECT = "lockstep"
 Row = dict[str, Any]
@@ -43,15 +45,27 @@ class Backend(Protocol):
 
 
 class Tensorboard:
-    """Event files in the run's folder, which `tensorboard --logdir` shows."""
+    """Event files in the run's folder, which `tensorboard --logdir` shows.
+
+    Without the package's SummaryWriter, which has another thread: a full disk ends that one with a
+    traceback, and whoever closes the writer waits for ever.
+    """
 
     def __init__(self, run: Run) -> None:
-        module = importlib.import_module("tensorboardX")
-        self.writer = module.SummaryWriter(str(run.folder / "tensorboard"))
+        folder = run.folder / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        files = importlib.import_module("tensorboardX.event_file_writer")
+        self.proto = importlib.import_module("tensorboardX.proto.event_pb2")
+        self.writer, self.flushed = files.EventsWriter(str(folder / "events")), time.monotonic()
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
+        event = self.proto.Event(wall_time=time.time(), step=step)
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, step)
+            event.summary.value.add(tag=name, simple_value=value)
+        self.writer.write_event(event)
+        if time.monotonic() - self.flushed > FLUSHES:
+            self.writer.flush()
+            self.flushed = time.monotonic()
 
     def finish(self) -> None:
         self.writer.close()

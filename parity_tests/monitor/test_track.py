@@ -2,9 +2,12 @@
 
 import errno
 import json
+import os
 import struct
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +17,11 @@ import pytest
 
 from lockstep.exits import DONE
 from lockstep.monitor import track
+from lockstep.process import ROOT
+from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
 from parity_tests.runs.fake_runs import place as place
+from parity_tests.runs.small_disk import fill, mount
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -109,7 +115,7 @@ class Broken:
 
     how = "raises"
     release = threading.Event()
-    waited_for = False
+    waited_for, longest = False, 60.0
 
     def __init__(self, run: track.Run) -> None:
         if self.how == "at the begin":
@@ -118,7 +124,7 @@ class Broken:
     def log(self, step: int, scalars: dict[str, float]) -> None:
         if step == 4:
             if self.how == "hangs":
-                type(self).waited_for = not self.release.wait(60)
+                type(self).waited_for = not self.release.wait(self.longest)
             if self.how == "full":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if self.how == "exits":
@@ -141,6 +147,7 @@ def test_no_tracker_stops_a_run(
     how: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     Broken.how, Broken.release = how.removesuffix(" at the end"), threading.Event()
+    Broken.waited_for = False
     monkeypatch.setitem(track.BACKENDS, "broken", ("json", Broken))
     monkeypatch.setattr(track, "PATIENCE", 0.2 if Broken.how == "hangs" else 60)
     if how == "hangs":
@@ -172,3 +179,55 @@ def test_a_row_waits_for_no_tracker(place: Path, monkeypatch: pytest.MonkeyPatch
     release.set()
     tracker.close()
     assert logged == steps
+
+
+usual_put = track.Tracker.put
+
+
+def wait_for_room(self: track.Tracker, row: track.Row | None) -> None:
+    while self.rows.full() and self.thread.is_alive():
+        time.sleep(0.01)
+    usual_put(self, row)
+
+
+def wait_for_each(self: track.Tracker, row: track.Row | None) -> None:
+    usual_put(self, row)
+    while self.rows.qsize() > 0 and self.thread.is_alive():
+        time.sleep(0.01)
+
+
+def close_and_wait(self: track.Tracker) -> None:
+    self.put(None)
+    self.thread.join()  # and not for a while alone
+
+
+@pytest.mark.parametrize(("how", "name", "bug"), [
+    ("hangs", "put", wait_for_room),
+    ("hangs at the end", "put", wait_for_each),
+    ("hangs at the end", "close", close_and_wait),
+])  # fmt: skip
+def test_a_trainer_that_waits_is_seen(
+    how: str, name: str, bug: Any, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """By the test above, whose tracker here hangs for two seconds instead of sixty."""
+    monkeypatch.setattr(track.Tracker, name, bug)
+    monkeypatch.setattr(Broken, "longest", 2.0)
+    with pytest.raises(AssertionError):
+        test_no_tracker_stops_a_run(how, "", place, monkeypatch, capsys)
+
+
+def test_a_disk_that_is_really_full_stops_no_run(place: Path) -> None:
+    """That of the real package's files alone; the process ends as any other."""
+    assert train() == DONE
+    with mount(Path("run/tensorboard")) as disk:
+        fill(disk)
+        command = [sys.executable, "-m", fake.__name__, "--resume", "--out", "run"]
+        done = subprocess.run(
+            [*command, "--steps", str(2 * STEPS), "--track", "tensorboard"],
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (DONE, "")
+    said = [line for line in done.stdout.splitlines() if "--track" in line]
+    why = "OSError: [Errno 28] No space left on device; the run goes on without it"
+    assert said == [f"--track tensorboard: {why}"]
+    assert [row["step"] for row in rows()] == list(range(1, 2 * STEPS + 1))

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from lockstep.run import checkpoint, runlog
 from parity_tests.runs.checkpoints import assert_same, hidden, silent
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
+from parity_tests.runs.small_disk import fill
+from parity_tests.runs.small_disk import small_disk as small_disk
 
 FULL = OSError(28, "No space left on device")
 
@@ -124,30 +126,6 @@ def test_no_checkpoint_is_without_its_rows(
 
 
 # --- a real disk
-
-
-@pytest.fixture
-def small_disk(place: Path) -> Iterator[Path]:
-    """A file system of 256 KiB, where one can be mounted."""
-    disk = place / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no tmpfs can be mounted here; the tests above stand for it")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with (disk / "filler").open("wb", buffering=0) as file:
-        for size in (4096, 1):  # to the last byte
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                pass
 
 
 def test_a_run_outlives_a_full_disk(
