@@ -26,6 +26,7 @@ class History:
     steps: np.ndarray  # (rows,), rising
     columns: dict[str, np.ndarray]  # of COLUMNS, each float64 (rows,); NaN where there is none
     evaluations: dict[str, dict[int, float]]  # validation losses by set and step; "" is --data's
+    norms: dict[str, dict[int, float]]  # of the gradient, by module and step
     spikes: list[str]  # in words
     sample: str
 
@@ -39,12 +40,16 @@ def read(run: Path, name: str = "") -> History:
     record = directory.read_record(run)
     train: dict[int, dict[str, Any]] = {}
     evaluations: dict[str, dict[int, float]] = {}
+    norms: dict[str, dict[int, float]] = {}
     found: list[str] = []
     for row in runlog.rows(run / "log.jsonl"):
         if row["kind"] == "train":
             train[row["step"]] = row
         if row["kind"] == "spike":
             found.append(spikes.describe(row))
+        if row["kind"] == "norms":
+            for module in filter(lambda key: key not in ("kind", "step"), row):
+                norms.setdefault(module, {})[row["step"]] = _number(row[module])
         if row["kind"] == "eval":
             for key, value in row.items():
                 if key.startswith("val_loss"):
@@ -57,6 +62,7 @@ def read(run: Path, name: str = "") -> History:
         steps=np.array(steps, np.int64),
         columns={c: np.array([_number(train[s].get(c)) for s in steps]) for c in COLUMNS},
         evaluations=evaluations,
+        norms=norms,
         spikes=found,
         sample=read_sample(run),
     )

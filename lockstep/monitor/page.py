@@ -8,6 +8,7 @@ import numpy as np
 from lockstep import chart, html
 from lockstep.chart import Line, short
 from lockstep.html import Cell, folded, table
+from lockstep.monitor import norms
 from lockstep.monitor.gaps import Gap
 from lockstep.monitor.history import History, differences
 
@@ -36,6 +37,7 @@ def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
         _chart("loss", histories), _chart("val_loss", histories),
         *_spikes(histories), *map(_gap, gaps),
         *[_chart(name, histories) for name in list(CHARTS)[2:]],
+        *(drawn for run in histories for drawn in norms.charts(run)),
         *_samples(histories),
     ]  # fmt: skip
     return html.document(f"lockstep report: {count}", filter(None, parts), chart.STYLE)

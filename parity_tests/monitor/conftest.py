@@ -15,9 +15,14 @@ Make = Callable[..., Path]
 SHAPE = {"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8, "steps": 40}
 
 
+MODULES = ("embed", "blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.attn.qkv",
+           "blocks.1.mlp.up", "head")  # fmt: skip
+
+
 def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float = 0.0,
-             **flags: Any) -> Path:  # fmt: skip
-    """A curve that falls; steps 7 and 8 are skipped."""
+             norms: bool = False, **flags: Any) -> Path:  # fmt: skip
+    """A curve that falls; steps 7 and 8 are skipped. With norms: those of step s are 3 s and 4 s in
+    the layers, elsewhere s."""
     config = from_flags({**SHAPE, "data": "text.txt", **flags}, accelerator=False)
     record = directory.Record(config=config, framework=framework, data_sha256="0" * 64, details={})
     directory.write_record(directory.make(path), record)
@@ -30,6 +35,11 @@ def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float
             "tokens": step, "tokens_per_second": 1e4, "mfu": None, "peak_bytes": 10**9,
             "seconds": 1.0 * step,
         })  # fmt: skip
+        if norms and step % 10 == 0:
+            sizes = {
+                n: float(step * (3 + int(n[7])) if n[7:8].isdigit() else step) for n in MODULES
+            }
+            lines.append({"kind": "norms", "step": step, **sizes})
     spike = {"spike": 9, "batch": 9, "loss": 4.0, "median": 2.0, "deviation": 0.1}
     lines.append({"kind": "spike", "step": 10, **spike})
     lines.append({"kind": "eval", "step": rows, "val_loss": 5.5 / rows**0.5})

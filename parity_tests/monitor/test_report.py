@@ -71,6 +71,30 @@ def test_the_envelope_judges_a_pair_of_the_same_programs(here: Path) -> None:
     assert f"tolerance {ENVELOPE.bound:g}" in said[0]
 
 
+def test_gradient_norms_by_kind_and_by_layer(here: Path) -> None:
+    """Of several modules together: 3 and 4 make 5, and twice 3 the root of 18."""
+    page = report(make_run(Path("a"), norms=True), make_run(Path("b"), "torch"))
+    labels = dict(re.findall('aria-label="(Gradient norm by [^:]*): a: (.*?)"', page))
+    kinds, layers = (labels[f"Gradient norm by {what}"] for what in ("kind of module", "layer"))
+    assert "attn.qkv from 50 at step 10 to 200 at step 40" in kinds
+    assert "head from 10 at step 10 to 40 at step 40" in kinds and "blocks" not in kinds
+    assert "layer 0 from 42.4 at step 10" in layers and "layer 1 from 56.6 at step 10" in layers
+    assert "Gradient norm by layer: b" not in page  # it has no --norms
+
+
+def test_a_deep_model_s_layers_are_as_many_as_can_be_told_apart(here: Path) -> None:
+    run = make_run(Path("a"))
+    sizes = {f"blocks.{i}.norm1": 1e200 for i in range(99)}
+    with (run / "log.jsonl").open("a") as log:
+        log.write(
+            json.dumps({"kind": "norms", "step": 10, **sizes, "blocks.98.norm2": None}) + "\n"
+        )
+        log.write(json.dumps({"kind": "norms", "step": 20, **dict.fromkeys(sizes, 1.0)}) + "\n")
+    page = report(run)
+    (layers,) = re.findall('aria-label="Gradient norm by layer: a: (.*?)"', page)
+    assert layers.startswith("layer 0 ") and layers.count("layer ") == 12 and "layer 98 " in layers
+
+
 def test_other_experiments_have_no_gap(here: Path) -> None:
     a, b = make_run(here / "a", "jax"), make_run(here / "b", "torch", lr=1e-3)
     assert "Gap of" not in words(report(a, b))
@@ -110,6 +134,7 @@ def spoilt(here: Path) -> Path:
     (run / directory.SAMPLE).write_text(EVIL)
     with (run / "log.jsonl").open("a") as log:
         log.write(json.dumps({"kind": "eval", "step": 9, "val_loss": 1.5, f"val_loss.{EVIL}": 1.0}))
+        log.write("\n" + json.dumps({"kind": "norms", "step": 9, EVIL: 1.0}))
     return run
 
 
@@ -122,7 +147,7 @@ def test_markup_stays_text(spoilt: Path) -> None:
 
 @pytest.fixture
 def file(spoilt: Path) -> Iterator[Path]:
-    report(Path(spoilt.name), make_run(Path("b"), "torch", noise=1e-3))
+    report(Path(spoilt.name), make_run(Path("b"), "torch", noise=1e-3, norms=True))
     yield Path("r.html").absolute()
 
 
