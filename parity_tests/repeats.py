@@ -50,6 +50,7 @@ REPEATS = {
 
 # The same: what is left to `make test-rest`, and what of its kind stays.
 REST = {
+    r"test_fuzz.py::test_reader\[(ckpt|parquet)\]": "a bug planted in each reader",
     r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|fp16.*=2-11)":
         "rung 11 in bf16 on fsdp=2, and of documents in fp64 on data=2",
     r"test_ladder.py::test_rung\[(nvfp4|fp8.*-6\])": "fp8 on rungs 3 and 8",

@@ -38,5 +38,7 @@ def require_fields(what: str, values: Any, types: dict[str, Any]) -> None:
     An int is no float and no bool: what we wrote ourselves never has one for the other.
     """
     found = {name: type(value) for name, value in values.items()} if type(values) is dict else {}
+    missing = ", ".join(sorted(types.keys() - found.keys()))
+    require(not missing, what, missing, "missing; this version writes it")
     wrong = sorted({name for name, _ in found.items() ^ types.items()})
     require(not wrong, what, ", ".join(wrong), "not as this version writes it")

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -74,18 +74,18 @@ class FromFile:
                 content = file.read()
             about = _optional(folder / "tokenizer_config.json", links)
             template = chat.template_of(folder, about, links)
-            self.inner = tokenizers.Tokenizer.from_str(content.decode())
+            special = dict(_special_tokens(about))
+            self.inner = _ask(tokenizers.Tokenizer.from_str, content.decode())
+            _ask(self.inner.no_truncation)
+            _ask(self.inner.no_padding)
+            self.vocab = _ask(self.inner.get_vocab_size, with_added_tokens=True)
+            number = _ask(self.inner.token_to_id, special.get("eos_token", ""))
         except OSError as error:
             raise _problem(folder, f"cannot be read ({error.strerror})") from None
         except Refused as why:
             raise _problem(folder, f"is {why}") from None
-        except Exception as why:  # the package raises plain Exceptions
+        except ValueError as why:
             raise _problem(folder, f"is none: {str(why)[:200]}") from None
-        self.inner.no_truncation()
-        self.inner.no_padding()
-        self.vocab = self.inner.get_vocab_size(with_added_tokens=True)
-        special = dict(_special_tokens(about))
-        number = self.inner.token_to_id(special.get("eos_token", ""))
         self.end = [] if number is None else [number]
         self.render = partial(chat.by_template, template, special) if template else chat.chatml
         if template:
@@ -94,12 +94,30 @@ class FromFile:
         self.name = digest.hexdigest()
 
     def encode(self, text: str) -> Encoded:
-        found = self.inner.encode(text, add_special_tokens=False)
+        found = _ask(self.inner.encode, text, add_special_tokens=False)
         offsets = np.array(found.offsets, np.int64).reshape(-1, 2)
         return Encoded(np.array(found.ids, np.uint32), offsets[:, 0], offsets[:, 1])
 
     def decode(self, tokens: np.ndarray) -> str:
-        return self.inner.decode(tokens.tolist(), skip_special_tokens=False)
+        try:
+            return _ask(self.inner.decode, tokens.tolist(), skip_special_tokens=False)
+        except ValueError as why:
+            raise UserError(f"tokenizer.json: cannot decode ({why}); use that of the run") from None
+
+
+def _ask(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A function of the package `tokenizers`, which raises plain Exceptions, and panics where its
+    file is odd.
+
+    Raises:
+        ValueError: whatever it raised.
+    """
+    try:
+        return function(*args, **named)
+    except BaseException as why:
+        if isinstance(why, Exception) or type(why).__name__ == "PanicException":
+            raise ValueError(str(why)) from None
+        raise
 
 
 def load(folder: str) -> Tokenizer:

@@ -80,7 +80,8 @@ def read_json(
         OSError: it cannot be read.
     """
     with open_regular(file, limit=limit, links=links) as stream:
-        content = parse_json(stream.read(limit), finite=finite)
+        size = os.fstat(stream.fileno()).st_size  # read(limit) would take so much memory at once
+        content = parse_json(stream.read(size), finite=finite)
     if type(content) is not dict:
         raise Refused("JSON, but not an object")
     return content

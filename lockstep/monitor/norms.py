@@ -35,9 +35,9 @@ def _add(squares: Squares, name: str, norms: dict[int, float]) -> None:
 
 def _draw(title: str, squares: Squares) -> str:
     names = list(squares)
-    chosen = np.unique(np.linspace(0, len(names) - 1, LINES).round().astype(int)) if names else []
+    chosen = np.unique(np.linspace(0, max(len(names) - 1, 0), LINES).round().astype(int))
     lines = []
-    for name in (names[i] for i in chosen):
+    for name in [names[i] for i in chosen] if names else []:
         steps = sorted(squares[name])
         norms = [math.sqrt(squares[name][step]) for step in steps]
         lines.append(Line(name, np.array(steps, np.int64), np.array(norms)))

@@ -182,7 +182,10 @@ def read_record(out: Path) -> Record:
     try:
         config = Config.from_json(content.get("config"))
     except UserError as error:
-        raise UserError(f"{problem} ({error}); restore the file or name another run") from None
+        version, commit = (str(content.get(name))[:40] for name in ("lockstep", "git_commit"))
+        writer = f"lockstep {version}, commit {commit}"
+        remedy = f"restore the file, or use what wrote it: {writer}"
+        raise UserError(f"{problem} ({error}); {remedy}") from None
     return Record(
         config=config,
         framework=framework,

@@ -34,12 +34,14 @@ from lockstep.data.documents import Documents
 from lockstep.errors import UserError
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
+from lockstep.monitor import gaps
 from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, spikes, trainer
 from lockstep_recorder import wire
 from lockstep_recorder.main import write as write_trace
 from parity_tests.input import hostile_checkpoints, weights
+from parity_tests.input import tokens as tokens_of
 from parity_tests.input.mutations import Files, damage, files
 from parity_tests.runs.checkpoints import assert_same
 
@@ -64,6 +66,10 @@ LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
          "max_position_embeddings": 128, "tie_word_embeddings": False}  # fmt: skip
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_inner": None, "vocab_size": 256,
         "n_positions": 128}  # fmt: skip
+CURVES = {
+    "compared": ["a", "b"], "envelope": [0.1, 0.2],
+    **{name: {"framework": "jax", "config": CONFIG.to_json()} for name in "ab"},
+}  # fmt: skip
 POWER = {
     "name": "no-clip", "verdicts": {"4": "different"},
     "measured": dict.fromkeys(results.MEASURED) | {"device": "cpu"},
@@ -172,8 +178,11 @@ def same_data(data: Corpus, folder: Path) -> bool:
     return data.sha256 == read_data(folder / "given").sha256
 
 
-TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4 \u00fc"}]
-ROWS = [{"messages": TURNS}, {"text": "to be or not to be"}, {"messages": [*TURNS, *TURNS]}]
+ROWS = [
+    {"messages": tokens_of.TURNS},
+    {"text": "to be or not to be"},
+    {"messages": 2 * tokens_of.TURNS},
+]
 
 
 def jsonl() -> st.SearchStrategy[Files]:
@@ -368,6 +377,14 @@ READERS = [
     Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
     Reader("rows", "lines of .jsonl, tokenized", jsonl(), read_rows,
            lambda data, _: data.vocab == 256),
+    Reader("parquet", "rows of .parquet", alone("a.parquet", tokens_of.parquets()),
+           tokens_of.read_parquet, lambda found, _: len(found) <= 40),
+    Reader("bin", "tokens with llm.c's header", alone("a.bin", tokens_of.bins()),
+           tokens_of.read_bin, lambda data, _: len(data.train) > 1),
+    Reader("tokenizer", "tokenizer.json, and its config with a chat template",
+           tokens_of.folders(), tokens_of.read_tokenizer, lambda found, _: found.vocab >= 0),
+    Reader("curves", "what `lockstep curves` wrote, by `lockstep report`",
+           alone("curves.json", files(CURVES)), gaps.read, lambda found, _: found.noise.ndim == 1),
     Reader("prepared", "a folder that `lockstep data` wrote", prepared_files(), read_prepared,
            lambda data, _: len(data.train) > 1),
     Reader("cache", "the standard library's cached tokens", caches(), read_cache,
@@ -379,6 +396,8 @@ READERS = [
            weights.folders(), weights.read_folder, weights.are_floats),
     Reader("llmc", "a checkpoint of llm.c", alone("a.bin", weights.bins()),
            weights.read_bin, weights.are_floats),
+    Reader("ckpt", "a checkpoint of nanoGPT", alone("ckpt.pt", weights.ckpts()),
+           weights.read_ckpt, weights.are_floats),
     Reader("debug state", "a debug state of llm.c", alone("a.bin", weights.states()),
            weights.read_state, weights.are_floats),
     Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),

@@ -1,20 +1,29 @@
-"""What `--init` and `lockstep oracle` read, for the fuzzers: a folder of Hugging Face's, llm.c's
-checkpoint and debug state."""
+"""What `--init` and `lockstep oracle` read, for the fuzzers: a folder of Hugging Face's, nanoGPT's
+checkpoint, llm.c's checkpoint and debug state."""
 
+import contextlib
 import functools
+import io
 import json
+import subprocess
+import zipfile
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import safetensors.numpy
+import torch
 from hypothesis import strategies as st
 
 from lockstep.config import ModelConfig, huggingface
+from lockstep.config.presets import GPT2
 from lockstep.model import params
 from lockstep.model.params import Arrays
-from lockstep.weights import init, llmc_state, names
+from lockstep.weights import init, llmc_state, names, nanogpt
 from lockstep.weights.source import Source
 from parity_tests.input.mutations import Files, damage, files
+from torch_ref import nanogpt as reader
 
 WEIGHTS = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1,
            "hidden_size": 2, "intermediate_size": 2, "vocab_size": 3, "head_dim": 2,
@@ -75,6 +84,61 @@ def read_folder(folder: Path) -> Arrays:
 
 def read_bin(folder: Path) -> Arrays:
     return read_source(init.open_source(str(folder / "a.bin")))
+
+
+ARGUMENTS = {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 4, "bias": True,
+             "vocab_size": 3}  # fmt: skip
+
+
+@functools.cache
+def ckpt(changed: str = "", value: Any = None) -> bytes:
+    """nanoGPT's, of one layer; with another value of one of its arguments."""
+    model = ModelConfig(n_layer=1, n_head=1, d_model=2, context=4, vocab=3, tied=True, **GPT2)
+    shapes = names.Layout(model, names.GPT2).shapes()
+    arguments = ARGUMENTS | ({changed: value} if changed else {})
+    stream = io.BytesIO()
+    weights = {f"_orig_mod.{name}": torch.ones(shape) for name, shape in shapes.items()}
+    torch.save({"model": weights, "model_args": arguments}, stream)
+    return stream.getvalue()
+
+
+def ckpts() -> st.SearchStrategy[bytes]:
+    """An argument changed, its zip damaged, or its pickle within: opcodes, sizes and names."""
+    value = st.sampled_from([0, -1, 2, 2**40, 1.5, "x", None, True, (1,)])
+    changed = st.builds(ckpt, st.sampled_from(sorted(ARGUMENTS)), value)
+
+    @st.composite
+    def within(draw: st.DrawFn) -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(ckpt())) as old, zipfile.ZipFile(stream, "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                pickled = name.endswith("data.pkl")
+                new.writestr(zipfile.ZipInfo(name), draw(damage(content)) if pickled else content)
+        return stream.getvalue()
+
+    return st.deferred(lambda: st.just(ckpt()) | changed | damage(ckpt()) | within())
+
+
+def read_ckpt(folder: Path) -> Arrays:
+    """Its reader's process stands in this one, or a case would take a second."""
+
+    def run(_: str, path: str, copy: str, **__: Any) -> subprocess.CompletedProcess[str]:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                reader.main(path, copy)
+        except Exception as error:  # with which that process would end
+            return subprocess.CompletedProcess([], 1, "", repr(error))
+        return subprocess.CompletedProcess([], 0, said.getvalue(), "")
+
+    nanogpt._converted.cache_clear()
+    with (
+        mock.patch.object(nanogpt, "run_module", run),
+        mock.patch.object(nanogpt.tempfile, "mkdtemp", lambda: str(folder)),
+        mock.patch.object(nanogpt.atexit, "register"),
+    ):
+        return read_source(init.open_source(str(folder / "ckpt.pt")))
 
 
 def read_state(folder: Path) -> Arrays:

@@ -1,6 +1,7 @@
 """nanoGPT's ckpt.pt and llm.c's .bin, written here as their programs write them."""
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from benchmarks.peers import hf_model
+from lockstep.cli import trainers
 from lockstep.config import ModelConfig
 from lockstep.errors import UserError
+from lockstep.exits import DONE, MISTAKE
 from lockstep.model.state import initial_state
 from lockstep.weights import init
 from lockstep.weights.init import open_source
@@ -147,3 +150,21 @@ def test_a_model_that_changed_is_refused(tmp_path: Path) -> None:
     write_bin(path, net_of(), torch.float32, padded=64)
     with pytest.raises(UserError, match="is not the model of the run any more"):
         init.weights(config)
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("to be or not to be " * 20, "has token 116: beyond the 50 of --init .*; use the tok"),
+    (bytes(range(50)).decode() * 20, ""),
+])  # fmt: skip
+def test_tokens_beyond_the_model_s_vocabulary_are_named(
+    text: str, line: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Not --vocab, which nobody may give beside --init."""
+    path = write_bin(tmp_path / "model.bin", net_of(), torch.float32)
+    (tmp_path / "text.txt").write_text(text)
+    words = ["--init", path, "--data", tmp_path / "text.txt", "--out", tmp_path / "run", "--steps",
+             1, "--batch-size", 1, "--eval-batches", 1, "--policy", "fp32"]  # fmt: skip
+    assert trainers.train("torch", [str(word) for word in words]) == (MISTAKE if line else DONE)
+    said = capsys.readouterr().err
+    assert re.search(line, said) and said.count("\n") == bool(line)
+    assert bool(line) != (tmp_path / "run").exists()
