@@ -16,7 +16,7 @@ from jax import Array
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import STACKED, is_stacked, stack, unstack
-from lockstep.model.state import Part, TrainState
+from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.shards import piece_name
 
 from .mesh import whole
@@ -62,7 +62,8 @@ def load(trainer: Trainer, state: TrainState) -> None:
     fresh = trainer.optimizer.init(params)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=jnp.int32(state.updates))
     scalars = jnp.float32(state.loss_scale), jnp.int32(state.good_steps), jnp.int32(state.step)
-    whole = State(params, moved, *scalars, frozen)
+    amaxes = {name: jnp.array(x) for name, x in histories(trainer.config, state.amaxes).items()}
+    whole = State(params, moved, *scalars, frozen, amaxes)
     # Adam's and the schedule's count are one buffer here, and a buffer can be donated only once.
     whole = jax.tree.map(lambda a: a if a.ndim else jnp.copy(a), whole)
     trainer.state = trainer.place_state(whole)
@@ -121,4 +122,5 @@ def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> Tr
         updates=int(update_count(state.optimizer)),
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
+        amaxes={name: to_numpy(state.amaxes[name]) for name in trainer.dtypes.histories},
     )

@@ -23,14 +23,15 @@ def linear(
     weight: Array,
     bias: Array | None = None,
     key: Array | None = None,
+    scales: Array | None = None,
     narrow: Narrow = keep,
 ) -> Array:
     """Rows (R, in) @ weight (in, out); torch's weight is out x in.
 
-    key: of what stochastic rounding draws.
+    key: of what stochastic rounding draws. scales: of x, weight and dy, where they are delayed.
     """
     if narrow not in (keep, sum_in_float32):
-        return narrow(jnp.matmul)(x, weight, bias, key)
+        return narrow(jnp.matmul)(x, weight, bias, key, scales)
     if bias is None and narrow is keep:  # the other's derivative is not JAX's own
         return jnp.matmul(x, weight)
     return affine(x, weight, bias, narrow)

@@ -59,6 +59,7 @@ class Linear(nnx.Module):
         self.linear = matmul(F.linear, dtypes, of_rows=True)
         self.name = dtypes.name
         self.draws = dtypes.stochastic and bool(dtypes.rounding)
+        self.scales = nnx.Param(jnp.ones(3)) if dtypes.delayed and dtypes.rounding else None
         self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
         if self.rank:
             self.lora_a = nnx.Param(jnp.zeros((d_in, self.rank)))
@@ -67,8 +68,10 @@ class Linear(nnx.Module):
     def __call__(self, x_RD: Array, keys: Keys = no_keys) -> Array:
         if self.rank:  # first: what is recomputed ends with what is kept
             added_RD = F.scale(self.adapt(x_RD), self.scale)
-        key = (keys(self.name),) if self.draws else ()
-        y_RD = self.linear(x_RD, self.weight, self.bias, *key)
+        key = keys(self.name) if self.draws else None
+        scales = None if self.scales is None else self.scales[...]
+        how = (key, scales) if self.draws or scales is not None else ()
+        y_RD = self.linear(x_RD, self.weight, self.bias, *how)
         return y_RD + added_RD if self.rank else y_RD
 
     def adapt(self, x_RD: Array) -> Array:

@@ -16,6 +16,7 @@ from .rounding import draw, quantize
 
 Product = Callable[..., Array]  # of two operands, linear in each
 Narrow = Callable[[Product], Product]
+NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 
 
 def keep(product: Product) -> Product:
@@ -25,27 +26,37 @@ def keep(product: Product) -> Product:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def rounded_linear(
-    recipe: Recipe, x: Array, weight: Array, bias: Array | None = None, key: Array | None = None
+    recipe: Recipe,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    key: Array | None = None,
+    scales: Array | None = None,
 ) -> Array:
     """Rows (R, in) @ weight (in, out) + bias (out), of rounded operands; and so are the two
-    products of its derivative."""
-    y = quantize(x, recipe.x, -1) @ quantize(weight, recipe.weight, -2)
+    products of its derivative. That of the scales is the amaxes."""
+    of_x, of_weight, _ = NO_SCALES if scales is None else scales
+    y = quantize(x, recipe.x, -1, None, of_x) @ quantize(weight, recipe.weight, -2, None, of_weight)
     return y if bias is None else y + bias
 
 
-def _linear_forward(recipe, x, weight, bias, key):  # type: ignore[no-untyped-def]
+def _linear_forward(recipe, x, weight, bias, key, scales):  # type: ignore[no-untyped-def]
     # Not by its name: into a function with a derivative of its own no remat policy looks.
     biased = None if bias is None else ()  # a tree without an array: nothing more is kept
-    y = rounded_linear.__wrapped__(recipe, x, weight, bias)
-    return y, (x, weight, biased, key)
+    y = rounded_linear.__wrapped__(recipe, x, weight, bias, key, scales)
+    return y, (x, weight, biased, key, scales)
 
 
 def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
-    x, weight, biased, key = kept
+    x, weight, biased, key, scales = kept
     draws = None if key is None else draw(key, dy.shape)
-    dx = quantize(dy, recipe.dy, -1, draws) @ quantize(weight, recipe.weight, -1).T
-    dweight = quantize(x, recipe.x, -2).T @ quantize(dy, recipe.dy, -2, draws)
-    return dx, dweight, None if biased is None else dy.sum(0), None
+    of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
+    round_dy = partial(quantize, dy, recipe.dy, draws=draws, scale=of_dy)
+    dx = round_dy(axis=-1) @ quantize(weight, recipe.weight, -1, None, of_weight).T
+    dweight = quantize(x, recipe.x, -2, None, of_x).T @ round_dy(axis=-2)
+    sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
+    amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
+    return dx, dweight, None if biased is None else dy.sum(0), None, amaxes
 
 
 rounded_linear.defvjp(_linear_forward, _linear_backward)

@@ -20,6 +20,7 @@ class State(NamedTuple):
     good_steps: Array
     step: Array
     frozen: Params  # the parameters that no step changes
+    amaxes: Params  # histories of delayed scaling, by linear layer
 
 
 class Pure:

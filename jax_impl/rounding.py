@@ -51,18 +51,21 @@ def power_of_two(size: Array, rule: str, at_most: float) -> Array:
     return jnp.where(jnp.isfinite(size), scale, jnp.inf)
 
 
-def quantize(x: Array, to: Format | None, axis: int, draws: Draws | None = None) -> Array:
+def quantize(
+    x: Array, to: Format | None, axis: int, draws: Draws | None = None, scale: Array | None = None
+) -> Array:
     """float32 (M, N) -> what a matmul's operand in this format stands for.
 
     Args:
         axis: along which products are added up.
+        scale: of the whole tensor, where it is known before.
     """
     if to is None:
         return x
     if x.dtype != jnp.float32:  # float64, of which a format holds the numbers as well
-        return quantize(x.astype(jnp.float32), to, axis, draws).astype(x.dtype)
-    if not to.shared:
-        return round_to(x, to)
+        return quantize(x.astype(jnp.float32), to, axis, draws, scale).astype(x.dtype)
+    if not to.shared or scale is not None:
+        return round_to(x, to, scale)
     axis %= x.ndim
     length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
     split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape

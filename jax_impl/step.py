@@ -28,6 +28,7 @@ from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 from .accumulate import optimizer
+from .amaxes import join, record, scales
 from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import everywhere, in_mesh, make_mesh, place_rows, shardings
@@ -122,9 +123,10 @@ class Trainer:
     def step_function(self, state: State, window: Array) -> tuple[State, tuple[Array, ...]]:
         scale = self.scale(state)
         state = state._replace(step=state.step + 1)
-        params, opt_state, finite, losses = self.accumulate(state, window, scale)
+        params, opt_state, finite, losses, found = self.accumulate(state, window, scale)
         scalars = *self.update_scale(state, scale, finite), state.step
-        new_state = State(params, opt_state, *scalars, state.frozen)
+        amaxes = self.update_amaxes(state, found)
+        new_state = State(params, opt_state, *scalars, state.frozen, amaxes)
         if self.mesh:  # as it came, so that it can be donated
             places = shardings(new_state, self.mesh)
             new_state = jax.lax.with_sharding_constraint(new_state, places)
@@ -132,32 +134,35 @@ class Trainer:
 
     def accumulate(
         self, state: State, window: Array, scale: jmp.LossScale
-    ) -> tuple[Params, Any, Array, Array]:
+    ) -> tuple[Params, Any, Array, Array, Params]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
-        Returns the trained parameters, the optimizer's state, `finite` (P,) by tensor, and the
-        losses (N,).
+        Returns the trained parameters, the optimizer's state, `finite` (P,) by tensor, the losses
+        (N,), and the amaxes of delayed scaling.
         """
-        accum, over = len(window), mean_count(window)
+        accum, over, scales = len(window), mean_count(window), self.scales(state)
 
         def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
-            params, opt_state, finite = carry
+            params, opt_state, finite, found = carry
             micro_step, batch = numbered_batch
             dropout = self.dropout(state.step, micro_step)
             how = {"batch": batch, "over": over, "accum": accum, "dropout": dropout}
             share = partial(self.micro_batch_loss, **how)
-            loss, grads = self.backward(lambda p: share(p | state.frozen), params, scale)
+            loss, grads = self.backward(lambda p: share(p | state.frozen), params | scales, scale)
+            found = join(found, {name: grads.pop(name) for name in scales})
             grads, finite = self.unscale(grads, finite, scale)
             do_step = finite.all() & (micro_step == accum - 1)
             params, opt_state = self.update(grads, opt_state, params, do_step)
-            return (params, opt_state, finite), loss
+            return (params, opt_state, finite, found), loss
 
-        carry = (state.params, state.optimizer, jnp.ones(len(self.names), bool))
+        finite, none = jnp.ones(len(self.names), bool), jax.tree.map(jnp.zeros_like, scales)
+        carry = (state.params, state.optimizer, finite, none)
         if accum == 1:
             carry, losses = micro_batch(carry, (0, window[0]))
         else:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
-        return *carry, losses
+        params, opt_state, finite, found = carry
+        return params, opt_state, finite, losses, found
 
     def micro_batch_loss(
         self, params: Params, batch: Array, over: Array | None, accum: int, dropout: Dropout
@@ -201,6 +206,14 @@ class Trainer:
             return state.loss_scale, state.good_steps
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
+
+    def update_amaxes(self, state: State, found: Params) -> Params:
+        """Of delayed scaling: what this step has seen, for the next one's scales."""
+        return record(state.amaxes, found)
+
+    def scales(self, state: State) -> Params:
+        """Of delayed scaling, which the model takes as parameters; their gradients are amaxes."""
+        return scales(state.amaxes)
 
     def scale(self, state: State) -> jmp.LossScale:
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
@@ -252,8 +265,8 @@ class Trainer:
         scale = self.scale(state)
 
         def loss(params: Params) -> Array:
-            model, chunks = self.model(params | state.frozen), self.config.chunks
-            return batch_loss(model, batch, self.dtypes, chunks=chunks)
+            fixed, chunks = state.frozen | self.scales(state), self.config.chunks
+            return batch_loss(self.model(params | fixed), batch, self.dtypes, chunks=chunks)
 
         value, grads = self.backward(loss, state.params, scale)
         return value, scale.unscale(grads)
@@ -273,7 +286,9 @@ class Trainer:
     def evaluation_model(self, state: State) -> GPT:
         """The model's weights in the evaluation policy."""
         params = state.params | state.frozen
-        return self.eval_model(jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params))
+        scales = self.scales(state) if self.eval_dtypes.histories else {}
+        cast = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
+        return self.eval_model(cast | scales)
 
 
 def update_count(opt_state: Any) -> Array:

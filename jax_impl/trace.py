@@ -21,7 +21,7 @@ def trace(trainer: Trainer, state: State, batch: Array) -> tuple[Array, Params, 
     def loss(params: Params, tap: Tap) -> Array:
         return step.batch_loss(plain(params), batch, trainer.dtypes, tap=tap)
 
-    params = unstack(state.params | state.frozen)
+    params = unstack(state.params | state.frozen) | trainer.scales(state)
     value, seen, seen_grads, grads = grads_by_taps(loss, params, scale.scale)
     grads = {name: grads[name] for name in trainer.names}
     # Widened first: unscaled in float16 they would flush to zero.

@@ -20,6 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_impl import precision, step
+from jax_impl.amaxes import SCALES
 from jax_impl.mesh import AXES, divided_rows, shardings
 from jax_impl.pure import State
 from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
@@ -27,6 +28,7 @@ from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
 from lockstep.errors import UserError
+from lockstep.formats.table import HISTORY
 
 FRAMEWORK = "jax"
 # libtpu looks for the TPU that it is for: on the host, in the cloud and in a lock.
@@ -181,7 +183,10 @@ def arguments(trainer: Any, mesh: Mesh) -> tuple[Any, Any]:
     params = {name: whole.pop(name) for name in trainer.params}
     moments = jax.eval_shape(trainer.optimizer.init, params)
     number = make((), jnp.int32)
-    state = State(params, moments, make((), jnp.float32), number, number, whole)
+    history = make((3, HISTORY), jnp.float32)
+    amaxes = dict.fromkeys(trainer.dtypes.histories, history)
+    whole = {name: s for name, s in whole.items() if not name.endswith(SCALES)}
+    state = State(params, moments, make((), jnp.float32), number, number, whole, amaxes)
     config = trainer.config
     shape = config.optim.accum, config.global_batch_size, config.model.context + 1
     window = make(shape, jnp.int32, sharding=NamedSharding(mesh, divided_rows(shape, mesh)))

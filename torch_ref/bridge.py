@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.state import Part, TrainState
+from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.shards import piece_name
 
+from .amaxes import give_scales
 from .mesh import divide, like, local, place, whole
 from .processes import process_count, rank
 from .step import Trainer
@@ -46,6 +47,9 @@ def load(trainer: Trainer, state: TrainState) -> None:
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
+    known = histories(trainer.config, state.amaxes).items()
+    trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
+    give_scales(trainer.model, trainer.amaxes)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             parameter.copy_(like(parameter, from_numpy(state.params[name])))
@@ -99,4 +103,5 @@ def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> T
         updates=int(next(iter(moments.values()))["step"]),  # Adam's own count
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],
+        amaxes={name: to_numpy(trainer.amaxes[name]) for name in trainer.dtypes.histories},
     )

@@ -8,7 +8,7 @@ of autocast.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +32,11 @@ Keys = Callable[[str], Key]  # of a layer: what each of its linear layers draws 
 
 
 def linear(
-    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, *key: Key, narrow: Narrow = keep
+    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, narrow: Narrow = keep
 ) -> Tensor:
-    """key: of what stochastic rounding draws."""
-    return narrow(F.linear)(x_RD, weight, bias, *key)
+    """how: the key of what stochastic rounding draws; scales of x, weight and dy, where they are
+    delayed."""
+    return narrow(F.linear)(x_RD, weight, bias, *how)
 
 
 def no_keys(name: str) -> Key:
@@ -55,6 +56,7 @@ class Linear(nn.Linear):
         self.linear = matmul(linear, dtypes, of_rows=True)
         self.name = dtypes.name
         self.draws = dtypes.stochastic and bool(dtypes.rounding)
+        self.scales = torch.ones(3) if dtypes.delayed and dtypes.rounding else None
         self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
         if self.rank:
             self.lora_a = nn.Parameter(torch.zeros(self.rank, d_in))
@@ -63,8 +65,9 @@ class Linear(nn.Linear):
     def forward(self, x_RD: Tensor, keys: Keys = no_keys) -> Tensor:
         if self.rank:  # first: what is recomputed ends with what is kept
             added_RD = self.adapt(x_RD) * self.scale
-        key = (keys(self.name),) if self.draws else ()
-        y_RD = self.linear(x_RD, self.weight, self.bias, *key)
+        key = keys(self.name) if self.draws else None
+        how = (key, self.scales) if self.draws or self.scales is not None else ()
+        y_RD = self.linear(x_RD, self.weight, self.bias, *how)
         return y_RD + added_RD if self.rank else y_RD
 
     def adapt(self, x_RD: Tensor) -> Tensor:

@@ -53,18 +53,25 @@ def power_of_two(size: Tensor, rule: str, at_most: float) -> Tensor:
     return torch.where(size.isfinite(), scale, torch.inf)
 
 
-def quantize(x: Tensor, to: Format | None, axis: int, draws: Draws | None = None) -> Tensor:
+def quantize(
+    x: Tensor,
+    to: Format | None,
+    axis: int,
+    draws: Draws | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
     """float32 (M, N) -> what a matmul's operand in this format stands for.
 
     Args:
         axis: along which products are added up.
+        scale: of the whole tensor, where it is known before.
     """
     if to is None:
         return x
     if x.dtype != torch.float32:  # float64, of which a format holds the numbers as well
-        return quantize(x.to(torch.float32), to, axis, draws).to(x.dtype)
-    if not to.shared:
-        return round_to(x, to)
+        return quantize(x.to(torch.float32), to, axis, draws, scale).to(x.dtype)
+    if not to.shared or scale is not None:
+        return round_to(x, to, scale)
     axis %= x.ndim
     length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
     split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape

@@ -18,10 +18,12 @@ from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.data.rows import IGNORED, planes
 from lockstep.errors import UserError
+from lockstep.formats.table import HISTORY
 from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
+from .amaxes import give_scales, join, record, take
 from .dropout import Dropout
 from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import accumulate, distribute, make_mesh, mean, own_rows, whole_state
@@ -91,6 +93,9 @@ class Trainer:
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.steps = self.updates = 0
+        empty = torch.zeros(3, HISTORY, device=device)
+        self.amaxes = dict.fromkeys(self.dtypes.histories, empty)
+        give_scales(self.model, self.amaxes)
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
     def freeze(self) -> None:
@@ -131,24 +136,30 @@ class Trainer:
         """Window (N, B, T+1) or (N, P, B, T) -> a call that waits for the result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
         self.steps += 1
-        loss = self.accumulate(window)
+        loss, found = self.accumulate(window)
         self.unscale()
         norm, norms = self.clip()
         self.update(rate)
         skipped = self.update_scale(scale)
+        self.update_amaxes(found)
         self.updates += not skipped  # and so the schedule stands still on a skipped step
         return self.report(loss, norm, norms, rate, scale, skipped)
 
-    def accumulate(self, window: Tensor) -> Tensor:
-        """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
+    def accumulate(self, window: Tensor) -> tuple[Tensor, Tensors]:
+        """Adds the scaled gradients of the window's mean loss to `.grad`.
+
+        Returns that loss, and the amaxes of delayed scaling.
+        """
         total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
-        over = mean_count(window, self.mesh)
+        over, found = mean_count(window, self.mesh), Tensors()
+        take(self.model, self.amaxes)  # of what was no step
         for micro_step in range(len(window)):
             with accumulate(self.parallel, last=micro_step == len(window) - 1):
                 loss = self.micro_batch_loss(window, over, micro_step)
                 self.backward(loss)
+            found = join(found, take(self.model, self.amaxes))
             total += loss.detach()
-        return mean(total, self.mesh)
+        return mean(total, self.mesh), found
 
     def micro_batch_loss(self, window: Tensor, over: Tensor | None, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
@@ -178,6 +189,11 @@ class Trainer:
         """Whether the step was skipped."""
         self.scaler.update()
         return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
+
+    def update_amaxes(self, found: Tensors) -> None:
+        """Of delayed scaling: what this step has seen, for the next one's scales."""
+        self.amaxes = record(self.amaxes, found)
+        give_scales(self.model, self.amaxes)
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from . import step
+from .amaxes import give_scales
 from .mesh import whole_state
 from .step import Tensors, Trainer
 
@@ -11,6 +12,7 @@ def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Te
     """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
     plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
+    give_scales(plain, trainer.amaxes)
     seen: Tensors = {}
 
     def tap(name: str, x: Tensor) -> Tensor:

@@ -60,6 +60,11 @@ class Roles:
         return self.compute != self.output
 
     @property
+    def delayed(self) -> bool:
+        """Whether its scales go by a history, which is state."""
+        return bool(self.recipe and RECIPES[self.recipe].delayed)
+
+    @property
     def stochastic(self) -> bool:
         """Whether its gradients are rounded at random."""
         recipe = RECIPES.get(self.recipe)
@@ -74,7 +79,7 @@ POLICIES = {
     "fp16": Roles(param="float32", compute="float16", output="float32"),
     **{
         name: Roles(param="float32", compute="float32", output="float32", recipe=name)
-        for name in ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")
+        for name in ("fp8", "fp8-delayed", "fp8-rowwise", "mxfp8", "nvfp4")
     },
 }
 
@@ -96,6 +101,11 @@ class Dtypes(Roles):
         own = self.modules.get(path, self.policy)
         rounding = self.rounding if own == self.policy else own.recipe
         return replace(self, path=path, rounding=rounding, **vars(own))
+
+    @property
+    def histories(self) -> list[str]:
+        """The modules whose operands have a history."""
+        return [name for name, roles in self.modules.items() if roles.delayed]
 
     @property
     def name(self) -> str:

@@ -38,8 +38,8 @@ class PrecisionConfig:
 
     policy: str = flag(
         "bf16",
-        "fp64, fp32, tf32, bf16, fp16, fp8, fp8-rowwise, mxfp8, nvfp4, or a jmp spec such as "
-        "params=float32,compute=bfloat16,output=float32",
+        "fp64, fp32, tf32, bf16, fp16, fp8, fp8-delayed, fp8-rowwise, mxfp8, nvfp4, or a jmp spec "
+        "such as params=float32,compute=bfloat16,output=float32",
     )
     numerics: str = flag(
         "fast",
@@ -298,6 +298,9 @@ class Config:
             self._check_recipe(f"{policy_flag} {name}", RECIPES[name].block)
             remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
             require(not self.model.lora_rank, policy_flag, name, remedy)
+        unknown = set(self.eval_dtypes.histories) - set(self.dtypes.histories)
+        remedy = "has scales of steps that were not trained in it; use fp8, or train in it, too"
+        require(not unknown, "--eval-policy", self.precision.eval_policy, remedy)
         given = {name: text for name, (text, *_) in self._patterns.items()} | self.recipes
         patterns = " or ".join(f"{name} {text}" for name, text in given.items())
         remedy = f"is one program for all layers, but {patterns} is for some"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 LEAST_SCALE = 2.0**-100  # of a tensor that is zero or next to it
 EXPONENT_OF_FLOAT32 = 8  # bits
+HISTORY = 16  # steps whose largest numbers delayed scaling goes by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +88,16 @@ class Recipe:
     x: Format | None
     weight: Format | None
     dy: Format | None
+    delayed: bool = False  # each scale is of the former steps' numbers, not of those that it scales
+
+    @property
+    def operands(self) -> tuple[Format | None, ...]:
+        return self.x, self.weight, self.dy
 
     @property
     def block(self) -> int:
         """What the axes of all operands must be multiples of."""
-        return max((f.block for f in (self.x, self.weight, self.dy) if f), default=1)
+        return max((f.block for f in self.operands if f), default=1)
 
 
 def _recipe(x: str, weight: str, dy: str) -> Recipe:
@@ -101,7 +107,9 @@ def _recipe(x: str, weight: str, dy: str) -> Recipe:
 RECIPES = {
     "tf32": _recipe("tf32", "tf32", "tf32"),
     "fp8": _recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"),
+    "fp8-delayed": replace(_recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"), delayed=True),
     "fp8-rowwise": _recipe("fp8-rowwise e4m3", "fp8-rowwise e4m3", "fp8-rowwise e5m2"),
     "mxfp8": _recipe("mxfp8 e4m3", "mxfp8 e4m3", "mxfp8 e5m2"),
     "nvfp4": _recipe("nvfp4", "nvfp4", "nvfp4 stochastic"),
 }
+DELAYED = RECIPES["fp8-delayed"]

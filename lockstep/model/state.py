@@ -1,11 +1,12 @@
 """What training changes, and what it starts from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.formats.table import HISTORY
 from lockstep.model import params
 from lockstep.model.params import Arrays
 
@@ -41,6 +42,9 @@ class TrainState:
     updates: int  # updates made: Adam's count and the schedule's position
     loss_scale: float  # 1.0 where the policy needs none
     good_steps: int  # finite steps since the scale last moved (GradScaler's growth tracker)
+    # Of delayed scaling, by linear layer: float32 (3, HISTORY), the largest numbers of x, weight
+    # and the output's gradient in each of the last steps, the newest first; 0 before the first.
+    amaxes: Arrays = field(default_factory=dict)
     part: Part | None = None
 
 
@@ -57,4 +61,11 @@ def initial_state(config: Config, given: Arrays | None = None) -> TrainState:
         updates=0,
         loss_scale=config.precision.loss_scale_init if roles.loss_scaling else 1.0,
         good_steps=0,
+        amaxes=histories(config, {}),
     )
+
+
+def histories(config: Config, known: Arrays) -> Arrays:
+    """Those of a run, as known; empty where it begins to have them."""
+    empty = np.zeros((3, HISTORY), np.float32)
+    return {name: known.get(name, empty) for name in config.dtypes.histories}

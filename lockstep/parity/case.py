@@ -79,7 +79,13 @@ class Case:
             name: weight + generator.normal(0, NOISE, weight.shape).astype(np.float32)
             for name, weight in state.params.items()
         }
-        return replace(state, params=noisy)
+        # Of each operand another size: no two scales are alike, and some numbers are past theirs.
+        amaxes: Arrays = {
+            name: generator.uniform(0.5, 1, history.shape).astype(np.float32)
+            * np.float32(10) ** generator.uniform(-1, 1, (3, 1)).astype(np.float32)
+            for name, history in state.amaxes.items()
+        }
+        return replace(state, params=noisy, amaxes=amaxes)
 
     @cached_property
     def trained(self) -> TrainState:

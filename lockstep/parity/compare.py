@@ -124,7 +124,7 @@ def changed_tensors(before: TrainState, after: TrainState) -> list[str]:
     """The tensors whose values are no longer the same."""
     return [
         f"{field} {name}"
-        for field in ("params", "mu", "nu")
+        for field in ("params", "mu", "nu", "amaxes")
         for name, array in getattr(before, field).items()
         if not np.array_equal(array, getattr(after, field)[name])
     ]

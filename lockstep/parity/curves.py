@@ -18,7 +18,13 @@ from lockstep.data import corpus
 from lockstep.errors import require
 from lockstep.model.state import initial_state
 from lockstep.parity import catalogue, ladder
-from lockstep.parity.envelope import Comparison, compare_programs, perturbations, spread
+from lockstep.parity.envelope import (
+    Comparison,
+    compare_programs,
+    curve_noise,
+    perturbations,
+    spread,
+)
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT, Pair, gpt
@@ -125,8 +131,8 @@ def judge(ours: Program, theirs: Program) -> Comparison:
     policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))
-        drawn = any(roles.stochastic for roles in policies)
-        return compare_programs(ours, theirs, (ours, theirs), cap, permuted=not drawn)
+        how = curve_noise(policies)
+        return compare_programs(ours, theirs, (ours, theirs), cap, **how)
     a, b = ours(PLAIN).loss, theirs(PLAIN).loss
     gap = np.maximum.accumulate(np.abs(a - b))
     return Comparison(

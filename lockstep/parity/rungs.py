@@ -23,7 +23,7 @@ from lockstep.parity.tolerances import MEMORY
 from lockstep.parity.verdict import Finding, check_bound, empty, locate
 from lockstep.train.schedule import learning_rates
 
-TENSORS = ("params", "mu", "nu")
+TENSORS = ("params", "mu", "nu", "amaxes")
 # Pooled: in one small batch a few numbers near the loss give all tensors their error.
 BATCHES, WINDOWS = 16, 8
 # A gradient of norm 1e-6 is some 1e-8 an element here, which is Adam's epsilon.

@@ -12,7 +12,7 @@ from lockstep.config import Config
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed_tensors
-from lockstep.parity.envelope import compare_programs, perturbations
+from lockstep.parity.envelope import compare_programs, curve_noise, perturbations
 from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.tolerances import CURVE, CURVE_NORM, envelope_cap
@@ -112,8 +112,8 @@ def compare_runs(
         a, b = ours(PLAIN), theirs(PLAIN)
         return exact_findings(where, a, b)
     kinds = case.config.precision.kinds
-    cap, drawn = max(map(envelope_cap, kinds)), any(roles.stochastic for roles in kinds)
-    compared = compare_programs(ours, theirs, noisy, cap, dtype, permuted=not drawn)
+    cap, how = max(map(envelope_cap, kinds)), curve_noise(kinds, dtype)
+    compared = compare_programs(ours, theirs, noisy, cap, **how)
     finding = compared.finding
     found = [replace(finding, where=f"{where}, {finding.where}")]
     if case.config.precision.roles.loss_scaling:

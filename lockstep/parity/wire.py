@@ -10,7 +10,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-ARRAYS = ("params", "mu", "nu")
+ARRAYS = ("params", "mu", "nu", "amaxes")
 
 
 def send(stream: Any, header: dict[str, Any], arrays: Arrays) -> None:
@@ -44,8 +44,8 @@ def pack(state: TrainState) -> tuple[dict[str, Any], Arrays]:
 
 
 def unpack(counters: dict[str, Any], arrays: Arrays) -> TrainState:
-    params, mu, nu = (group(arrays, field) for field in ARRAYS)
-    return TrainState(params=params, mu=mu, nu=nu, **{name: counters[name] for name in COUNTERS})
+    fields: dict[str, Any] = {field: group(arrays, field) for field in ARRAYS}
+    return TrainState(**fields, **{name: counters[name] for name in COUNTERS})
 
 
 def group(arrays: Arrays, prefix: str) -> Arrays:

@@ -65,12 +65,13 @@ class Server:
         return {"loss": losses}, stack(list(grads))
 
     def first_moments(self, twin: Twin, given: np.ndarray) -> Answer:
-        """After one step on each window, every time from the state loaded."""
+        """And the amaxes, after one step on each window, every time from the state loaded."""
         start, moments = twin.state(), []
         for window in given:
             twin.load(start)
             twin.step(twin.place(window))()
-            moments.append(twin.state().mu)
+            end = twin.state()
+            moments.append(end.mu | amaxes_by_role(end.amaxes))
         return {}, stack(moments)
 
     def losses(self, twin: Twin, given: np.ndarray) -> Answer:
@@ -103,6 +104,15 @@ class Server:
         numbers = [f for f in StepResult._fields if f not in ("nonfinite", "norms")]
         curves = {f: [getattr(result, f) for result in results] for f in numbers}
         return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
+
+
+def amaxes_by_role(amaxes: Arrays) -> Arrays:
+    """The histories of all layers together: each number is one element's, and has its rounding."""
+    if not amaxes:
+        return {}
+    history = np.stack(list(amaxes.values()))
+    roles = ("x", "weight", "dy")
+    return {f"amaxes of {role}": history[:, place] for place, role in enumerate(roles)}
 
 
 def plants(module: str) -> dict[str, Callable[..., None]]:

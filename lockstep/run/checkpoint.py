@@ -2,7 +2,8 @@
 
     run/checkpoints/step_00001000/
         weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
-        state.json    counters, loss scale, dtype, names in canonical order, checksums
+        state.json    counters, loss scale, amaxes of narrow formats, dtype, names in canonical
+                      order, checksums
 
 Weights that are frozen have no moments.
 
@@ -31,6 +32,7 @@ from lockstep.errors import UserError, require
 from lockstep.files import tensors
 from lockstep.files.durable import sync
 from lockstep.files.untrusted import Refused, open_regular, read_json
+from lockstep.formats.table import HISTORY
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import shards
@@ -40,7 +42,7 @@ FILES = shards.file_names(0, 1)
 RECORD = "state.json"
 RECORD_LIMIT = 2_000_000  # bytes
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-FIELDS = {"format", *COUNTERS, "dtype", "names", "frozen", "shards", "sha256"}
+FIELDS = {"format", *COUNTERS, "amaxes", "dtype", "names", "frozen", "shards", "sha256"}
 MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
@@ -162,6 +164,7 @@ def load(path: Path) -> TrainState:
         updates=record["updates"],
         loss_scale=record["loss_scale"],
         good_steps=record["good_steps"],
+        amaxes={name: np.array(rows, np.float32) for name, rows in record["amaxes"].items()},
     )
 
 
@@ -250,6 +253,7 @@ def _write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None
         names, frozen, count = (*state.params,), (*(state.params.keys() - state.mu.keys()),), 1
     record: dict[str, Any] = {"format": FORMAT}
     record |= {name: getattr(state, name) for name in COUNTERS}
+    record |= {"amaxes": {name: history.tolist() for name, history in state.amaxes.items()}}
     record |= {"dtype": dtypes.pop(), "names": names, "frozen": sorted(frozen)}
     record |= {"shards": count, "sha256": sums}
     record["sha256"][RECORD] = _own_checksum(record)
@@ -283,6 +287,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
         all(type(count) is int and 0 <= count <= MOST for count in counts)
         and type(scale) is float
         and scale >= 0  # it has no floor: too low, it becomes 0
+        and _are_histories(record["amaxes"])
         and record["dtype"] in tensors.DTYPES.values()
         and type(names) is list
         and len(names) > 0
@@ -297,6 +302,21 @@ def _is_whole(record: dict[str, Any]) -> bool:
         and sums.keys() == {RECORD, *_files(count)}
         and all(type(sha) is str for sha in sums.values())
         and sums[RECORD] == _own_checksum(record)
+    )
+
+
+def _are_histories(amaxes: Any) -> bool:
+    """Three rows of sizes for each layer."""
+    if type(amaxes) is not dict:
+        return False
+    rows = [row for history in amaxes.values() if type(history) is list for row in history]
+    sizes = [size for row in rows if type(row) is list for size in row]
+    return (
+        len(rows) == 3 * len(amaxes)
+        and len(sizes) == HISTORY * len(rows)
+        and all(type(row) is list and len(row) == HISTORY for row in rows)
+        and all(type(history) is list and len(history) == 3 for history in amaxes.values())
+        and all(type(size) is float and 0 <= size < math.inf for size in sizes)
     )
 
 
