@@ -29,7 +29,7 @@ def _scales(history: Tensor) -> Tensor:
     sizes = history.amax(1) * units(history)
     operands = zip(sizes, DELAYED.operands)
     known = [power_of_two(size, "up", to.largest) for size, to in operands if to]
-    return torch.where(sizes > 0, torch.stack(known), 1)
+    return torch.where(sizes > 0, torch.stack(known), power_of_two(units(history), "up", 1.0))
 
 
 def units(history: Tensor) -> Tensor:

@@ -318,6 +318,9 @@ class Config:
             require(not (own.recipe and model.lora_rank), formats.FIELD, said, remedy)
             drawn = own.stochastic and module == "head"
             require(not drawn, formats.FIELD, said, "has no draws for the head; use another")
+            chunked = own.delayed and module == "head"
+            remedy = "has one product a step, and the head one for each chunk; use fp8"
+            require(not chunked, formats.FIELD, said, remedy)
             weight = "embed" if module == "head" and model.tied else module
             block = RECIPES[own.recipe].block if own.recipe else 1
             for width in (*shapes(model).get(f"{weight}.weight", ()), self._rows) * (block > 1):
