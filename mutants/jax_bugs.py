@@ -16,7 +16,7 @@ import optax
 from jax_impl import bridge, functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
 from lockstep.data.rows import IGNORED
-from mutants import module_formats
+from mutants import jax_formats, module_formats
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 
 # --- accumulation and the loss scale
@@ -154,6 +154,7 @@ def share_mask(right: Callable, self: Any, x: jax.Array, layer: Any, site: str) 
 
 
 BUGS: dict[str, Plant] = {
+    **jax_formats.BUGS,
     **{f"{name}-in-jax": plant for name, plant in module_formats.BUGS.items()},
     # optax's default, under float64 too
     "multisteps-in-float32": wrap(optax, "MultiSteps", lambda right, *args, accumulator_dtype,

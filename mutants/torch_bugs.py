@@ -354,7 +354,6 @@ BUGS: dict[str, Plant] = {
         train.TorchTwin, "logits", lambda right, self, tokens: right(self, tokens[:-1])
     ),
     "mask-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
-    "drawn-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
     "mask-without-layer": wrap(Dropout, "__call__", lambda right, self, x, layer, site: right(
         self, x, min(layer, 0), site)),
     "dropout-not-rescaled": wrap(Dropout, "__call__", lambda right, self, x, *place: right(

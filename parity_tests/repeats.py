@@ -53,13 +53,15 @@ REST = {
     r"test_fuzz.py::test_reader\[(ckpt|parquet)\]": "a bug planted in each reader",
     r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|fp16.*=2-11)":
         "rung 11 in bf16 on fsdp=2, and of documents in fp64 on data=2",
-    r"test_ladder.py::test_rung\[(nvfp4|fp8.*-6\])": "fp8 on rungs 3 and 8",
+    r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|11)\]"
+    r"|fp8-delayed-block-2.*-(1|6|10)\])": "fp8 on rungs 3 and 8, fp8-delayed on 4 and 11",
     r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
     r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scale|evaluated)-.*one-rank|weights-(not|of)-)":
         "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
     r"ladder/test_power.py::test_harmless_on_a_mesh": "rung 11",
     r"ladder/test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
-    r"|never-rounded-up|draws-of-zero|drawn-without)": "e4m3-gradients, output-not-scaled",
+    r"|never-rounded-up|draws-of|drawn-without|e4m3-gradients-in|output-not-scaled-in|amaxes-(?!recorded-twice\]))":
+        "e4m3-gradients, output-not-scaled, amaxes-recorded-twice, all in torch",
     r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
     r"test_second_pair.py::": "the ladder of the first",
     r"check/test_mutants.py::test_a_bug_is_named_first_with_its_cause\[(resnet|conv)": "a GPT's",

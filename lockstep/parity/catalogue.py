@@ -32,6 +32,7 @@ MASKED: dict[str, Any] = {"windows": "masked"}
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
+DELAYED: dict[str, Any] = {"policy": "fp8-delayed", "accum": 1}
 # In float64 a format's rounding is all that is left.
 OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
 GRADS: dict[str, Any] = LEAN | {
@@ -170,18 +171,30 @@ BUGS: list[Bug] = [
     _bug("torch", 3, "tf32-forward-only", "the backward pass does not round to TF32", policy="tf32",
          **LEAN),
     # narrow formats
-    _bug("torch", 3, "e4m3-gradients", "gradients in e4m3, whose range is short", **FP8),
-    _bug("torch", 2, "scale-of-another-tensor", "each tensor has the scale of the one before it",
-         **FP8),
-    _bug("torch", 2, "output-not-scaled", "a product is not multiplied by its scales", **FP8),
-    _bug("torch", 3, "copy-with-another-scale", "the weight's transposed copy has another scale",
-         **FP8),
-    _bug("torch", 2, "first-layer-in-fp8", "the first layer is rounded, too", **FP8),
-    _bug("torch", 2, "block-rounded-to-zero", "all blocks have the largest one's scale", **NVFP4),
-    _bug("torch", 3, "never-rounded-up", "stochastic rounding is biased: always down", **NVFP4),
-    _bug("torch", 3, "draws-of-zero", "all draws are zero: always up", **NVFP4),
-    _bug("torch", 4, "drawn-without-micro-step", "all micro-batches are rounded by the same draws",
-         **NVFP4 | {"accum": 2}),
+    *(
+        _bug(framework, rung, f"{name}{suffix}", what, **flags)
+        for framework, suffix in (("torch", ""), ("jax", "-in-jax"))
+        for name, rung, what, flags in (
+            ("e4m3-gradients", 3, "gradients in e4m3, whose range is short", FP8),
+            ("scale-of-another-tensor", 2, "x, weight and gradient change their scales", DELAYED),
+            ("output-not-scaled", 2, "a product is not multiplied by its scales", FP8),
+            ("copy-with-another-scale", 3, "the weight's transposed copy has another scale", FP8),
+            ("first-layer-in-fp8", 2, "the first layer is rounded, too", FP8),
+            ("block-rounded-to-zero", 2, "all blocks have the largest one's scale", NVFP4),
+            ("never-rounded-up", 3, "stochastic rounding is biased: always down", NVFP4),
+            ("draws-of-zero", 3, "all draws are zero: always up", NVFP4),
+            ("drawn-without-micro-step", 4, "all micro-batches are rounded by the same draws",
+             NVFP4 | {"accum": 2}),
+            ("amaxes-recorded-twice", 4, "what is recomputed updates the history again",
+             DELAYED | {"remat": "block"}),
+            ("amaxes-of-last-micro-batch", 5, "the history has the last micro-batch alone",
+             DELAYED | {"accum": 2}),
+            ("amaxes-lost", 1, "a resumed run forgets its history", DELAYED),
+        )
+    ),
+    _bug("torch", 11, "amaxes-of-one-rank", "each rank has a history of its own", **DELAYED | DDP),
+    _bug("torch", 11, "draws-of-one-rank", "all ranks' rows are rounded by the first one's draws",
+         **NVFP4 | DDP),
     # formats of modules
     *(
         _bug(framework, 2, f"{name}{suffix}", what, **OWN)

@@ -29,13 +29,13 @@ Train = Callable[[Perturbation], Curves]  # one whole run of a program; asked tw
 def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any]:
     """What the noise of the curves of some policies is made of.
 
-    Where numbers are drawn, by the row, rows cannot change places. And such coarse numbers fall the
-    other way seldom and by much (1e-3 nats): of runs an ulp of float32 apart some meet none in all
-    their steps; of runs one of bfloat16 apart all do at once.
+    The numbers of a narrow format fall the other way seldom, and by much (up to 1e-3 nats): of runs
+    an ulp of float32 apart some meet none in all their steps; of runs one of bfloat16 apart all do
+    at once. Where numbers are drawn, by the row, rows cannot change places.
     """
-    if any(roles.stochastic for roles in kinds):
-        return {"dtype": "bfloat16", "permuted": False}
-    return {"dtype": dtype, "permuted": True}
+    coarse = any(roles.recipe for roles in kinds)
+    drawn = any(roles.stochastic for roles in kinds)
+    return {"dtype": "bfloat16" if coarse else dtype, "permuted": not drawn}
 
 
 def perturbations(dtype: str = "float32", *, permuted: bool = True) -> list[Perturbation]:

@@ -43,7 +43,8 @@ TF32: Row = {
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
 # Of the rest of a step they change nothing.
-NARROW_RUNGS = {"fp8": (3, 6, 8), "nvfp4": (3,)}
+NARROW_RUNGS = {"fp8": (3, 6, 8), "fp8-delayed": (1, 4, 6, 10), "nvfp4": (3,)}
+COARSE = ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -116,9 +117,11 @@ def covering() -> list[Row]:
 def narrow(*, every: bool) -> list[Row]:
     """Of policies that round to narrower formats than half precision; `every` policy and the rest
     of the modes. Their layers are not alike, so none is scanned."""
-    rows = [("fp8", "dots", 1, "gpt2", "1"), ("nvfp4", "block", 1, "tiny", "1")]
+    rows = [("fp8", "dots", 1, "gpt2", "1"), ("fp8-delayed", "block", 2, "tiny", "1"),
+            ("nvfp4", "block", 1, "tiny", "1")]  # fmt: skip
     more = [("fp8", "sqrt", 4, "tiny", "3"), ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
-            ("mxfp8", "block", 4, "gpt2", "3"), ("nvfp4", "dots", 4, "gpt2", "1")]  # fmt: skip
+            ("fp8-delayed", "dots", 4, "gpt2", "3"), ("mxfp8", "block", 4, "gpt2", "3"),
+            ("nvfp4", "dots", 4, "gpt2", "1")]  # fmt: skip
     names = ("policy", "remat", "accum", "model", "loss_chunks")
     return [{**dict(zip(names, row)), "layers": "unroll"} for row in [*rows, *more * every]]
 
@@ -149,6 +152,9 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp64", "sqrt", 1, "tiny", "scan", "fsdp=4"),
         ("bf16", "none", 1, "tiny", "unroll", "fsdp=2"),
         ("fp16", "none", 4, "tiny", "unroll", "data=2"),
+        ("fp8-delayed", "block", 1, "tiny", "unroll", "data=2"),
+        ("fp8", "none", 1, "tiny", "unroll", "data=2,fsdp=2"),
+        *((name, "none", 1, "tiny", "unroll", "data=2") for name in COARSE),
     ]
     more = [
         ("fp64", "sublayer", 4, "tiny", "unroll", "data=2"),
@@ -159,6 +165,8 @@ def on_meshes(*, every: bool) -> list[Row]:
         ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
         ("fp8", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
         ("fp8-rowwise", "block", 1, "tiny", "unroll", "fsdp=2"),
+        ("fp8-delayed", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
+        ("nvfp4", "sublayer", 4, "gpt2", "unroll", "fsdp=2"),
     ]
     names = ("policy", "remat", "accum", "model", "layers", "mesh")
     return [dict(zip(names, row)) for row in [*rows, *(more if every else [])]]

@@ -1,0 +1,30 @@
+"""Mutants of narrow formats in JAX: those of both twins."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+import jax_impl.train
+from jax_impl import products, rounding
+from lockstep.formats.table import E4M3
+from mutants.narrow_formats import bugs
+from mutants.patch import Plant
+
+
+def scale_copy_otherwise(recipe: Any, kept: Any, dy: Array) -> tuple[Array | None, ...]:
+    """The weight's transposed copy has the gradient's scale."""
+    (x, weight, biased, *_), quantize = kept, products.quantize
+    least = rounding.power_of_two(jnp.abs(dy).max(), "up", E4M3.largest)
+    dx = quantize(dy, recipe.dy, -1) @ rounding.round_to(weight, E4M3, least).T
+    dweight = quantize(x, recipe.x, -2).T @ quantize(dy, recipe.dy, -2)
+    return dx, dweight, None if biased is None else dy.sum(0), None, None
+
+
+def own_backward() -> None:
+    products.rounded_linear.defvjp(products._linear_forward, scale_copy_otherwise)
+
+
+BUGS: dict[str, Plant] = {
+    f"{name}-in-jax": plant for name, plant in bugs(jax_impl, jnp.roll, own_backward).items()
+}

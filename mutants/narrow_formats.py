@@ -1,0 +1,54 @@
+"""Mutants of narrow formats: the field's own mistakes, the same in both twins."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lockstep.config import policy
+from lockstep.formats.table import E4M3, RECIPES
+from mutants.patch import Plant, wrap
+
+
+def bugs(twin: Any, roll: Callable, step_back: Plant) -> dict[str, Plant]:
+    """Of a twin by its modules.
+
+    Args:
+        roll: an array along its first axis.
+        step_back: the plant that differs between the twins: a backward pass of its own.
+    """
+    products, rounding = twin.products, twin.rounding
+
+    def gradients_in_e4m3() -> None:
+        recipe = replace(RECIPES["fp8"], dy=E4M3)
+        twin.precision.OF_ROWS["fp8"] = partial(products.narrow, recipe)
+
+    def forget_scale(right: Callable, x: Any, to: Any, scale: Any = None, draws: Any = None) -> Any:
+        rounded = right(x, to, scale, draws)
+        return rounded if scale is None else rounded / scale
+
+    def record_twice(right: Callable, histories: Any, found: Any) -> Any:
+        return right(right(histories, found), found)
+
+    return {
+        "e4m3-gradients": gradients_in_e4m3,
+        "scale-of-another-tensor": wrap(twin.amaxes, "_scales", lambda right, history: roll(
+            right(history), 1)),
+        "output-not-scaled": wrap(rounding, "round_to", forget_scale),
+        "copy-with-another-scale": step_back,
+        "block-rounded-to-zero": wrap(rounding, "_quantize_twice", lambda right, x, sizes, *rest:
+            right(x, 0 * sizes + sizes.max(), *rest)),
+        # floor(x) and never the number above it
+        "never-rounded-up": wrap(products, "draw", lambda right, *args: 0 * right(*args) + 1),
+        # a generator without its state: all draws are zero, and every number goes up
+        "draws-of-zero": wrap(products, "draw", lambda right, *args: 0 * right(*args)),
+        "drawn-without-micro-step": wrap(
+            twin.dropout.Dropout, "__init__", lambda right, self, rate, **key: right(
+                self, rate, **(key | {"micro_step": 0}))),
+        "first-layer-in-fp8": wrap(policy, "outside", lambda right, name, modules: (
+            not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
+        "amaxes-recorded-twice": wrap(twin.step, "record", record_twice),
+        "amaxes-of-last-micro-batch": wrap(twin.step, "join", lambda right, one, other: other),
+        "amaxes-lost": wrap(twin.bridge, "load", lambda right, trainer, state: right(
+            trainer, replace(state, amaxes={}))),
+    }  # fmt: skip
