@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import jax_impl.amaxes
 import jax_impl.rounding
+import torch_ref.amaxes
 import torch_ref.rounding
 from lockstep.formats import reference, table
 from lockstep.formats.table import FORMATS, Format
@@ -83,17 +85,21 @@ def sheet(seed: int = 0) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def in_jax(x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None) -> np.ndarray:
-    function = jax.jit(lambda x, draws: jax_impl.rounding.quantize(x, to, axis, draws))
-    return np.asarray(function(x, draws))
+def in_jax(
+    x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
+) -> np.ndarray:
+    function = jax.jit(lambda x, *given: jax_impl.rounding.quantize(x, to, axis, *given))
+    return np.asarray(function(x, draws, scale))
 
 
-def in_torch(x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None) -> np.ndarray:
-    given = None if draws is None else torch.from_numpy(draws)
+def in_torch(
+    x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
+) -> np.ndarray:
+    given: list[Any] = [None if each is None else torch.as_tensor(each) for each in (draws, scale)]
     # As the twin gives it a weight: transposed.
     columns = torch.from_numpy(np.array(x.T, order="C")).mT
-    same = torch_ref.rounding.quantize(torch.from_numpy(x), to, axis, given).numpy()
-    assert (bits(torch_ref.rounding.quantize(columns, to, axis, given)) == bits(same)).all()
+    same = torch_ref.rounding.quantize(torch.from_numpy(x), to, axis, *given).numpy()
+    assert (bits(torch_ref.rounding.quantize(columns, to, axis, *given)) == bits(same)).all()
     return same
 
 
@@ -147,6 +153,38 @@ def test_no_block_becomes_zero(name: str) -> None:
     rounded = reference.quantize(x, to, 0, draws)
     assert to_block in (16, 32)
     assert (rounded[:, 0] > 0).all() if to.scale != "e4m3" else (rounded[:, 1] > 0).all()
+
+
+def test_the_twins_scale_by_the_same_histories() -> None:
+    """Of steps before: a new one pushes out the oldest; what is not finite counts as none."""
+    random = np.random.default_rng(4)
+    history = np.exp(random.normal(0, 4, (3, table.HISTORY))).astype(np.float32)
+    history[1] = 0  # nothing is recorded yet
+    found = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
+    for before, new in ((history, found), (np.zeros_like(history), found)):
+        ours = jax_impl.amaxes.scales({"a": jax.numpy.array(before)})["a.scales"]
+        layer = torch.nn.Module()
+        layer.a = torch.nn.Module()
+        torch_ref.amaxes.give_scales(layer, {"a": torch.from_numpy(before)})
+        right = reference.scales(before)
+        assert (bits(ours) == bits(right)).all()
+        assert (bits(layer.a.scales.detach()) == bits(right)).all()
+        recorded = np.stack([np.where(np.isfinite(new), new, 0), *before.T[:-1]], axis=1)
+        named = {"a": jax.numpy.array(before)}, {"a.scales": jax.numpy.array(new)}
+        assert (bits(jax_impl.amaxes.record(*named)["a"]) == bits(recorded)).all()
+        given = {"a": torch.from_numpy(before)}, {"a": torch.from_numpy(new)}
+        assert (bits(torch_ref.amaxes.record(*given)["a"]) == bits(recorded)).all()
+
+
+@pytest.mark.parametrize("twin", [in_jax, in_torch])
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+def test_what_is_past_a_known_scale_saturates(twin: Callable, kind: str) -> None:
+    """A delayed scale knows nothing of the numbers that it scales: too small or far too large."""
+    to = FORMATS[f"fp8 {kind}"]
+    for scale in (2.0**-12, 1.0, 2.0**10):
+        ours = twin(sheet(), to, 0, None, np.float32(scale))
+        assert (bits(ours) == bits(reference.round_to(sheet(), to, scale))).all()
+        assert np.abs(ours).max() <= to.largest * scale
 
 
 def test_the_twins_draw_the_same() -> None:
