@@ -35,6 +35,9 @@ CONTENDERS = {
     "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
     "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
     "nanogpt": Contender("benchmarks.peers.nanogpt", "an eager loop as in nanoGPT"),
+    "nanogpt-compiled": Contender(
+        "benchmarks.peers.nanogpt", "the same, compiled", {"compile": True}
+    ),
     "bare-jax": Contender("benchmarks.peers.bare_jax", "a jitted step written by hand"),
     "bare-jax-keeping": Contender(
         "benchmarks.peers.bare_jax", "the same, told to keep the memory it frees", keeps=True

@@ -140,7 +140,7 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Ke
     operands of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where
     the CPU multiplies it."""
     in_blocks = dtypes.compute == "bfloat16" and has_bfloat16_units(device)
-    possible = in_blocks and not config.execution.compile and not dtypes.grads
+    possible = in_blocks and not dtypes.grads
     by_hand = emulate(dtypes, device).rounding == "tf32" or dtypes.grads
     return Kernel(
         fused=wants_fused(config.precision) and not by_hand,

@@ -21,7 +21,7 @@ Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 # Matmuls without a batch dimension are the weights'; those of attention are bmm.
 WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 if onednn.LINEAR:
-    WEIGHT_MATMULS.add(onednn.LINEAR.default)
+    WEIGHT_MATMULS |= {onednn.LINEAR.default, torch.ops.lockstep.linear.default}
 
 
 def _save(context, op, *args, **kwargs) -> CheckpointPolicy:  # type: ignore[no-untyped-def]

@@ -29,7 +29,7 @@ from .loss import mean_loss, mean_loss_in_chunks
 from .mesh import accumulate, distribute, make_mesh, mean, own_rows, whole_state
 from .model import GPT, Tap, no_tap
 from .optim import adamw, clip_by_global_norm
-from .precision import attention_kernel, autocast, choose_products, dtype, emulate, grad_scaler
+from .precision import attention_kernel, autocast, choose_products, dtype, grad_scaler
 from .processes import rank
 
 Tensors = dict[str, Tensor]
@@ -37,8 +37,7 @@ Tensors = dict[str, Tensor]
 
 def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
-    compiled = config.execution.compile  # which fuses products of its own
-    dtypes = emulate(dtypes, device) if compiled else choose_products(dtypes, device)
+    dtypes = choose_products(dtypes, device)
     kernel = attention_kernel(config, dtypes, device)
     remat = "none" if plain else config.execution.remat
     with device:

@@ -13,6 +13,10 @@ from torch._dynamo.utils import counters
 
 import torch_ref.step
 from parity_tests.pair import FAMILIES, run, start, toy
+from torch_ref import onednn
+
+# The tracer itself makes an instance of an autograd.Function, which torch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +61,38 @@ def test_islands_are_traced_too() -> None:
         islands = {"policy": "bf16", "fp32_islands": "blocks.1,head"}
         config = toy(remat="dots", compile=compiled, steps=3, **islands)
         twin = start("torch", config)
+        twin.prepare()
+        losses.append([result.loss for result in run(twin, config)])
+    assert counters["stats"]["unique_graphs"] == 1
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
+def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a mode of remat keeps is not multiplied again."""
+    monkeypatch.setattr(torch_ref.precision, "has_float32_library", lambda device: True)
+    linear, calls = onednn.LINEAR, list[str]()
+    monkeypatch.setattr(onednn, "LINEAR", lambda *x: calls.append("") or linear(*x))
+    counts, losses = {}, []
+    for remat in ("none", "dots", "block"):
+        twin = start("torch", config := toy(policy="fp32", remat=remat, compile=True, steps=3))
+        twin.prepare()
+        calls.clear()
+        losses.append([result.loss for result in run(twin, config)])
+        counts[remat] = len(calls)
+    eager = start("torch", config := toy(policy="fp32", steps=3))
+    losses.append([result.loss for result in run(eager, config)])
+    assert 0 < counts["none"] == counts["dots"] < counts["block"]
+    assert losses == 4 * losses[:1]
+
+
+def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ref.precision, "has_bfloat16_units", lambda device: True)
+    losses = []
+    for compiled in (False, True):
+        config = toy(policy="bf16", numerics="fast", context=128, compile=compiled, steps=3)
+        twin = start("torch", config)
+        assert "causal blocks" in twin.describe()["attention"]
         twin.prepare()
         losses.append([result.loss for result in run(twin, config)])
     assert counters["stats"]["unique_graphs"] == 1
