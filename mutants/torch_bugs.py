@@ -365,6 +365,11 @@ BUGS: dict[str, Plant] = {
     "remat-does-nothing": both(
         with_remat(other="none"), assign(model, "remat_sublayer", lambda sublayer, remat: sublayer)
     ),
+    # triu without its diagonal; where the CPU has no units for bfloat16, as if it had
+    "blocks-masked-as-first": both(
+        assign(precision, "has_bfloat16_units", lambda device: True),
+        wrap(Tensor, "triu", lambda right, ones, k: right(ones, 1)),
+    ),
     "moments-lost": lose_moment("exp_avg_sq"),
     "adam-count-lost": lose_moment("step"),
     "growth-tracker-lost": after(bridge, "load", lose_growth_tracker),
