@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("ours", metavar="OURS", nargs="*", default=OURS,
-                        help=f"only the races of these: {', '.join(OURS)} (default: all)")  # fmt: skip
+                        help=f"only their races: {', '.join(OURS)} (default: all)")  # fmt: skip
     parser.add_argument("--pairs", metavar="N", type=reader(int), default=20,
                         help="turns of each (default: 20)")  # fmt: skip
     parser.add_argument(
