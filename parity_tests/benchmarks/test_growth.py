@@ -120,7 +120,7 @@ def test_the_interval_is_one_of_95_percent() -> None:
 
 @pytest.mark.parametrize(("ratio", "holds"), [(1.0, True), (0.96, False)])
 def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> None:
-    result = {"floor": speed.FLOOR, "name": "x", "seconds": [0], **races(ratio, 0.005)}
+    result = {"floor": speed.LEVEL, "name": "x", "seconds": [0], **races(ratio, 0.005)}
     assert speed.holds(result) is holds
     assert ("falls short" in speed.markdown([result])) is not holds
     assert speed.holds({**result, "floor": None})

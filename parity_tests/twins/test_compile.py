@@ -6,6 +6,7 @@ is that the model and every remat mode can be traced whole.
 
 from collections.abc import Iterator
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,15 +72,15 @@ def test_islands_are_traced_too() -> None:
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
     monkeypatch.setattr(torch_ref.precision, "has_float32_library", lambda device: True)
-    linear, calls = onednn.LINEAR, list[str]()
-    monkeypatch.setattr(onednn, "LINEAR", lambda *x: calls.append("") or linear(*x))
+    linear = Mock(wraps=onednn.LINEAR)
+    monkeypatch.setattr(onednn, "LINEAR", linear)
     counts, losses = {}, []
     for remat in ("none", "dots", "block"):
         twin = start("torch", config := toy(policy="fp32", remat=remat, compile=True, steps=3))
         twin.prepare()
-        calls.clear()
+        linear.reset_mock()
         losses.append([result.loss for result in run(twin, config)])
-        counts[remat] = len(calls)
+        counts[remat] = linear.call_count
     eager = start("torch", config := toy(policy="fp32", steps=3))
     losses.append([result.loss for result in run(eager, config)])
     assert 0 < counts["none"] == counts["dots"] < counts["block"]
