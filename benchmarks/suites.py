@@ -10,6 +10,7 @@ OURS = ("jax", "torch", "torch-compiled")
 PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
+NARROW = ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")  # emulated, in layers that are no end
 # GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
 TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
               "vocab": 256}  # fmt: skip
@@ -108,8 +109,10 @@ def emulation(device: str) -> Suite:
     whole = {"device": device, "warmup": 2, "windows": 5, "steps": 2}
     rows = [*policies(SMALL | {"batch_size": 4}, "fp32", "tf32"),
             *policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32")]  # fmt: skip
-    return Suite("what it costs a CPU to round to TF32", device, 2, [
+    narrow = policies({"model": "tiny", "batch_size": 16}, *NARROW)
+    return Suite("what it costs a CPU to round to TF32 and to narrower formats", device, 2, [
         *cells("emulation", OURS, rows, **whole),
+        *cells("emulation", ("jax", "torch"), narrow, **whole),
     ])  # fmt: skip
 
 
@@ -139,6 +142,7 @@ def gpu(device: str) -> Suite:
     return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
         Command("doctor", ("lockstep", "doctor"), hour),
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
+        *cells("smoke", ("jax", "torch"), policies(toy | {"n_layer": 3}, *NARROW), **quick),
         *parity,
         *headline,
         *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),

@@ -21,4 +21,4 @@ HALF = Tolerance(
 def final_loss(roles: Roles) -> Tolerance:
     if roles.compute == "float64":
         return EXACT
-    return HALF if roles.mixed or roles.tf32 else SINGLE
+    return HALF if roles.mixed or roles.tf32 or roles.recipe else SINGLE

@@ -7,7 +7,17 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from benchmarks import claims, estimators, fit, optimizer_state, plan, report, startup, worlds
+from benchmarks import (
+    best_islands,
+    claims,
+    estimators,
+    fit,
+    optimizer_state,
+    plan,
+    report,
+    startup,
+    worlds,
+)
 from benchmarks.experiments.run import EXPERIMENTS, load_arms
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
@@ -63,7 +73,7 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
     "power": ("power", ladder.power), "smallest": ("smallest", ladder.smallest),
     "specificity": ("specificity", ladder.specificity),
     "sensitivity": ("sensitivity", ladder.sensitivity), "fuzz": ("fuzz", ladder.fuzz),
-    "worlds": ("worlds", worlds.table),
+    "worlds": ("worlds", worlds.table), "best_islands": ("best_islands", best_islands.table),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.cli import processes, programs
+from lockstep.cli import auto_islands, processes, programs
 from lockstep.config import Config, ModelConfig, from_flags, policy
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
@@ -48,10 +48,12 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     many = {name: given.pop(name) for name in processes.FLAGS if name in given}
     watching = options.take(given)
+    goal = auto_islands.take(given)
     programs.keep(framework, anew=given.pop(programs.FLAG, False))
     require(out != "", "--out", "''", "is empty; name a directory")
     run = Path(out) if out else None
     if resume:
+        require(not goal, "--fp32-islands", auto_islands.AUTO, "the run has its islands; drop it")
         require(not overwrite, "--resume", "--overwrite", "exclude each other; drop one")
         if run is None:
             raise UserError("--resume: no run is named; give --out RUN")
@@ -63,7 +65,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             directory.require_free(run, overwrite=bool(overwrite))
         else:
             directory.require_writable(directory.RUNS)
-        config = resolve_config(framework, given)
+        config = auto_islands.resolve(framework, resolve_config(framework, given), goal)
     build = partial(twin.load, framework)
     return trainer.train(config, build, run, resume=bool(resume), watching=watching)
 
@@ -134,6 +136,7 @@ def trainer_parser(module: str) -> Parser:
     about = "replace the run in --out (default: off)"
     group.add_argument("--overwrite", action="store_true", help=about)
     programs.add_flag(parser)
+    auto_islands.add_flags(parser)
     options.add_flags(parser)
     if module == twin.MODULES["jax"]:
         processes.add_flags(parser)

@@ -57,7 +57,8 @@ class PrecisionConfig:
     fp32_islands: str = flag(
         "",
         "modules whose matmuls stay in float32 under a half-precision policy: patterns such as "
-        "blocks.*.mlp.down,blocks.0,head; `lockstep sensitivity` says which are worth it",
+        "blocks.*.mlp.down,blocks.0,head; `lockstep sensitivity` says which are worth it; auto: "
+        "a trainer chooses",
         derived="none",
     )
     formats: str = flag(

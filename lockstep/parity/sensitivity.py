@@ -36,12 +36,9 @@ Say = Callable[[str], None]
 
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
     """Prints each framework's ranking and puts its row as soon as it is measured."""
-    narrow = any(r.mixed or r.tf32 or r.recipe or r.grads for r in config.precision.kinds)
-    require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
-    strict = config.replace(numerics="strict", remat="none", layers="unroll", accum=1, dropout=0.0)
     try:
-        case = Case(pair=GPT, a=sides[0], b=sides[-1], config=strict)
+        case = strict_case(sides[0], sides[-1], config)
         for side in sides:
             began = perf_counter()
             result = measure(side, case, config)
@@ -57,18 +54,39 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
             side.close()
 
 
-def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
-    """`case` has the config of the errors, strict numerics; `config` is the one that is timed."""
-    names = config.model.matmuls
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kinds.setdefault(islands.kind(name), []).append(name)
+def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
+    """That of the errors.
+
+    Raises:
+        UserError: the policy has nothing to keep in float32.
+    """
+    narrow = any(r.mixed or r.tf32 or r.recipe or r.grads for r in config.precision.kinds)
+    require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
+    scale = min(config.precision.loss_scale_init, DEFAULTS["loss_scale_init"])
+    plain = {"remat": "none", "layers": "unroll", "accum": 1, "dropout": 0.0}
+    strict = config.replace(numerics="strict", attention="auto", loss_scale_init=scale, **plain)
+    return Case(pair=GPT, a=a, b=b, config=strict, seed=seed)
+
+
+def error_of(side: Side, case: Case) -> Callable[[list[str]], Errors]:
+    """Modules that are islands -> the errors then."""
     batches = case.batches(BATCHES)
     truth = side.loss_and_grads(case.exactly(case.config), case.trained, batches)
 
     def error(wide: list[str]) -> Errors:
         some = case.config.replace(fp32_islands=",".join(wide))
         return errors(side.loss_and_grads(some, case.trained, batches), truth)
+
+    return error
+
+
+def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
+    """`case` has the config of the errors, strict numerics; `config` is the one that is timed."""
+    names = config.model.matmuls
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(islands.kind(name), []).append(name)
+    error = error_of(side, case)
 
     def row(label: str, group: list[str]) -> Row:
         print(f"{side.framework}: {label}", file=sys.stderr)

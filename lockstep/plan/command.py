@@ -13,7 +13,7 @@ from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
-from lockstep.plan import checklist, exact, many, memory, recommend, report, shape, timing
+from lockstep.plan import checklist, exact, many, memory, recommend, report, shape, sizes, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
 
@@ -123,6 +123,7 @@ def plan(model: Shape, device: Device, framework: str, tokens: int,
         result["recommended"] = describe(model, best)
         result["reason"] = recommend.reason(model, device, best, found)
         result["command"] = command(given, framework, best)
+        result["sizes"] = sizes.check(model, best.setting, device)
         if given.tokens:
             result |= run_cost(model, best, given)
         if given.measure:

@@ -3,7 +3,9 @@
 import shlex
 from typing import Any
 
+from lockstep.config.policy import POLICIES
 from lockstep.devices import CPU, Device
+from lockstep.plan import sizes
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
@@ -38,6 +40,8 @@ def text(plan: dict[str, Any]) -> str:
     if plan["recommended"] is None:
         return "\n".join([*lines, "nothing fits: take a smaller model or context, or more memory"])
     lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
+    if plan["sizes"]:
+        lines.append(f"  {sizes.text(plan['sizes'])}")
     if "days" in plan:
         cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
         lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
@@ -94,15 +98,17 @@ def _size(count: float) -> str:
 
 def assumptions(device: Device) -> str:
     """Where memory and seconds come from, and what of it is not measured."""
+    narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
+    emulated = f"Not planned: {narrow}. They are emulated, in at least fp32's memory and time.\n"
     if device.resident:
         reached = ", ".join(f"{name} {share:.0%}" for name, share in CPU["efficiency"].items())
-        return (
+        return emulated + (
             "Seconds: what must be multiplied and moved, at the share of the roofline's speed that "
             f"was measured on two CPU cores: {reached}.\n"
             "Memory: fitted to measured cells. docs/plan.md says how far both are off; --measure "
             "times the best here."
         )
-    return (
+    return emulated + (
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
         "assumption, nothing of ours is measured on an accelerator yet.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4. "

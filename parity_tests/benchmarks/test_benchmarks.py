@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import measure, report, run, suites
 from benchmarks.cells import Cell, workload
-from benchmarks.suites import OURS, PEERS, SUITES, Command, Suite
+from benchmarks.suites import NARROW, OURS, PEERS, SUITES, Command, Suite
 from benchmarks.suites import POLICIES as SUITE_POLICIES
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
@@ -54,7 +54,8 @@ def test_gpu_begins_with_every_policy_and_framework_then_parity_then_gpt2() -> N
     smoke = [task for task in tasks[: rungs[0]] if isinstance(task, Cell)]
     policies = ("bf16", "fp32", "tf32", "fp16")
     seen = {(task.contender, task.flags["policy"]) for task in smoke}
-    assert seen == set(itertools.product(OURS + PEERS, policies))
+    ours = itertools.product(("jax", "torch"), NARROW)
+    assert seen == {*itertools.product(OURS + PEERS, policies), *ours}
     assert [tasks[i].name for i in rungs] == [f"parity-{name}" for name in SUITE_POLICIES]
     command, first = tasks[rungs[0]], tasks[rungs[-1] + 1]
     assert isinstance(command, Command) and "--device" in command.words
@@ -292,6 +293,7 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
 
 def test_tf32_is_held_as_half_precision_is() -> None:
     assert final_loss(POLICIES["tf32"]) == final_loss(POLICIES["fp16"]) == HALF
+    assert final_loss(POLICIES["nvfp4"]) == HALF
     assert final_loss(POLICIES["fp32"]) == SINGLE
     assert final_loss(POLICIES["fp64"]) == EXACT
 

@@ -15,7 +15,7 @@ from lockstep.config import PRESETS, ModelConfig
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
-from lockstep.plan import checklist, recommend, roofline, shape
+from lockstep.plan import checklist, recommend, roofline, shape, sizes
 from lockstep.plan.recommend import choices, rank
 from parity_tests.plan.plans import setting
 
@@ -202,6 +202,24 @@ def test_the_checklist_names_what_decides() -> None:
     absurd = checklist.Advice(model="10m", device="h200", policy="fp32", splits=(9, 9), remat=True)
     agrees, said = checklist.verdict(absurd, "torch")
     assert not agrees and "TFLOP/s" in said and "memory is left" in said and "rows take" in said
+
+
+def test_sizes_that_tensor_cores_do_not_want() -> None:
+    """A vocabulary of 50,257 and heads of 60 channels: of 16 bytes neither makes whole rows in half
+    precision; heads of 60 do in TF32."""
+    model = shape.of_model(ModelConfig(**{**PRESETS["gpt2"], "vocab": 50_257, "head_dim": 60}))
+
+    def check(policy: str, device: str) -> dict[str, Any]:
+        return sizes.check(model, setting(roles=POLICIES[policy]), devices.find(device))
+
+    uneven = {"head": [60, 64], "V": [50_257, 50_264]}
+    assert check("bf16", "h100") == {"multiple": 8, "uneven": uneven}
+    assert check("tf32", "a100-40") == {"multiple": 4, "uneven": {"V": [50_257, 50_260]}}
+    assert check("fp32", "h100") == check("bf16", "t4") == check("bf16", "cpu") == {}
+    assert "V = 50257, use 50264" in sizes.text(check("fp16", "t4"))
+    half = setting(roles=POLICIES["bf16"])
+    even = sizes.check(shape.of("gpt2", None), half, devices.find("h100"))
+    assert sizes.text(even).startswith("all sizes are multiples of 8")
 
 
 # --- the command

@@ -1,0 +1,41 @@
+"""Sizes that tensor cores want: rows of 16 bytes, so multiples of 8 in 16 bit and of 4 in TF32.
+
+NVIDIA, Deep Learning Performance: Matrix Multiplication Background, "Requirements to use Tensor
+Cores". What is no multiple is padded by the library, or multiplied by slower kernels.
+"""
+
+from typing import Any
+
+from lockstep.config.policy import BYTES
+from lockstep.devices import Device
+from lockstep.plan.setting import Setting
+from lockstep.plan.shape import Shape
+
+ROW = 16  # bytes
+FIRST = (7, 0)  # compute capability with tensor cores
+
+
+def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
+    """The multiple, and each size that is none -> the next that is; empty where none is wanted."""
+    roles = setting.roles
+    units = roles.tf32 or roles.mixed
+    native = device.native(roles.compute, roles.tf32, setting.framework)
+    if not (units and native and device.capability and device.capability >= FIRST):
+        return {}
+    multiple = ROW // BYTES[roles.compute]
+    sizes = {
+        "D": shape.d_model, "head": shape.d_queries // shape.n_head, "F": shape.d_mlp,
+        "queries, keys and values": shape.d_queries + 2 * shape.d_keys, "V": shape.vocab,
+        "B x T": setting.rows * shape.context,
+    }  # fmt: skip
+    uneven = {name: size + -size % multiple for name, size in sizes.items() if size % multiple}
+    return {"multiple": multiple, "uneven": {n: [sizes[n], better] for n, better in uneven.items()}}
+
+
+def text(found: dict[str, Any]) -> str:
+    """One line."""
+    said = f"multiples of {found['multiple']}, as tensor cores want them"
+    if not found["uneven"]:
+        return f"all sizes are {said}"
+    each = (f"{name} = {size}, use {better}" for name, (size, better) in found["uneven"].items())
+    return f"not {said}: {'; '.join(each)}"
