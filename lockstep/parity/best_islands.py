@@ -16,7 +16,7 @@ from lockstep.config import Config, islands
 from lockstep.errors import UserError
 from lockstep.model.stacked import scans_layers
 from lockstep.parity import sensitivity
-from lockstep.parity.case import Case
+from lockstep.parity.case import TRAINED_STEPS, Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 
@@ -157,8 +157,9 @@ def meter(side: Side, case: Case, config: Config) -> Meter:
 def choose(framework: str, config: Config, goal: Goal, say: Callable[[str], Any] = print) -> str:
     """The patterns of a config's islands, measured in one framework, in a process of its own."""
     side = Side(framework, GPT.modules[framework], remember=False)
+    long = config.replace(steps=max(config.optim.steps, 2 * TRAINED_STEPS))
     try:
-        meters = meter(side, sensitivity.strict_case(side, side, config), config)
+        meters = meter(side, sensitivity.strict_case(side, side, long), long)
         found = meters.choose(goal)
     finally:
         side.close()
