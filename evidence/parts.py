@@ -113,8 +113,6 @@ PARTS = [
           *LADDER, "mutants", choose=" ".join),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
           lambda: twin.MODULES, *LADDER),
-    _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
-          lambda: twin.MODULES, *LADDER, "benchmarks/best_islands.py"),
     _docs("fuzz", "python -m parity_tests.input.fuzz --out {file}", _fuzzed, "lockstep",
           "parity_tests/input", "benchmarks/report.py"),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE),

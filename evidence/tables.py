@@ -8,7 +8,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks import (
-    best_islands,
     claims,
     estimators,
     fit,
@@ -73,7 +72,7 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
     "power": ("power", ladder.power), "smallest": ("smallest", ladder.smallest),
     "specificity": ("specificity", ladder.specificity),
     "sensitivity": ("sensitivity", ladder.sensitivity), "fuzz": ("fuzz", ladder.fuzz),
-    "worlds": ("worlds", worlds.table), "best_islands": ("best_islands", best_islands.table),
+    "worlds": ("worlds", worlds.table),
 }  # fmt: skip
 
 
