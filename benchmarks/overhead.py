@@ -1,15 +1,19 @@
 """`python -m benchmarks.overhead`: ms of CPU time that a step's own host code costs.
 
 jax: place, dispatch and read of a result that is there. torch: our step less a tutorial's loop on
-the same model. batches: drawing a tiny step's window. On a narrow model of twelve layers, where the
-arithmetic is nothing. It is the calling thread's time: what others do to the clock is left out.
+the same model. batches: drawing a tiny step's window. bar, live: what a terminal's bar and `--live`
+take of a row of the log, and to be drawn. On a narrow model of twelve layers, where the arithmetic
+is nothing. It is the calling thread's time: what others do to the clock is left out.
 """
 
+import contextlib
+import io
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from lockstep import twin
 from lockstep.config import from_flags
@@ -18,6 +22,7 @@ from lockstep.exits import exit_status
 from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.run.runlog import Display
 
 NARROW = {"model": "gpt2", "n_layer": 12, "n_head": 1, "d_model": 16, "context": 8, "vocab": 256,
           "batch_size": 1, "policy": "fp32", "device": "cpu", "steps": 10_000}  # fmt: skip
@@ -75,6 +80,29 @@ def batches() -> Callable[[], float]:
     return lambda: milliseconds(lambda: GPT.window(TINY, 1))
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+ROW = {"kind": "train", "step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 1e-3, "loss_scale": 1.0,
+       "skipped": False, "tokens_per_second": 12345.6, "mfu": 0.3, "peak_bytes": 2.5e9}  # fmt: skip
+
+
+def showing(*, live: bool, drawn: bool) -> Callable[[], float]:
+    """A row, or a drawing after a thousand rows; `--live` draws twice a second, a bar ten times."""
+    with contextlib.redirect_stdout(Terminal()), contextlib.redirect_stderr(sys.stderr):
+        display = Display(10_000, 0, view=live).__enter__()  # takes both streams
+
+    def take() -> None:
+        display.note(ROW)
+        display.train(ROW, 1.0)
+
+    for _ in range(1000):
+        take()
+    return lambda: milliseconds(display.shown.refresh if drawn else take)
+
+
 def _load(framework: str) -> twin.Twin:
     built = twin.load(framework, CONFIG)
     built.load(initial_state(CONFIG))
@@ -82,7 +110,15 @@ def _load(framework: str) -> twin.Twin:
     return built
 
 
-PARTS = {"jax": jax_step, "torch": torch_step, "batches": batches}
+PARTS: dict[str, Callable[[], Callable[[], float]]] = {
+    "jax": jax_step,
+    "torch": torch_step,
+    "batches": batches,
+    "bar, a row": partial(showing, live=False, drawn=False),
+    "bar, a drawing": partial(showing, live=False, drawn=True),
+    "live, a row": partial(showing, live=True, drawn=False),
+    "live, a drawing": partial(showing, live=True, drawn=True),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
