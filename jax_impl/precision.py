@@ -16,6 +16,7 @@ from jax import Array
 from jax.extend.backend import clear_backends
 
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.kinds import require_float64, require_kind
 from lockstep.config.policy import Dtypes
 from lockstep.devices import AMPERE
 from lockstep.errors import UserError
@@ -37,20 +38,21 @@ def dtype(name: str) -> jnp.dtype:
 
 
 def find_device(asked: str) -> jax.Device:
-    """The device of `--device auto|cpu|cuda`, this process's first.
+    """The device of `--device`, this process's first.
 
     Raises:
         UserError: there is no such device.
     """
+    require_kind("jax", asked)
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     join()
     try:
-        return jax.local_devices(backend="cuda" if asked == "cuda" else None)[0]
+        return jax.local_devices(backend=None if asked in ("auto", "cpu") else asked)[0]
     except (RuntimeError, AssertionError):  # the latter where JAX_PLATFORMS names what is not there
         raise UserError(
             f"--device {asked}: JAX {jax.__version__} sees no such device; "
-            "use --device cpu, unset JAX_PLATFORMS, or install jax[cuda12] or jax[cuda13]"
+            "use --device cpu, unset JAX_PLATFORMS, or install JAX's plugin for it, as jax[cuda12]"
         ) from None
 
 
@@ -63,6 +65,8 @@ def configure(config: Config) -> jax.Device:
         device = find_device(config.run.device)
     set_switches(config, device)
     require_float16(config.precision, device)
+    precision = config.precision
+    require_float64(device.platform, precision.policy, precision.roles, precision.eval_roles)
     return device
 
 
@@ -82,8 +86,13 @@ def float32_matmul(config: Config, device: jax.Device) -> str:
     if not config.precision.roles.tf32:
         return "highest"
     # "tensorfloat32" lets XLA choose, whose kernels take float32; before Ampere nothing else is.
-    ampere = device.platform == "gpu" and float(device.compute_capability) >= AMPERE[0]
+    ampere = is_nvidia(device) and float(device.compute_capability) >= AMPERE[0]
     return "TF32_TF32_F32" if ampere else "tensorfloat32"
+
+
+def is_nvidia(device: jax.Device) -> bool:
+    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
+    return device.platform == "gpu" and device.compute_capability[:1].isdigit()
 
 
 def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
@@ -211,11 +220,16 @@ def attention_backend(config: Config, device: jax.Device) -> str:
     return f"{reference} (no cuDNN attention for {kind} on {device.platform})"
 
 
+def platform(device: jax.Device) -> str:
+    """Its kind, as `--device` names it."""
+    return "cuda" if is_nvidia(device) else "rocm" if device.platform == "gpu" else device.platform
+
+
 def describe(config: Config, device: jax.Device) -> dict[str, Any]:
     """What a reader of config.json wants to know of this process."""
     return {
         "device": device.device_kind,
-        "platform": "cuda" if device.platform == "gpu" else device.platform,
+        "platform": platform(device),
         "attention": attention_backend(config, device),
         "emulated": name_emulated(config, device),
         "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},

@@ -16,6 +16,7 @@ from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
 
 from .kernels import compiles_float16
+from .precision import platform
 
 
 def facts() -> dict[str, Any]:
@@ -37,7 +38,7 @@ def _device(device: jax.Device) -> dict[str, Any]:
     total, used = memory.get("bytes_limit"), memory.get("bytes_in_use")
     return {
         "name": device.device_kind,
-        "platform": "cuda" if number else device.platform,  # AMD's, too, are gpu
+        "platform": platform(device),
         "capability": number,
         "total": total,
         "free": None if total is None or used is None else total - used,

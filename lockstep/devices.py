@@ -81,6 +81,11 @@ DEVICES = {device.name: device for device in (
            single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     Device(name="tpu-v6e", memory=32 * GB, bandwidth=1640 * GB, half=918 * TERA, tf32=0,
            single=918 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    # AMD's and Intel's data sheets: Instinct MI300X, Data Center GPU Max 1550.
+    Device(name="mi300x", memory=192 * GB, bandwidth=5300 * GB, half=1307.4 * TERA, tf32=0,
+           single=163.4 * TERA),
+    Device(name="max-1550", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA, tf32=0,
+           single=52.4 * TERA, frameworks=("torch",)),
     # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
     # bandwidth are guesses: `--memory` and `--measure` say what yours has.
     Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,

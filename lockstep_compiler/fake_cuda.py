@@ -68,7 +68,7 @@ def patch_torch(ampere: bool) -> None:
     os.environ["LOCKSTEP_AMPERE"] = str(int(ampere))
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **rest: True  # so it says on every device
-    torch.cuda.Event = Event  # type: ignore[assignment,misc]
+    torch.Event = torch.cuda.Event = Event  # type: ignore[assignment,misc]
     torch.nn.Module.to = to  # type: ignore[assignment,method-assign]
 
 
@@ -84,7 +84,9 @@ def to(self: Any, dtype: Any) -> Any:
 
 
 class Event:
-    """A `torch.cuda.Event` of which nobody waits."""
+    """A `torch.Event` of which nobody waits."""
+
+    def __init__(self, *device: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None: ...
 

@@ -26,7 +26,6 @@ def join(config: Config, device: torch.device) -> None:
     torch.cuda.set_device = lambda device: None
     torch.cuda.Stream = torch.cuda.current_stream = Stream  # type: ignore[assignment,misc]
     torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]
-    torch.Event = Event  # type: ignore[misc,assignment]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     made = mesh.make_mesh(config, device)
     vars(step)["make_mesh"] = lambda config, device: made

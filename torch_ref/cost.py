@@ -10,11 +10,11 @@ from .step import Trainer
 
 def step_bytes(trainer: Trainer, window: Tensor) -> int:
     """The peak of activations and gradients; the update itself, in one kernel, needs no more."""
-    if trainer.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    if trainer.device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats()
+        before = torch.accelerator.memory_allocated()
         trainer.accumulate(window)
-        peak = torch.cuda.max_memory_allocated() - before
+        peak = torch.accelerator.max_memory_allocated() - before
     else:
         with Live() as live:
             trainer.accumulate(window)

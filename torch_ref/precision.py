@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.kinds import KINDS, require_float64, require_kind
 from lockstep.config.policy import Dtypes
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
@@ -28,25 +29,34 @@ def dtype(name: str) -> torch.dtype:
 
 
 def find_device(asked: str) -> torch.device:
-    """The device of `--device auto|cpu|cuda`.
+    """The device of `--device`; auto takes what programs were traced for, a GPU or a CPU.
 
     Raises:
         UserError: there is no such device.
     """
-    if asked == "cuda" and not torch.cuda.is_available():
+    require_kind("torch", asked)
+    there = {"cpu", *(kind for kind in KINDS["torch"][1:] if is_available(kind))}
+    if asked not in ("auto", *there):
         raise UserError(
-            f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; "
-            "use --device cpu, or install a CUDA build and driver"
+            f"--device {asked}: PyTorch {torch.__version__} sees no such device; "
+            "use --device cpu, or install PyTorch's build for it, and its driver"
         )
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(asked)
+    own = "cuda" if asked in ("auto", "rocm") and "cuda" in there else asked
+    return torch.device("cpu" if own == "auto" else own)
+
+
+def is_available(kind: str) -> bool:
+    """AMD's devices are "cuda" too, in a build of its own."""
+    built = kind != "rocm" or torch.version.hip is not None
+    return built and torch.get_device_module("cuda" if kind == "rocm" else kind).is_available()
 
 
 def configure(config: Config) -> torch.device:
     """Sets the process's numerics switches; returns the device."""
     device = find_device(config.run.device)
     set_switches(config, device)
+    precision = config.precision
+    require_float64(device.type, precision.policy, precision.roles, precision.eval_roles)
     return device
 
 
@@ -164,11 +174,22 @@ def attention_backend(config: Config, device: torch.device) -> str:
     return f"sdpa:{SDPBackend(choice).name.lower()}"
 
 
+def platform(device: torch.device) -> str:
+    """Its kind, as `--device` names it."""
+    return "rocm" if device.type == "cuda" and torch.version.hip else device.type
+
+
+def name(device: torch.device) -> str:
+    """The driver's, where one says it."""
+    module = torch.get_device_module(device)
+    return module.get_device_name() if hasattr(module, "get_device_name") else device.type
+
+
 def describe(config: Config, device: torch.device) -> dict[str, Any]:
     """What a reader of config.json wants to know of this process."""
     return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "platform": device.type,
+        "device": name(device),
+        "platform": platform(device),
         "attention": attention_backend(config, device),
         "emulated": name_emulated(config, device),
         "versions": {"torch": torch.__version__},

@@ -19,8 +19,10 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> list[dict[str, Any]]:
-    if not torch.cuda.is_available():
-        return [{"name": "cpu", "platform": "cpu", "capability": None}]
+    if not torch.cuda.is_available():  # another is taken by name alone
+        other = torch.accelerator.current_accelerator(check_available=True)
+        kinds = ["cpu", *([other.type] if other else [])]
+        return [{"name": kind, "platform": kind, "capability": None} for kind in kinds]
     return list(map(_device, range(torch.cuda.device_count())))
 
 

@@ -47,10 +47,11 @@ def join(device: torch.device) -> None:
     """Meets the other processes of the run, with its own device."""
     if process_count() == 1 or dist.is_initialized():
         return
-    cuda = device.type == "cuda"
-    if cuda:  # "cuda" is then this process's own
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+    backend = "gloo"
+    if device.type != "cpu":  # "cuda" is then this process's own
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+    dist.init_process_group(backend, timeout=PATIENCE)
 
 
 def leave(status: int) -> None:

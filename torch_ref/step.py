@@ -34,6 +34,8 @@ from .processes import rank
 
 Tensors = dict[str, Tensor]
 
+PINNED = ("cuda", "xpu")  # they copy from locked memory while the host goes on
+
 
 def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: bool = False) -> GPT:
     """The model of one policy, not yet loaded; `plain` keeps everything."""
@@ -127,7 +129,7 @@ class Trainer:
     def place(self, tokens: Tensor) -> Tensor:
         """(..., B, T or T+1) of all devices."""
         tokens = own_rows(tokens, self.mesh).long()
-        if self.device.type == "cuda":
+        if self.device.type in PINNED:
             tokens = tokens.contiguous().pin_memory()
         return tokens.to(self.device, non_blocking=True)
 
@@ -211,7 +213,7 @@ class Trainer:
         """Starts the copy to the host now, waits for it when called."""
         metrics = torch.cat([x.to(loss.dtype).reshape(-1) for x in (loss, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
-        copied = torch.cuda.Event() if self.device.type == "cuda" else None
+        copied = torch.Event(self.device) if self.device.type != "cpu" else None
         if copied:
             copied.record()
 

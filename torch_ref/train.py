@@ -106,8 +106,8 @@ class TorchTwin:
         return step_flops(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:
-        cuda = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+        on_device = self.device.type != "cpu" and torch.accelerator.max_memory_allocated()
+        return on_device or resident_peak()
 
 
 def build(config: Config) -> TorchTwin:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep import twin
 from lockstep.config import Config
+from lockstep.config.kinds import CHOICES
 from lockstep.data import records, tokenizer
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
                      help="that of this step (default: the newest)")  # fmt: skip
     sub.add_argument("--framework", metavar="|".join(twin.MODULES),
                      help="which twin computes (default: the run's own)")  # fmt: skip
-    sub.add_argument("--device", default="auto", metavar="auto|cpu|cuda",
+    sub.add_argument("--device", default="auto", metavar="|".join(CHOICES),
                      help="where to run (default: auto)")  # fmt: skip
     sub.set_defaults(command=_sample)
 

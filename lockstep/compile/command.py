@@ -11,6 +11,7 @@ from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Program
 from lockstep.compile.targets import NAMES, Tpu
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
+from lockstep.config.kinds import require_float64
 from lockstep.config.tensors import shapes
 from lockstep.errors import require
 from lockstep.exits import DONE
@@ -56,9 +57,8 @@ def _compile(given: argparse.Namespace) -> int:
     tpu = isinstance(target, Tpu)
     one, remedy = config.mesh.size == 1, "programs for a TPU are of one chip; drop it"
     require(one or not tpu, "--mesh", config.mesh, remedy)
-    wide = "float64" in (config.precision.roles.compute, config.precision.roles.param)
-    remedy = "a TPU has no float64; use fp32"
-    require(not (tpu and wide), "--policy", config.precision.policy, remedy)
+    if tpu:
+        require_float64("tpu", config.precision.policy, config.precision.roles)
     names = (["jax"] if tpu else list(twin.MODULES)) if name is None else [name]
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")

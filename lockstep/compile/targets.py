@@ -110,7 +110,11 @@ class Tpu(Target):
     topology: str  # libtpu's name of it
 
     def units(self, dtype: str, tf32: bool = False) -> str:
-        """float16 is widened."""
+        return self.multiplies(dtype, tf32)
+
+    @staticmethod
+    def multiplies(dtype: str, tf32: bool) -> str:
+        """In which of `PASSES`, on any TPU; float16 is widened."""
         if dtype == "float32" and tf32:
             return "bfloat16x3"
         return "bfloat16" if dtype == "bfloat16" else "float32"

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config import chunks, formats, islands, policy
 from lockstep.config.fields import flag, flag_name, require_choices, require_fields
+from lockstep.config.kinds import CHOICES
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import LARGEST, ModelConfig
 from lockstep.config.policy import Dtypes, Roles
@@ -250,7 +251,7 @@ class RunConfig:
     debug_nans: bool = flag(
         False, "if a run diverges, take the step again from the last checkpoint and name the layer"
     )
-    device: str = flag("auto", "where to run", choices=("auto", "cpu", "cuda"))
+    device: str = flag("auto", "where to run", choices=CHOICES)
 
     def __post_init__(self) -> None:
         lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}

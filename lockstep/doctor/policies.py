@@ -8,6 +8,8 @@ compiled program says whether a matmul in half precision is one.
 import re
 from typing import NamedTuple
 
+from lockstep.compile.targets import PASSES, Tpu
+from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.doctor.facts import Facts, Framework
 
@@ -42,8 +44,13 @@ def ability(roles: Roles, framework: Framework, *, tf32_off: bool = False) -> Ab
         return Ability(UNSUPPORTED, "it does not start, or finds no device")
     if device.platform == "cpu":
         return _on_cpu(roles, framework.matmul_seconds)
+    wide = "float64" in (roles.param, roles.compute)
+    if wide and device.platform in NO_FLOAT64:
+        return Ability(UNSUPPORTED, f"a {device.platform} has no float64")
+    if device.platform == "tpu":
+        return _on_tpu(roles)
     if device.capability is None:
-        return Ability(UNKNOWN, f"nothing is known of the platform {device.platform}")
+        return Ability(UNKNOWN, f"not tried on the platform {device.platform}")
     if lacks_kernels(framework):
         return Ability(UNSUPPORTED, "this build has no kernels for the device")
     if roles.tf32 and tf32_off:
@@ -70,6 +77,15 @@ def _on_cpu(roles: Roles, seconds: dict[str, float]) -> Ability:
     if ratio < FASTER:
         return Ability(NATIVE)
     return Ability(EMULATED, f"its matmuls take {ratio:.1f} times as long as float32's")
+
+
+def _on_tpu(roles: Roles) -> Ability:
+    if roles.recipe:
+        return BY_HAND
+    units = Tpu.multiplies(roles.compute, roles.tf32)
+    if units == roles.compute == "bfloat16":
+        return Ability(NATIVE)
+    return Ability(EMULATED, f"as {PASSES[units]} products of bfloat16")
 
 
 def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:

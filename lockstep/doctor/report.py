@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from lockstep.config.kinds import PROOF
 from lockstep.doctor.facts import Device, Facts, Framework, Machine
 from lockstep.doctor.policies import Ability, tensor_cores, version_text
 from lockstep.doctor.rules import ERROR, NOTE, WARNING, Finding
@@ -16,6 +17,7 @@ Table = dict[str, dict[str, Ability]]
 def as_json(facts: Facts, table: Table, findings: list[Finding]) -> dict[str, Any]:
     policies = {p: {f: a._asdict() for f, a in row.items()} for p, row in table.items()}
     return dataclasses.asdict(facts) | {
+        "kinds": PROOF,
         "policies": policies,
         "findings": [finding._asdict() for finding in findings],
     }
@@ -25,7 +27,7 @@ def as_text(facts: Facts, table: Table, findings: list[Finding]) -> str:
     lines = list(_machine(facts.machine))
     for framework in facts.frameworks.values():
         lines += ["", *_framework(framework)]
-    lines += ["", *_table(table), "", *_findings(findings)]
+    lines += ["", *_table(table), "", *_kinds(list(facts.frameworks)), "", *_findings(findings)]
     return "\n".join(lines)
 
 
@@ -81,6 +83,13 @@ def _table(table: Table) -> Iterator[str]:
         for why in filter(None, dict.fromkeys(column.values())):
             same = ", ".join(policy for policy in column if column[policy] == why)
             yield from _line(name, f"{same}: {why}")
+
+
+def _kinds(names: list[str]) -> Iterator[str]:
+    """What shows, on the developers' machines, that the twins work on such devices."""
+    yield "  ".join(["--device", *(name.ljust(12) for name in names)]).rstrip()
+    for kind, row in PROOF.items():
+        yield "  ".join([kind.ljust(8), *(row[name].ljust(12) for name in names)]).rstrip()
 
 
 def _findings(findings: list[Finding]) -> Iterator[str]:

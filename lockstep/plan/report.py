@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from lockstep.compile import targets
 from lockstep.config.policy import POLICIES
 from lockstep.devices import CPU, Device
 from lockstep.plan import sizes
@@ -96,6 +97,14 @@ def _size(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
+def proof(device: Device) -> str:
+    """What shows that the twins work on it."""
+    if device.name in targets.TPUS:
+        return "proven by compile (JAX)"
+    compiled = device.name in targets.GPUS
+    return "proven by compile (JAX), traced (torch)" if compiled else "not tried, by its data sheet"
+
+
 def assumptions(device: Device) -> str:
     """Where memory and seconds come from, and what of it is not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
@@ -111,6 +120,7 @@ def assumptions(device: Device) -> str:
     return emulated + (
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
         "assumption, nothing of ours is measured on an accelerator yet.\n"
+        f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4. "
         "docs/plan.md says how far both are off; --exact asks about the best, --measure times them "
         "here."

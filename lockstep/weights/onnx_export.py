@@ -68,10 +68,10 @@ def export_onnx(
         file = folder / FILE
         file.write_bytes(onnx_graph.build(model.base, _whole(files, model)).SerializeToString())
         held_out = batches.validation(config, data.val)
-        was = file.stat().st_size, mean_loss(file, held_out)
+        was = file.stat().st_size, mean_loss(run_file(file), held_out)
         if int8:
             quantize(file, calibration(config, data.train))
-        now = (file.stat().st_size, mean_loss(file, held_out)) if int8 else was
+        now = (file.stat().st_size, mean_loss(run_file(file), held_out)) if int8 else was
     return Exported(*now, *was)
 
 
@@ -109,22 +109,28 @@ def quantize(file: Path, windows: Iterator[np.ndarray]) -> None:
     )  # fmt: skip
 
 
-def mean_loss(file: Path, window: np.ndarray) -> float:
-    """Cross-entropy in nats, as `Twin.evaluate` has it; of what counts as a target."""
-    session, total, count = open_session(file), 0.0, 0
+def mean_loss(logits: Callable[[np.ndarray], np.ndarray], window: np.ndarray) -> float:
+    """Cross-entropy in nats, as `Twin.evaluate` has it; of what counts as a target.
+
+    Args:
+        logits: tokens (B, T) -> (B, T, V).
+    """
+    total, count = 0.0, 0
     for batch in window:
         tokens, targets, _ = planes(batch)
-        logits = session.run(None, {"tokens": tokens.astype(np.int64)})[0].astype(np.float64)
-        top = logits.max(-1, keepdims=True)
-        log_sums = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
+        wide = logits(tokens).astype(np.float64)
+        top = wide.max(-1, keepdims=True)
+        log_sums = np.log(np.exp(wide - top).sum(-1)) + top[..., 0]
         counts = targets != IGNORED
-        chosen = np.take_along_axis(logits, np.where(counts, targets, 0)[..., None], -1)[..., 0]
+        chosen = np.take_along_axis(wide, np.where(counts, targets, 0)[..., None], -1)[..., 0]
         total += float((log_sums - chosen)[counts].sum())
         count += int(counts.sum())
     return total / max(1, count)
 
 
-def open_session(file: Path) -> Any:
+def run_file(file: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """Tokens (B, T) -> logits (B, T, V), by onnxruntime on the CPU."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda tokens: session.run(None, {"tokens": tokens.astype(np.int64)})[0]

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "nanogpt": set(),
     "cost": {"jaxprs", "live", "step"},
     "bridge": {"amaxes", "mesh", "processes", "pure", "step"},
-    "probe": {"kernels"},
+    "probe": {"kernels", "precision"},
     "stablehlo": {"bridge", "precision", "pure", "step"},
     "train": {"bridge", "cost", "mesh", "precision", "processes", "step", "trace"},
     "__init__": set(),

@@ -11,7 +11,7 @@ from lockstep.cli import commands
 from lockstep.config.policy import POLICIES, resolve
 from lockstep.doctor import command, machine, policies, rules
 from lockstep.doctor.facts import Device, Facts, Framework, Machine
-from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN
+from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN, UNSUPPORTED
 from lockstep.process import ROOT
 
 GIB = 2**30
@@ -239,6 +239,13 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert set(states(rocm).values()) == {UNKNOWN}
     found = list(rules.of_policy("bf16", policies.table(on(rocm), "bf16")["bf16"]))
     assert {f.severity for f in found} == {"warning"}
+
+
+def test_a_tpu_multiplies_bfloat16() -> None:
+    found = states(Device(name="TPU v5 lite", platform="tpu"))
+    assert (found.pop("bf16"), found.pop("fp64")) == (NATIVE, UNSUPPORTED)
+    assert set(found.values()) == {EMULATED}
+    assert states(Device(name="mps", platform="mps"))["fp64"] == UNSUPPORTED
 
 
 def test_kernels_for_the_device() -> None:
