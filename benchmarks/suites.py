@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 from benchmarks.cells import Cell, Flags
 from benchmarks.process import LIMIT
+from lockstep.config import policy
 
 OURS = ("jax", "torch", "torch-compiled")
 PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
-NARROW = ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")  # emulated, in layers that are no end
+NARROW = tuple(name for name, roles in policy.POLICIES.items() if roles.recipe)
 # GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
 TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
               "vocab": 256}  # fmt: skip
