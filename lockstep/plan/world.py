@@ -14,7 +14,7 @@ from lockstep.devices import Device
 from lockstep.errors import UserError, require
 from lockstep.plan import memory, recommend
 from lockstep.plan.recommend import ROOM, Choice
-from lockstep.plan.setting import Setting
+from lockstep.plan.setting import LAST, LOSS, Setting
 from lockstep.plan.shape import Shape
 
 # Bytes a second that a device sends, by the data sheets: one direction of NVLink; PCIe 4 x16; one
@@ -22,6 +22,10 @@ from lockstep.plan.shape import Shape
 NVLINK = {"h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9}
 LINKS = {"pcie": 32e9, "infiniband": 50e9}
 NAMES = ("nvlink", *LINKS, "GB/s")
+
+
+# Of what a single device has at some moment, what is divided among several.
+DIVIDED = ("gradients", "copies", "accumulators", "slices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +69,49 @@ def meshes(devices: int) -> list[Mesh]:
 
 
 def kept(shape: Shape, s: Setting, mesh: Mesh) -> float:
-    """Bytes of one device at its peak: the state divided, and gradients, each after its block.
-    Whole for a while are, with their gradients, a block and the head; in PyTorch all but the other
-    blocks."""
-    parts = memory.parts(shape, s)
+    """Bytes of one device at its peak."""
     if mesh.fsdp == 1:
-        return parts.total
+        return memory.parts(shape, s).total
+    return (_kept_by_xla if s.framework == "jax" else _kept_by_torch)(shape, s, mesh)
+
+
+def _kept_by_torch(shape: Shape, s: Setting, mesh: Mesh) -> float:
+    """The state divided, and gradients, each after its block. Whole for a while are all but the
+    other blocks: weights, gradients, and the buffer that sends them."""
+    parts, width = memory.parts(shape, s), BYTES[s.roles.param]
     state = parts.parameters + parts.moments + parts.accumulators
-    width = BYTES[s.roles.param]
     divided = (state + width * shape.weights) / mesh.fsdp
     block, root = shape.block_weights / shape.n_layer, shape.looked_up + shape.head_weights
-    if s.framework == "jax":
-        whole = 2 * BYTES[s.roles.compute] * (block + shape.head_weights)
-    else:  # weights, gradients, and the buffer that sends them
-        kept_whole = shape.block_weights if s.accum > 1 else 0  # until the last micro-batch
-        whole = width * (3 * (block + root) + kept_whole)
+    kept_whole = shape.block_weights if s.accum > 1 else 0  # until the last micro-batch
+    whole = width * (3 * (block + root) + kept_whole)
     return divided + whole + parts.activations + parts.logits + parts.workspace
+
+
+def _kept_by_xla(shape: Shape, s: Setting, mesh: Mesh) -> float:
+    """What XLA's buffer assignment shows, at the loss and in the last block's backward pass. The
+    gradients that one device has whole are divided there, so that another moment is the peak.
+
+    In both: without copies of the model the look-up's gradient, whole zeros from the loss on; of
+    layers in a loop, the matrices that read the stream turned over, with N > 1 their moments and
+    sums too.
+    """
+    width, compute = BYTES[s.roles.param], BYTES[s.roles.compute]
+    block, head = shape.block_weights / shape.n_layer, shape.head_weights
+    state = width * shape.weights * (3 + (s.accum > 1)) / mesh.fsdp
+    reads = shape.d_queries + 2 * shape.d_keys + (1 + shape.gated) * shape.d_mlp
+    turned = width * shape.d_model * reads * shape.n_layer / mesh.fsdp * s.scanned
+    zeros = width * head * (mesh.data == 1)
+    both = state + zeros + turned * (4 if s.accum > 1 else 1)
+    given = {moment: sum(n for name, n in found.items() if name not in DIVIDED)
+             for moment, found in memory.moments(shape, s).items()}  # fmt: skip
+    blocks = 0 if s.scanned else shape.block_weights  # gathered ahead, for the backward pass
+    # The head, its gradient, and a device's part of that; zeros for two of the MLP's come early.
+    early = width * 2 * shape.d_model * shape.d_mlp * shape.n_layer / mesh.fsdp
+    at_loss = given[LOSS] + compute * ((2 + 1 / mesh.fsdp) * head + blocks)
+    at_loss += early * (s.scanned and s.accum == 1)
+    # Gradients of all layers, divided, and of one that is whole, as are its weights.
+    last = given[LAST] + width * shape.block_weights / mesh.fsdp
+    return both + max(at_loss, last + compute * (2 * block + blocks))
 
 
 def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
