@@ -28,7 +28,7 @@ from lockstep.files.untrusted import open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
 # A corpus of more tokens is known by pieces of it: a run on 5 GB starts in a second.
-WHOLE, PIECES, PIECE = 1 << 26, 256, 1 << 16
+WHOLE, PIECES, PIECE = 1 << 26, 32, 1 << 16
 BYTES = 256
 TESTS = {"test", "tests", "idle_test"}
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
