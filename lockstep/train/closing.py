@@ -37,6 +37,7 @@ def text(
         f"the run is in {out}: config.json, log.jsonl, checkpoints/",
         "next:",
         f"  {_python()} -m lockstep sample {out} --prompt 'class '",
+        *[f"  {_python()} -m lockstep export {out} --to {out}-hf"] * bool(config.run.init),
         "  # the same run in the other framework:",
         f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
     ]
