@@ -32,6 +32,9 @@ def backward_in(kind: str, product: Product) -> Product:
     return run
 
 
-def _of_rows(x: Array, weight: Array, bias: Array | None = None, key: None = None) -> Array:
-    """Named: into a function with a derivative of its own no remat policy looks."""
+def _of_rows(x: Array, weight: Array, bias: Array | None = None, *unused: None) -> Array:
+    """Named: into a function with a derivative of its own no remat policy looks.
+
+    unused: what narrow formats draw with, and their scales.
+    """
     return checkpoint_name(linear(x, weight, bias), AFFINE)

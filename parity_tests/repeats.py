@@ -68,9 +68,10 @@ REST = {
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
     r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|fp64-[2468])": "rung 3 in fp64",
+    r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_gradients.py::test_the_ladder_with.*\[(fp64-[68]|fp16)": "rung 3 in fp64",
-    r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next|forward-in-gradients"
-    r"|gradients-in-compute-in-jax)": "first-pattern-wins, gradients-in-compute",
+    r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next|first-pattern-wins\]|forward-in-gradients"
+    r"|gradients-in-compute-in-jax)": "first-pattern-wins-in-jax, gradients-in-compute",
 }  # fmt: skip
 
 
