@@ -82,12 +82,12 @@ class Held(NamedTuple):
         return [finding for finding in found if finding.verdict is not Verdict.EQUAL]
 
 
-def hold(files: Files, weights: Path, rounded: bool) -> Held:
+def hold(files: Files, weights: Path, *, rounded: bool = False, variant: str = "") -> Held:
     source = llmc.open_file(weights)
     state = llmc_state.read(files.state, source.model)
     config = oracle.config_of(source.model, (B, T), STEPS, "cpu")
     stored = {name: x.astype(np.float64) for name, x in source.weights(config.model).items()}
-    side = Side("torch", "torch_ref.train", small=True)
+    side = Side("torch", "torch_ref.train", small=True, variant=variant)
     try:
         truth = oracle.derive(side, config, stored, state, rounded=rounded)
     finally:
@@ -97,7 +97,7 @@ def hold(files: Files, weights: Path, rounded: bool) -> Held:
 
 @pytest.fixture(scope="module")
 def held(files: Files) -> Iterator[Held]:
-    yield hold(files, files.weights, rounded=False)
+    yield hold(files, files.weights)
 
 
 def test_each_wrong_number_is_seen(held: Held) -> None:
@@ -118,6 +118,14 @@ def test_a_gradient_of_what_no_token_reaches_is_seen(held: Held) -> None:
         off[row] = 1e-3
         numbers = {**held.state.numbers, f"gradient of {name}": off}
         assert len(held.wrong(numbers=numbers)) == 1
+
+
+def test_a_wrong_twin_is_seen(files: Files) -> None:
+    """Its norms' epsilon is 1e-6, and not 1e-5."""
+    wrong = {
+        finding.where for finding in hold(files, files.weights, variant="norm-eps=1e-6").wrong()
+    }
+    assert {"logits", "gradient of blocks.0.attn.qkv.weight"} <= wrong
 
 
 def test_the_bounds_follow_the_sums(held: Held, files: Files) -> None:
