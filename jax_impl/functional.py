@@ -5,6 +5,7 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -98,20 +99,25 @@ def scale(x: Array, by: float) -> Array:
     return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * by).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    return _layer_norm_forward(x, weight, bias, eps)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(
+    x: Array, weight: Array, bias: Array | None, eps: float, apart: bool = False
+) -> Array:
+    """`apart`: the moments are made once for the result, which XLA then writes in one kernel, and
+    once for the backward pass, where x is read anyway."""
+    return _layer_norm_forward(x, weight, bias, eps, apart)[0]
 
 
-def _layer_norm_forward(x, weight, bias, eps):  # type: ignore[no-untyped-def]
+def _layer_norm_forward(x, weight, bias, eps, apart):  # type: ignore[no-untyped-def]
     mean, variance = jax.lax.platform_dependent(x, cpu=moments, default=moments_in_one_pass)
     rstd = jax.lax.rsqrt(variance + eps)
-    y = (x - mean) * rstd * weight
+    own_mean, own_variance = moments(x) if apart else (mean, variance)
+    y = (x - own_mean) * jax.lax.rsqrt(own_variance + eps) * weight
     biased = None if bias is None else ()
     return y if bias is None else y + bias, (x, weight, biased, mean, rstd)
 
 
-def _layer_norm_backward(eps, residuals, dy):  # type: ignore[no-untyped-def]
+def _layer_norm_backward(eps, apart, residuals, dy):  # type: ignore[no-untyped-def]
     x, weight, biased, mean, rstd = residuals
     rows = tuple(range(dy.ndim - 1))
     normal, dnormal = (x - mean) * rstd, dy * weight
@@ -204,6 +210,31 @@ def logsumexp(x: Array) -> Array:
     zero, lowest = jnp.zeros((), x.dtype), jnp.array(jnp.finfo(x.dtype).min)  # -inf - -inf is NaN
     top, total = jax.lax.reduce((x, jnp.ones_like(x)), (lowest, zero), join, (x.ndim - 1,))
     return top + jnp.log(total)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def split_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
+    return jnp.split(x_BTHK, ends, axis=2)
+
+
+def _split_backward(ends, _, parts):  # type: ignore[no-untyped-def]
+    # XLA writes what a GPU adds up together with the bias's gradient; a CPU is slow at sums.
+    return (jax.lax.platform_dependent(*parts, cpu=concatenate_heads, default=add_heads),)
+
+
+split_heads.defvjp(lambda x, ends: (split_heads(x, ends), None), _split_backward)
+
+
+def concatenate_heads(*parts: Array) -> Array:
+    return jnp.concatenate(parts, axis=2)
+
+
+def add_heads(*parts: Array) -> Array:
+    """The same, as a sum of what is 0 elsewhere."""
+    *starts, total = accumulate((x.shape[2] for x in parts), initial=0)
+    sides = ((start, total - start - x.shape[2]) for start, x in zip(starts, parts))
+    none = (0, 0)
+    return sum(jnp.pad(x, (none, none, side, none)) for x, side in zip(parts, sides))
 
 
 def scaled_dot_product_attention(

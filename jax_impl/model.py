@@ -79,14 +79,14 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    def __init__(self, d: int, eps: float, *, bias: bool) -> None:
-        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
+    def __init__(self, d: int, eps: float, *, bias: bool, apart: bool) -> None:
+        self.eps, self.weight, self.apart = eps, nnx.Param(jnp.ones((d,))), apart
         self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return F.layer_norm(x_RD, weight, bias, self.eps)
+        return F.layer_norm(x_RD, weight, bias, self.eps, self.apart)
 
 
 class RMSNorm(nnx.Module):
@@ -97,9 +97,10 @@ class RMSNorm(nnx.Module):
         return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
 
 
-def make_norm(config: ModelConfig) -> nnx.Module:
+def make_norm(config: ModelConfig, kernel: Kernel) -> nnx.Module:
     if config.norm == "layernorm":
-        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
+        # In half precision on Ampere and later, where XLA writes such a kernel.
+        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias, apart=kernel.fused)
     return RMSNorm(config.d_model, config.norm_eps)
 
 
@@ -230,7 +231,7 @@ class Attention(nnx.Module):
     def __call__(self, x_RD: Array, places: Places, keys: Keys) -> Array:
         heads, groups = self.config.n_head, self.config.kv_heads
         y_BTHK = self.qkv(x_RD, keys).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
-        q, k, v = jnp.split(y_BTHK, [heads, heads + groups], axis=2)
+        q, k, v = F.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
@@ -270,9 +271,9 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
         self.remat = remat
-        self.norm1 = make_norm(config)
+        self.norm1 = make_norm(config, kernel)
         self.attn = Attention(config, dtypes.at("attn"), kernel)
-        self.norm2 = make_norm(config)
+        self.norm2 = make_norm(config, kernel)
         self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
@@ -326,7 +327,7 @@ class GPT(nnx.Module):
             self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
         else:
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
-        self.norm = make_norm(config)
+        self.norm = make_norm(config, kernel)
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(config, d, v, head, bias=False)
         self.tied_head = matmul(F.head, head, of_rows=True)

@@ -82,8 +82,10 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
     return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x_BTHK.dtype)
 
 
-@partial(recompute_cheap, static_argnums=3)
-def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
+@partial(recompute_cheap, static_argnums=(3, 4))
+def layer_norm(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, apart: bool = False
+) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
     deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + eps)
     y = weight * ((x - x.mean(-1, keepdims=True)) / deviation)

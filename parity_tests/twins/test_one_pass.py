@@ -1,8 +1,10 @@
-"""A GPU reads a row once, for the loss and in LayerNorm; a CPU, which does not, checks the sums."""
+"""What a GPU does in fewer kernels, for the loss, in LayerNorm and in attention; a CPU, which does
+not, checks the sums."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jax_impl import functional as F
 
@@ -39,3 +41,26 @@ def test_moments_in_one_pass_are_those_in_two() -> None:
         rows = jnp.asarray(ROWS)
         for found, wanted in zip(F.moments_in_one_pass(rows), F.moments(rows)):
             np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_layer_norm_has_the_derivative_of_its_definition(apart: bool) -> None:
+    def definition(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+    with jax.enable_x64(True):
+        args, dy = [jnp.asarray(a) for a in (ROWS, ROWS[0], ROWS[1])], jnp.asarray(ROWS[::-1])
+        found, backward = jax.vjp(lambda *args: F.layer_norm(*args, 1e-5, apart), *args)
+        wanted, derivative = jax.vjp(definition, *args)
+        for left, right in zip((found, *backward(dy)), (wanted, *derivative(dy))):
+            np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-11)
+
+
+def test_heads_are_added_to_what_is_concatenated() -> None:
+    """Grouped, so that keys and values are narrower than queries."""
+    x = jnp.arange(2 * 3 * 8 * 2, dtype="bfloat16").reshape(2, 3, 8, 2)
+    parts = F.split_heads(x, (4, 6))
+    assert (F.add_heads(*parts) == x).all() and (F.concatenate_heads(*parts) == x).all()
+    (back,) = jax.vjp(lambda x: F.split_heads(x, (4, 6)), x)[1](parts)
+    assert (back == x).all() and not (F.add_heads(*parts[::-1]) == x).all()
