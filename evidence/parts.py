@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import compiled, estimators, startup, worlds
+from benchmarks import compiled, cuda_grid, estimators, startup, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -126,6 +126,8 @@ PARTS = [
            units=partial(compiled.drawn, each), paths=compiled.PATHS) for each in twin.MODULES),
     Part(name="estimators", file="benchmarks/results/estimators.jsonl", needs="the extra aot",
          command="python -m benchmarks.estimators", units=estimators.names, paths=compiled.PATHS),
+    Part(name="cuda_grid", file="benchmarks/results/cuda_grid.jsonl", needs="the extra aot",
+         command="python -m benchmarks.cuda_grid", units=cuda_grid.names, paths=compiled.PATHS),
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks import (
     claims,
+    cuda_grid,
     estimators,
     fit,
     optimizer_state,
@@ -156,6 +157,7 @@ def example() -> str:
 
 OTHERS: dict[str, Callable[[], str]] = {
     "memory": lambda: fit.markdown(read_json(CONSTANTS, limit=10**6)),
+    "cuda_grid": lambda: cuda_grid.markdown(results.read(cuda_grid.FILE)),
     "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
     "startup": start, "claims": lambda: claims.table(claims.Results()),
