@@ -4,7 +4,7 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -234,7 +234,7 @@ def add_heads(*parts: Array) -> Array:
     *starts, total = accumulate((x.shape[2] for x in parts), initial=0)
     sides = ((start, total - start - x.shape[2]) for start, x in zip(starts, parts))
     none = (0, 0)
-    return sum(jnp.pad(x, (none, none, side, none)) for x, side in zip(parts, sides))
+    return reduce(jnp.add, (jnp.pad(x, (none, none, s, none)) for x, s in zip(parts, sides)))
 
 
 def scaled_dot_product_attention(

@@ -1,0 +1,39 @@
+"""The window is the one input that is not donated: it would save nothing."""
+
+import subprocess
+import sys
+
+from lockstep.process import ROOT
+
+PROGRAM = """
+import json
+import warnings
+from lockstep.compile import targets
+from lockstep_compiler import side_jax
+from parity_tests.cuda.cells import config
+
+initialize = side_jax.step.Trainer.__init__
+
+def prepare(trainer, *args):
+    initialize(trainer, *args)
+    if DONATED:
+        trainer.compiled["step"] = trainer.jit(trainer.step_function, donate_argnums=(0, 1))
+
+side_jax.step.Trainer.__init__ = prepare
+with warnings.catch_warnings(record=True) as said:
+    program = side_jax.program(config({"policy": "bf16", "d_model": 128}), targets.find("h100"))
+unused = ["donated buffers were not usable: int32" in str(each.message) for each in said]
+print(json.dumps([program.peak, sum(b.donated for b in program.state), any(unused)]))
+"""
+
+
+def ask(donated: bool) -> str:
+    program = PROGRAM.replace("DONATED", str(donated))
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout, ran.stderr[-2000:]
+    return ran.stdout.splitlines()[-1]
+
+
+def test_a_donated_window_saves_nothing() -> None:
+    """The same peak and buffers in place; XLA cannot use it."""
+    assert ask(True) == ask(False).replace("false", "true")
