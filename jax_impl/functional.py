@@ -4,8 +4,8 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
-from itertools import accumulate
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -100,11 +100,8 @@ def scale(x: Array, by: float) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(
-    x: Array, weight: Array, bias: Array | None, eps: float, apart: bool = False
-) -> Array:
-    """`apart`: the moments are made once for the result, which XLA then writes in one kernel, and
-    once for the backward pass, where x is read anyway."""
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, apart: bool) -> Array:
+    """`apart`: made of moments of its own, and not those that the backward pass takes."""
     return _layer_norm_forward(x, weight, bias, eps, apart)[0]
 
 
@@ -212,29 +209,14 @@ def logsumexp(x: Array) -> Array:
     return top + jnp.log(total)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
 def split_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
-    return jnp.split(x_BTHK, ends, axis=2)
+    split = partial(jnp.split, indices_or_sections=ends, axis=2)
+    return jax.lax.platform_dependent(x_BTHK, cpu=split, default=partial(cut_heads, ends=ends))
 
 
-def _split_backward(ends, _, parts):  # type: ignore[no-untyped-def]
-    # XLA writes what a GPU adds up together with the bias's gradient; a CPU is slow at sums.
-    return (jax.lax.platform_dependent(*parts, cpu=concatenate_heads, default=add_heads),)
-
-
-split_heads.defvjp(lambda x, ends: (split_heads(x, ends), None), _split_backward)
-
-
-def concatenate_heads(*parts: Array) -> Array:
-    return jnp.concatenate(parts, axis=2)
-
-
-def add_heads(*parts: Array) -> Array:
-    """The same, as a sum of what is 0 elsewhere."""
-    *starts, total = accumulate((x.shape[2] for x in parts), initial=0)
-    sides = ((start, total - start - x.shape[2]) for start, x in zip(starts, parts))
-    none = (0, 0)
-    return reduce(jnp.add, (jnp.pad(x, (none, none, s, none)) for x, s in zip(parts, sides)))
+def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
+    """Whose derivative is a sum: XLA writes it together with the bias's. A CPU is slow at it."""
+    return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]
 
 
 def scaled_dot_product_attention(

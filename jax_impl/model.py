@@ -79,8 +79,10 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    def __init__(self, d: int, eps: float, *, bias: bool, apart: bool) -> None:
-        self.eps, self.weight, self.apart = eps, nnx.Param(jnp.ones((d,))), apart
+    apart = False  # true in half precision on Ampere and later, where XLA writes it as one kernel
+
+    def __init__(self, d: int, eps: float, *, bias: bool) -> None:
+        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
         self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
 
     def __call__(self, x_RD: Array) -> Array:
@@ -97,10 +99,9 @@ class RMSNorm(nnx.Module):
         return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
 
 
-def make_norm(config: ModelConfig, kernel: Kernel) -> nnx.Module:
+def make_norm(config: ModelConfig) -> Any:
     if config.norm == "layernorm":
-        # In half precision on Ampere and later, where XLA writes such a kernel.
-        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias, apart=kernel.fused)
+        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
     return RMSNorm(config.d_model, config.norm_eps)
 
 
@@ -271,9 +272,10 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
         self.remat = remat
-        self.norm1 = make_norm(config, kernel)
+        self.norm1 = make_norm(config)
         self.attn = Attention(config, dtypes.at("attn"), kernel)
-        self.norm2 = make_norm(config, kernel)
+        self.norm2 = make_norm(config)
+        self.norm1.apart = self.norm2.apart = kernel.fused
         self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
@@ -327,7 +329,8 @@ class GPT(nnx.Module):
             self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
         else:
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
-        self.norm = make_norm(config, kernel)
+        self.norm = make_norm(config)
+        self.norm.apart = kernel.fused
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(config, d, v, head, bias=False)
         self.tied_head = matmul(F.head, head, of_rows=True)

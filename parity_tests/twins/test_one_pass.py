@@ -57,10 +57,11 @@ def test_layer_norm_has_the_derivative_of_its_definition(apart: bool) -> None:
             np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-11)
 
 
-def test_heads_are_added_to_what_is_concatenated() -> None:
+def test_heads_are_cut_as_they_are_split() -> None:
     """Grouped, so that keys and values are narrower than queries."""
     x = jnp.arange(2 * 3 * 8 * 2, dtype="bfloat16").reshape(2, 3, 8, 2)
-    parts = F.split_heads(x, (4, 6))
-    assert (F.add_heads(*parts) == x).all() and (F.concatenate_heads(*parts) == x).all()
-    (back,) = jax.vjp(lambda x: F.split_heads(x, (4, 6)), x)[1](parts)
-    assert (back == x).all() and not (F.add_heads(*parts[::-1]) == x).all()
+    for split in (F.split_heads, F.cut_heads):
+        parts, backward = jax.vjp(lambda x, split=split: split(x, (4, 6)), x)
+        assert [part.shape[2] for part in parts] == [4, 2, 2]
+        assert (backward(parts)[0] == x).all()
+        assert not (backward([parts[0], *parts[:0:-1]])[0] == x).all()
