@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import compiled, cuda_grid, estimators, startup, worlds
+from benchmarks import compiled, cuda_grid, estimators, exported, startup, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -128,6 +128,9 @@ PARTS = [
          command="python -m benchmarks.estimators", units=estimators.names, paths=compiled.PATHS),
     Part(name="cuda_grid", file="benchmarks/results/cuda_grid.jsonl", needs="the extra aot",
          command="python -m benchmarks.cuda_grid", units=cuda_grid.names, paths=compiled.PATHS),
+    Part(name="exported", file="benchmarks/results/exported.jsonl", needs="a run of tiny",
+         command="python -m benchmarks.exported runs/torch-tiny-fp32",
+         units=lambda: exported.CONTENDERS, paths=PROGRAM),
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),

@@ -11,6 +11,7 @@ from benchmarks import (
     claims,
     cuda_grid,
     estimators,
+    exported,
     fit,
     optimizer_state,
     plan,
@@ -145,6 +146,11 @@ def start() -> str:
     return f"{startup.markdown(rows)}\n\n{origin(BY_NAME['startup'].call(), rows.values())}"
 
 
+def exports() -> str:
+    rows = results.read(exported.FILE)
+    return f"{exported.markdown(rows)}\n\n{origin(BY_NAME['exported'].call(), rows.values())}"
+
+
 def example() -> str:
     """A command of the plan's, and what it prints."""
     words = "plan --model gpt2 --device t4 --framework torch --tokens 1e9 --price 0.35"
@@ -160,7 +166,7 @@ OTHERS: dict[str, Callable[[], str]] = {
     "cuda_grid": lambda: cuda_grid.markdown(results.read(cuda_grid.FILE)),
     "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
-    "startup": start, "claims": lambda: claims.table(claims.Results()),
+    "startup": start, "exported": exports, "claims": lambda: claims.table(claims.Results()),
 }  # fmt: skip
 KINDS: dict[str, Callable[[str], str]] = {
     "learn": learn, "experiment": experiment, "state": experiment,
