@@ -63,6 +63,7 @@ def quantize(
     if to is None:
         return x
     if x.dtype != jnp.float32:  # float64, of which a format holds the numbers as well
+        scale = None if scale is None else scale.astype(jnp.float32)
         return quantize(x.astype(jnp.float32), to, axis, draws, scale).astype(x.dtype)
     if not to.shared or scale is not None:
         return round_to(x, to, scale)

@@ -91,6 +91,13 @@ MIXED: Row = {
 }  # fmt: skip
 CLIMBED = {f"fp64-{n}": (EXACT, n) for n in (2, 3, 4, 6, 8)}
 CLIMBED |= {f"bf16-{n}": (MIXED, n) for n in (3, 8)}
+DELAYED: Row = {
+    "formats": "blocks=fp8-delayed,*.mlp=mxfp8",
+    "accum": 1,
+    "n_layer": 1,
+    "dropout": 0.0,
+}
+CLIMBED |= {f"delayed-{n}": (DELAYED, n) for n in (3, 8)}
 
 
 @pytest.mark.parametrize(("row", "number"), CLIMBED.values(), ids=CLIMBED)
