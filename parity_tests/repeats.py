@@ -67,7 +67,8 @@ REST = {
     r"check/test_mutants.py::test_a_bug_is_named_first_with_its_cause\[(resnet|conv)": "a GPT's",
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
-    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])": "rung 3 in fp64",
+    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])":
+        "rung 3 in fp64",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_gradients.py::test_the_ladder_with.*\[(fp64-[68]|fp16)": "rung 3 in fp64",
     r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next|first-pattern-wins\]|forward-in-gradients"
