@@ -32,9 +32,6 @@ def backward_in(kind: str, product: Product) -> Product:
     return run
 
 
-def _of_rows(x: Array, weight: Array, bias: Array | None = None, *unused: None) -> Array:
-    """Named: into a function with a derivative of its own no remat policy looks.
-
-    unused: what narrow formats draw with, and their scales.
-    """
+def _of_rows(x: Array, weight: Array, bias: Array | None = None, *of_formats: None) -> Array:
+    """Named: into a function with a derivative of its own no remat policy looks."""
     return checkpoint_name(linear(x, weight, bias), AFFINE)

@@ -69,7 +69,6 @@ def quantize(
     if to is None:
         return x
     if x.dtype != torch.float32:  # float64, of which a format holds the numbers as well
-        scale = None if scale is None else scale.to(torch.float32)
         return quantize(x.to(torch.float32), to, axis, draws, scale).to(x.dtype)
     if not to.shared or scale is not None:
         return round_to(x, to, scale)
