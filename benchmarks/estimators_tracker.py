@@ -4,6 +4,7 @@ import json
 import sys
 
 from lockstep.config import Config
+from lockstep.devices import AMPERE
 from lockstep_compiler.fake_cuda import load_guard, patch_torch
 
 
@@ -18,7 +19,7 @@ def peak(config: Config) -> int:
     from torch_ref import precision, step
 
     device = torch.device("cuda")
-    patch_torch(ampere=True)
+    patch_torch(AMPERE)
     precision.set_switches(config, device)
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = step.Trainer(config, device)

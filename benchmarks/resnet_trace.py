@@ -10,6 +10,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from lockstep.compile import targets
 from lockstep.compile.program import Parts
+from lockstep.devices import AMPERE
 from lockstep_compiler import fake_cuda
 from lockstep_compiler.trace import Trace
 
@@ -43,6 +44,6 @@ def peak(batch: int, dtype: torch.dtype) -> int:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    fake_cuda.patch_torch(ampere=True)
+    fake_cuda.patch_torch(AMPERE)
     for batch, name in CELLS:
         yield {"batch": batch, "compute": name, "bytes": peak(batch, getattr(torch, name))}

@@ -9,6 +9,7 @@ from jax import Array
 
 from lockstep import provenance
 from lockstep.config import PrecisionConfig
+from lockstep.devices import FLOAT8
 from lockstep.errors import require
 
 from .functional import flash_attention, scaled_dot_product_attention
@@ -50,6 +51,13 @@ def compiles_float16(device: jax.Device) -> bool:
 
 
 @cache
+def has_float8_units(device: jax.Device) -> bool:
+    if device.platform != "gpu":
+        return False
+    major, minor = device.compute_capability.split(".")
+    return (int(major), int(minor)) >= FLOAT8
+
+
 def has_bfloat16_library(device: jax.Device) -> bool:
     """Whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has units
     for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""

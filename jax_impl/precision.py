@@ -25,7 +25,13 @@ from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out
 from .functional import sum_in_float32
 from .gather import divides_weights, make_whole
 from .gradients import backward_in
-from .kernels import cudnn_works, has_bfloat16_library, require_float16, triton_works
+from .kernels import (
+    cudnn_works,
+    has_bfloat16_library,
+    has_float8_units,
+    require_float16,
+    triton_works,
+)
 from .processes import join, process_count
 from .products import NARROW, keep
 from .remat import keep_divided, recompute
@@ -102,10 +108,10 @@ def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
 
 
 def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32, and narrower formats are
-    left to no device yet."""
+    """What no unit of the device does is done by hand: a CPU has no TF32, and of narrower formats
+    fp8 alone is left to a device."""
     tf32 = "tf32" if dtypes.tf32 and device.platform == "cpu" else ""
-    return replace(dtypes, rounding=dtypes.recipe or tf32)
+    return replace(dtypes, rounding=dtypes.recipe or tf32, float8=has_float8_units(device))
 
 
 def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:
@@ -117,8 +123,7 @@ def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:
 
 def name_emulated(config: Config, device: jax.Device) -> str:
     """Of all modules."""
-    own = {roles.recipe for roles in config.precision.kinds}
-    return " ".join(sorted({emulate(config.dtypes, device).rounding, *own} - {""}))
+    return " ".join(emulate(config.dtypes, device).emulated)
 
 
 def policy(dtypes: Dtypes) -> jmp.Policy:
@@ -131,7 +136,7 @@ def matmul(
 ) -> Callable[..., Array]:
     """A module's function on inputs in the dtype of its own policy; `of_rows`: times weights."""
     own = policy(dtypes)
-    form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
+    form = (OF_ROWS if of_rows else NARROW).get(dtypes.form)
     form = partial(backward_in, dtypes.grads) if dtypes.grads else form
     if form and form is not keep:
         function = partial(function, narrow=form)

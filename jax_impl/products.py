@@ -1,27 +1,64 @@
-"""Matmuls in formats that the device has no units for: operands rounded, products in float32.
+"""Matmuls in narrow formats: operands rounded, products in float32, or by units for fp8.
 
 What is kept for the backward pass is what float32 keeps: operands are rounded again there.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lockstep.formats.table import RECIPES, Recipe
+from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
 
-from .rounding import draw, quantize
+from .rounding import Draws, draw, power_of_two, quantize
 
 Product = Callable[..., Array]  # of two operands, linear in each
 Narrow = Callable[[Product], Product]
+FLOAT8 = {E4M3.exponent: jnp.float8_e4m3fn, E5M2.exponent: jnp.float8_e5m2}
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 
 
 def keep(product: Product) -> Product:
     """As the device multiplies."""
     return product
+
+
+class Rounded(NamedTuple):
+    """A product's operand: as float32, or as the device's own numbers and their scale."""
+
+    numbers: Array
+    scale: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        x: Array,
+        to: Format | None,
+        axis: int,
+        draws: Draws | None = None,
+        scale: Array | None = None,
+        *,
+        native: bool = False,
+    ) -> "Rounded":
+        """x (M, N), as `quantize` has it."""
+        if not native or to is None:
+            return cls(quantize(x, to, axis, draws, scale))
+        scale = power_of_two(jnp.abs(x).max(), to.scale, to.largest) if scale is None else scale
+        fitting = jnp.clip(x / scale, -to.largest, to.largest)  # past it e4m3fn has NaN alone
+        return cls(fitting.astype(FLOAT8[to.exponent]), scale)
+
+    @property
+    def T(self) -> "Rounded":
+        return Rounded(self.numbers.T, self.scale)
+
+    def __matmul__(self, other: "Rounded") -> Array:
+        if self.scale is None or other.scale is None:
+            return self.numbers @ other.numbers
+        y = jnp.matmul(self.numbers, other.numbers, preferred_element_type=jnp.float32)
+        return y * self.scale * other.scale
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -36,7 +73,8 @@ def rounded_linear(
     """Rows (R, in) @ weight (in, out) + bias (out), of rounded operands; and so are the two
     products of its derivative. That of the scales is the amaxes."""
     of_x, of_weight, _ = NO_SCALES if scales is None else scales
-    y = quantize(x, recipe.x, -1, None, of_x) @ quantize(weight, recipe.weight, -2, None, of_weight)
+    own = partial(Rounded.of, native=recipe.native)
+    y = own(x, recipe.x, -1, None, of_x) @ own(weight, recipe.weight, -2, None, of_weight)
     return y if bias is None else y + bias
 
 
@@ -51,9 +89,10 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
     x, weight, biased, key, scales = kept
     draws = None if key is None else draw(key, dy.shape)
     of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
-    round_dy = partial(quantize, dy, recipe.dy, draws=draws, scale=of_dy)
-    dx = round_dy(axis=-1) @ quantize(weight, recipe.weight, -1, None, of_weight).T
-    dweight = quantize(x, recipe.x, -2, None, of_x).T @ round_dy(axis=-2)
+    own = partial(Rounded.of, native=recipe.native)
+    round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
+    dx = round_dy(axis=-1) @ own(weight, recipe.weight, -1, None, of_weight).T
+    dweight = own(x, recipe.x, -2, None, of_x).T @ round_dy(axis=-2)
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
     return dx, dweight, None if biased is None else dy.sum(0), None, amaxes
@@ -89,5 +128,5 @@ def narrow(recipe: Recipe, product: Product) -> Product:
 
 NARROW: dict[str, Narrow] = {
     "": keep,
-    **{name: partial(narrow, recipe) for name, recipe in RECIPES.items()},
+    **{name: partial(narrow, recipe) for name, recipe in (RECIPES | NATIVE).items()},
 }

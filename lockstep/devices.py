@@ -17,6 +17,7 @@ TERA = 10**12
 # NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
 # below it too.
 AMPERE = (8, 0)
+FLOAT8 = (8, 9)  # likewise, units for fp8
 # What was measured on a CPU: `python -m benchmarks.plan` wrote it.
 CPU_FILE = Path(__file__).parent / "cpu.json"
 CPU = json.loads(CPU_FILE.read_text())

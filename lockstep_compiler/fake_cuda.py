@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
@@ -61,11 +62,12 @@ def build(torch: Path, library: Path) -> None:
         made.rename(library)
 
 
-def patch_torch(ampere: bool) -> None:
+def patch_torch(capability: tuple[int, int]) -> None:
     """The switches of torch's Python half that would ask for a driver."""
     import torch
 
-    os.environ["LOCKSTEP_AMPERE"] = str(int(ampere))
+    os.environ["LOCKSTEP_AMPERE"] = str(int(capability >= AMPERE))
+    torch.cuda.get_device_capability = lambda *args: capability
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **rest: True  # so it says on every device
     torch.Event = torch.cuda.Event = Event  # type: ignore[assignment,misc]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lockstep.compile.program import Buffer, Parts, Program
-from lockstep.compile.targets import Target
+from lockstep.compile.targets import Gpu, Target
 from lockstep.config import Config, chunks
 from lockstep.errors import require
 from lockstep_compiler import fake_cuda, fake_world
@@ -27,7 +27,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     compiles = config.execution.compile
     require(not compiles, "--compile", True, "Inductor asks the device itself; drop it")
     began = time.perf_counter()
-    fake_cuda.patch_torch(target.ampere)
+    assert isinstance(target, Gpu)
+    fake_cuda.patch_torch(target.capability)
     device = torch.device("cuda")
     precision.set_switches(config, device)
     if config.mesh.size > 1:

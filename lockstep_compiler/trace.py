@@ -135,7 +135,8 @@ class Trace(TorchDispatchMode):
         when, dtype = phase(), str((outs or ins)[0].dtype)[6:]
         flops, units, group = 0, "", purpose(_callers()) or GROUP.get(name, "other")
         if size := _matmul(name, args):
-            operands = str(ins[-1].dtype)[6:]
+            operands = str((ins[1] if name == "_scaled_mm" else ins[-1]).dtype)[6:]
+            operands = operands.partition("_")[0]  # both kinds of float8
             units = self.target.units(operands, torch.backends.cuda.matmul.fp32_precision == "tf32")
             m, n, k = size
             flops, group = 2 * m * n * k, "attention" if name in BATCHED else "matmuls"
@@ -209,7 +210,7 @@ def phase() -> str:
 
 
 def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:
-    if name in ("mm", "bmm"):
+    if name in ("mm", "bmm", "_scaled_mm"):
         left, right = args[:2]
     elif name in ("addmm", "baddbmm"):
         left, right = args[1:3]

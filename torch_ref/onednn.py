@@ -4,6 +4,8 @@ float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512
 bfloat16: torch's fused kernel multiplies without the units for bfloat16.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,12 +15,11 @@ from torch.utils.flop_counter import register_flop_formula
 from lockstep import provenance
 from lockstep.model.attention import block_edges, query_blocks
 
-from . import products
-
 # x (R, in), weight (out, in), bias (out), and what is fused behind it; only some builds have it.
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
+@cache
 def has_float32_library(device: torch.device) -> bool:
     """Whether it beats what torch asks by itself."""
     beats = "AMD" in (provenance.cpu()["model"] or "") and may_use_avx512()
@@ -91,7 +92,7 @@ class Product(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-def multiply_by_onednn(product: products.Product) -> products.Product:
+def multiply_by_onednn(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`F.linear`, its sums in another order."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

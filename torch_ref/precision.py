@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.kinds import KINDS, require_float64, require_kind
 from lockstep.config.policy import Dtypes
+from lockstep.devices import FLOAT8
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
@@ -82,11 +83,15 @@ def float32_matmul(config: Config, device: torch.device) -> str:
     return "tf32"
 
 
+def has_float8_units(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability() >= FLOAT8
+
+
 def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32, and narrower formats are
-    left to no device yet."""
+    """What no unit of the device does is done by hand: a CPU has no TF32, and of narrower formats
+    fp8 alone is left to a device."""
     tf32 = "tf32" if dtypes.tf32 and device.type == "cpu" else ""
-    return replace(dtypes, rounding=dtypes.recipe or tf32)
+    return replace(dtypes, rounding=dtypes.recipe or tf32, float8=has_float8_units(device))
 
 
 def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
@@ -99,8 +104,7 @@ def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:
 
 def name_emulated(config: Config, device: torch.device) -> str:
     """Of all modules."""
-    own = {roles.recipe for roles in config.precision.kinds}
-    return " ".join(sorted({emulate(config.dtypes, device).rounding, *own} - {""}))
+    return " ".join(emulate(config.dtypes, device).emulated)
 
 
 def autocast(dtypes: Dtypes, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
@@ -115,7 +119,7 @@ def matmul(
 ) -> Callable[..., Tensor]:
     """A module's function left to autocast; outside of it where its dtype is not the policy's.
     `of_rows`: times weights."""
-    form = (OF_ROWS if of_rows else NARROW).get(dtypes.rounding)
+    form = (OF_ROWS if of_rows else NARROW).get(dtypes.form)
     form = partial(backward_in, dtypes.grads) if dtypes.grads else form
     if form and form is not keep:
         function = partial(function, narrow=form)

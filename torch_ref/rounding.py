@@ -6,11 +6,11 @@ from torch import Tensor
 
 from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
 from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
-from lockstep.model.threefry import Key, threefry2x32
+from lockstep.model.threefry import Key
 
 from .processes import largest
+from .threefry import words
 
-CACHED = 2**14  # counters whose words stay in a core's cache
 Draws = Tensor  # of each number, from 0 to 1
 
 
@@ -21,19 +21,22 @@ def round_to(
     if to.exponent == EXPONENT_OF_FLOAT32:
         return _round_bits(x, to)
     scale = torch.ones((), device=x.device) if scale is None else scale
-    step = torch.maximum(_bits(x) & 0x7F800000, _bits(scale) + (to.lowest << 23))
-    step -= to.mantissa << 23  # in place, here and below: memory is what takes the time
-    steps = x * _number((254 << 23) - step)  # exact: powers of two
-    if draws is None:
-        whole = steps.round_()
+    most = scale * to.largest * (1 if to.past == "saturate" else 2)
+    y = torch.minimum(x, most)  # in place from here on: memory is what takes the time
+    torch.maximum(y, -most, out=y)
+    step = _number(_bits(y) & 0x7F800000)
+    torch.maximum(step, scale * 2.0**to.lowest, out=step).mul_(2.0**-to.mantissa)
+    if draws is None:  # what is added to a number so large is rounded to whole steps
+        large = step.mul_(1.5 * 2.0**23)
+        y.add_(large).sub_(large).copysign_(x)
     else:
-        down = steps.floor()
-        whole = down + (draws < steps - down)
-    rounded = whole.mul_(_number(step))
+        y.div_(step)  # exact: powers of two
+        down = y.floor()
+        y.sub_(down)
+        y = down.add_(draws < y).mul_(step)
     if to.past == "saturate":
-        most = to.largest * scale
-        return torch.minimum(torch.maximum(rounded, -most, out=rounded), most, out=rounded)
-    return torch.where(rounded.abs() > to.largest, x.sign() * torch.inf, rounded)
+        return y
+    return torch.where(y.abs() > to.largest, y.sign() * torch.inf, y)
 
 
 def _round_bits(x: Tensor, to: Format) -> Tensor:
@@ -96,10 +99,9 @@ def _quantize_twice(x: Tensor, sizes: Tensor, to: Format, draws: Draws | None) -
 
 def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
     """start: where these numbers begin in those of all devices."""
-    counts = torch.arange(shape.numel() // SHARE, device=device) + start // SHARE
-    parts = (threefry2x32(key, 0, some) for some in counts.split(CACHED))
-    words = torch.cat([torch.stack(halves(*both), dim=-1).float() for both in parts])
-    return words.reshape(shape).mul_(UNIT).add_(HALF_UNIT)
+    high, low = words(key, start // SHARE, shape.numel() // SHARE, device).unbind(-1)
+    drawn = torch.stack(halves(high, low), dim=-1).float()
+    return drawn.reshape(shape).mul_(UNIT).add_(HALF_UNIT)
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from lockstep.compile.program import (
 )
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
+from lockstep.formats.table import NATIVE
 from lockstep.model.attention import block_edges
 from lockstep.model.segments import recomputed
 
@@ -72,6 +73,7 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
     def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
         own = config.dtypes.modules[module]
         compute = own.grads or own.compute if phase == BACKWARD else own.compute
+        compute = "float8" if target.float8 and f"native {own.recipe}" in NATIVE else compute
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

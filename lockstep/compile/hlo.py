@@ -11,7 +11,8 @@ BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
     "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
-NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
+         "f8e4m3fn": "float8", "f8e5m2": "float8"}  # fmt: skip
 SHAPE = re.compile(r"([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
 PLACED = re.compile(SHAPE.pattern + r"(?:\{([\d,]*)(?::([^}]*))?\})?")
 TILE = re.compile(r"T\(([\d,]+)\)")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import devices
-from lockstep.devices import AMPERE, Device
+from lockstep.devices import AMPERE, FLOAT8, Device
 from lockstep.errors import require
 
 FOLDER = Path(__file__).parent / "targets"
@@ -48,6 +48,11 @@ class Target:
     bandwidth: int
 
     @property
+    def float8(self) -> bool:
+        """Whether it has units for fp8."""
+        return False
+
+    @property
     def ampere(self) -> bool:
         """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
         return False
@@ -78,6 +83,10 @@ class Gpu(Target):
     threads: int
 
     @property
+    def float8(self) -> bool:
+        return self.capability >= FLOAT8
+
+    @property
     def ampere(self) -> bool:
         return self.capability >= AMPERE
 
@@ -99,8 +108,8 @@ class Gpu(Target):
 
     def rate(self, units: str) -> float | None:
         half, device = self.device.half, self.device
-        return {"float32": device.single, "tf32": device.tf32,
-                "bfloat16": half, "float16": half}.get(units)  # fmt: skip
+        return {"float32": device.single, "tf32": device.tf32, "bfloat16": half, "float16": half,
+                "float8": 2 * half}.get(units)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.errors import UserError
-from lockstep.formats.table import RECIPES
+from lockstep.formats.table import NATIVE, RECIPES
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {
@@ -91,6 +91,7 @@ class Dtypes(Roles):
     policy: Roles  # of the whole model
     modules: Mapping[str, Roles]  # of each module that multiplies matrices
     rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
+    float8: bool = False  # whether the device has units for fp8
     wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
     gather_again: bool = False  # a weight of several devices, for the backward pass
     path: str = ""  # the module's name; "" is the model
@@ -101,6 +102,18 @@ class Dtypes(Roles):
         own = self.modules.get(path, self.policy)
         rounding = self.rounding if own == self.policy else own.recipe
         return replace(self, path=path, rounding=rounding, **vars(own))
+
+    @property
+    def form(self) -> str:
+        """Of its products: what is rounded, and by whom."""
+        native = f"native {self.rounding}"
+        return native if self.float8 and native in NATIVE else self.rounding
+
+    @property
+    def emulated(self) -> list[str]:
+        """What no unit of the device rounds to, of all modules."""
+        own = {self.at(name).form for name in self.modules}
+        return sorted({self.form, *own} - {"", *NATIVE})
 
     @property
     def histories(self) -> list[str]:

@@ -89,6 +89,7 @@ class Recipe:
     weight: Format | None
     dy: Format | None
     delayed: bool = False  # each scale is of the former steps' numbers, not of those that it scales
+    native: bool = False  # multiplied by the device's own units
 
     @property
     def operands(self) -> tuple[Format | None, ...]:
@@ -113,3 +114,5 @@ RECIPES = {
     "nvfp4": _recipe("nvfp4", "nvfp4", "nvfp4 stochastic"),
 }
 DELAYED = RECIPES["fp8-delayed"]
+# What units for fp8 multiply: numbers of a tensor's one scale. By the name of a form of product.
+NATIVE = {f"native {name}": replace(RECIPES[name], native=True) for name in ("fp8", "fp8-delayed")}

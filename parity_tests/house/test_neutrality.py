@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "dropout": set(),
     "scan": set(),
     "gather": set(),
-    "onednn": {"products"},
+    "onednn": set(),
+    "threefry": set(),
     "remat": {"onednn", "scan"},
-    "rounding": {"processes"},
+    "rounding": {"processes", "threefry"},
     "amaxes": {"processes", "rounding"},
-    "products": {"processes", "rounding"},
+    "products": {"onednn", "processes", "rounding"},
     "functional": {"products", "remat"},
     "gradients": {"functional", "products", "remat"},
     "kernels": {"functional"},
@@ -84,7 +85,7 @@ ALONE = {
         "stablehlo",
         "taps",
     },
-    "torch_ref": {"live", "nanogpt", "onednn"},
+    "torch_ref": {"live", "nanogpt", "onednn", "threefry"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())
 
