@@ -24,6 +24,7 @@ from jax_impl.amaxes import SCALES
 from jax_impl.mesh import AXES, divided_rows, shardings
 from jax_impl.pure import State
 from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
+from lockstep.compile.expected import has_float8
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
@@ -67,7 +68,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
         if isinstance(target, Gpu):
-            ask_for_dump(config, folder)
+            ask_for_dump(config, target, folder)
         precision.set_switches(config, device)
         mesh = absent_mesh(config, target)
         vars(step)["make_mesh"] = lambda config, device: mesh if config.mesh.size > 1 else None
@@ -105,13 +106,15 @@ def compiler_version(target: Target) -> dict[str, str]:
     return {"libtpu": metadata.version("libtpu")} if isinstance(target, Tpu) else {}
 
 
-def ask_for_dump(config: Config, folder: str) -> None:
+def ask_for_dump(config: Config, target: Target, folder: str) -> None:
     """Of what XLA writes beside a program for CUDA."""
     dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
     if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
         dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
-        if config.precision.strict:  # it would choose among its kernels by running them
-            dump += " --xla_gpu_enable_triton_gemm=false"
+    strict = config.precision.strict and jax.__version_info__ >= (0, 11)
+    if strict or any(has_float8(own, target) for own in config.dtypes.modules.values()):
+        # It would choose among its kernels by running them; unchosen, Triton's widens fp8.
+        dump += " --xla_gpu_enable_triton_gemm=false"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
     os.environ["XLA_FLAGS"] = flags  # read once, with the first array
 

@@ -13,9 +13,12 @@ from lockstep.compile.program import (
 )
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
+from lockstep.config.policy import Roles
 from lockstep.formats.table import NATIVE
 from lockstep.model.attention import block_edges
 from lockstep.model.segments import recomputed
+
+FLOAT8 = "float8"  # both kinds
 
 
 def matmuls(
@@ -34,6 +37,11 @@ def flops(
     for m in matmuls(config, target, fused, blocks):
         found[m.units, m.phase] += m.flops
     return found
+
+
+def has_float8(own: Roles, target: Target) -> bool:
+    """Whether a module's matmuls are left to the device's units for fp8."""
+    return target.float8 and f"native {own.recipe}" in NATIVE
 
 
 def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:
@@ -73,7 +81,7 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
     def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
         own = config.dtypes.modules[module]
         compute = own.grads or own.compute if phase == BACKWARD else own.compute
-        compute = "float8" if target.float8 and f"native {own.recipe}" in NATIVE else compute
+        compute = FLOAT8 if has_float8(own, target) else compute
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

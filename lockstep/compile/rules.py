@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lockstep.compile import expected
-from lockstep.compile.expected import attention_dtype
+from lockstep.compile.expected import FLOAT8, attention_dtype, has_float8
 from lockstep.compile.program import PHASES, Program
 from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
@@ -26,6 +26,7 @@ def units(program: Program, config: Config, target: Target) -> Iterator[str]:
     modules = config.dtypes.modules.values()
     computes = {kind for own in modules for kind in (own.compute, own.grads) if kind}
     allowed = {target.units(dtype, tf32) for dtype in computes}
+    allowed |= {FLOAT8 for own in modules if has_float8(own, target)}
     found: Counter[str] = Counter()
     for m in program.matmuls:
         found[m.units] += m.times
