@@ -1,4 +1,4 @@
-"""Narrow formats: the loss of each after five seeds' runs, beside what a seed alone does to fp32's."""
+"""Narrow formats: the loss of each after five seeds' runs, beside what a seed does to fp32's."""
 
 import numpy as np
 
@@ -55,8 +55,8 @@ def sentence(arms: Arms) -> str:
         gaps = {other["label"]: off(other, single) for other in others}
         said = ", ".join(f"{label} {gap:+.4f} nats ({share:+.2f})"
                          for label, (gap, share) in gaps.items())  # fmt: skip
-        parts.append(f"in {framework} the loss ended off fp32's from the same seed, and in standard "
-                     f"deviations of fp32's over seeds, by {said}")  # fmt: skip
+        parts.append(f"in {framework} the loss ended off that of fp32 from the same seed, and in "
+                     f"standard deviations of fp32's over seeds, by {said}")  # fmt: skip
     return closing(parts, arms)
 
 

@@ -53,8 +53,8 @@ def in_torch(form: str, scales: np.ndarray | None) -> list[np.ndarray]:
     product = torch_ref.products.NARROW[form](F.linear)
     y = product(*leaves[:3], *([None, leaves[3]] if scales is not None else []))
     y.backward(dy)
-    x, weight, *rest = (leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)
-    return [y.detach().numpy(), x, weight.T, *rest]
+    dx, dweight, *others = (leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)
+    return [y.detach().numpy(), dx, dweight.T, *others]
 
 
 @pytest.mark.parametrize("name", [name.removeprefix("native ") for name in NATIVE])
