@@ -5,7 +5,6 @@ bfloat16: torch's fused kernel multiplies without the units for bfloat16.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from lockstep.model.attention import block_edges, query_blocks
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-@cache
 def has_float32_library(device: torch.device) -> bool:
     """Whether it beats what torch asks by itself."""
     beats = "AMD" in (provenance.cpu()["model"] or "") and may_use_avx512()
