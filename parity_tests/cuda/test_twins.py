@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.compile import expected, rules, targets
+from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import GROUPS, Matmul, Program, gather_matmuls
 from lockstep.parity.matrix import Row, label
@@ -51,6 +51,22 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     cell, target = config(flags), targets.find(device)
     for compiler in compilers.values():
         assert rules.violations(compiler.program(cell, device), cell, target) == []
+
+
+@pytest.mark.parametrize("policy", ["fp8", "fp8-delayed"])
+def test_fp8_has_units_of_its_own(policy: str, compilers: dict[str, Compiler]) -> None:
+    """In the middle layer; on devices before them it is emulated, and said to be."""
+    cell = config({"policy": policy, "n_layer": 3, "numerics": "strict"})
+    for device, own in (("h100", 4 * 3), ("a100-80", 0)):
+        target = targets.find(device)
+        wanted = expected.matmuls(cell, target, ())
+        for each in compilers.values():
+            program = each.program(cell, device)
+            assert rules.violations(program, cell, target) == []
+            assert sizes(program.matmuls) == sizes(wanted)
+            assert sum(m.times for m in program.matmuls if m.units == "float8") == own
+            said = any("emulated" in line for line in report.warnings(program, cell, target, []))
+            assert said == (own == 0)
 
 
 def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compiler]) -> None:
