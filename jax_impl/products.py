@@ -46,7 +46,8 @@ class Rounded(NamedTuple):
         """x (M, N), as `quantize` has it."""
         if not native or to is None:
             return cls(quantize(x, to, axis, draws, scale))
-        scale = power_of_two(jnp.abs(x).max(), to.scale, to.largest) if scale is None else scale
+        if scale is None:
+            scale = power_of_two(jnp.abs(x).max(), to.scale, to.largest)
         fitting = jnp.clip(x / scale, -to.largest, to.largest)  # past it e4m3fn has NaN alone
         return cls(fitting.astype(FLOAT8[to.exponent]), scale)
 
@@ -59,6 +60,10 @@ class Rounded(NamedTuple):
             return self.numbers @ other.numbers
         y = jnp.matmul(self.numbers, other.numbers, preferred_element_type=jnp.float32)
         return y * self.scale * other.scale
+
+    def affine(self, other: "Rounded", bias: Array | None) -> Array:
+        y = self @ other
+        return y if bias is None else y + bias
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -74,8 +79,8 @@ def rounded_linear(
     products of its derivative. That of the scales is the amaxes."""
     of_x, of_weight, _ = NO_SCALES if scales is None else scales
     own = partial(Rounded.of, native=recipe.native)
-    y = own(x, recipe.x, -1, None, of_x) @ own(weight, recipe.weight, -2, None, of_weight)
-    return y if bias is None else y + bias
+    rounded = own(weight, recipe.weight, -2, None, of_weight)
+    return own(x, recipe.x, -1, None, of_x).affine(rounded, bias)
 
 
 def _linear_forward(recipe, x, weight, bias, key, scales):  # type: ignore[no-untyped-def]

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
 from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
-from lockstep.model.threefry import Key
+from lockstep.model.threefry import Key, encrypt
 
 from .processes import largest
-from .threefry import words
 
+CACHED = 2**14  # counters whose words stay in a core's cache
 Draws = Tensor  # of each number, from 0 to 1
 
 
@@ -99,7 +99,10 @@ def _quantize_twice(x: Tensor, sizes: Tensor, to: Format, draws: Draws | None) -
 
 def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
     """start: where these numbers begin in those of all devices."""
-    high, low = words(key, start // SHARE, shape.numel() // SHARE, device).unbind(-1)
+    counts = torch.arange(shape.numel() // SHARE, dtype=torch.int32, device=device)
+    high, low = torch.zeros_like(counts), counts.add_(start // SHARE)
+    for parts in zip(high.split(CACHED), low.split(CACHED)):
+        encrypt(key, *parts)
     drawn = torch.stack(halves(high, low), dim=-1).float()
     return drawn.reshape(shape).mul_(UNIT).add_(HALF_UNIT)
 

@@ -22,6 +22,28 @@ def threefry2x32(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
     return high, low
 
 
+def encrypt(key: Key, high: Any, low: Any) -> None:
+    """The same in place, on arrays of int32, whose sums wrap as the generator's do: several times
+    as fast."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
+    high += _signed(keys[0])
+    low += _signed(keys[1])
+    for group in range(5):
+        for distance in ROTATIONS[group % 2]:
+            high += low
+            carried = (low >> (32 - distance)) & ((1 << distance) - 1)
+            low <<= distance
+            low |= carried
+            low ^= high
+        high += _signed(keys[(group + 1) % 3])
+        low += _signed(keys[(group + 2) % 3] + group + 1)
+
+
+def _signed(word: int) -> int:
+    """The int32 of the same 32 bits."""
+    return (word + 2**31) % 2**32 - 2**31
+
+
 def fold_in(key: Key, number: int) -> Key:
     """`jax.random.fold_in`: a new key from a key and a number below 2**32."""
     return threefry2x32(key, 0, number)

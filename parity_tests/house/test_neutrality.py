@@ -22,9 +22,8 @@ MAY_IMPORT = {
     "scan": set(),
     "gather": set(),
     "onednn": set(),
-    "threefry": set(),
     "remat": {"onednn", "scan"},
-    "rounding": {"processes", "threefry"},
+    "rounding": {"processes"},
     "amaxes": {"processes", "rounding"},
     "products": {"onednn", "processes", "rounding"},
     "functional": {"products", "remat"},
@@ -85,7 +84,7 @@ ALONE = {
         "stablehlo",
         "taps",
     },
-    "torch_ref": {"live", "nanogpt", "onednn", "threefry"},
+    "torch_ref": {"live", "nanogpt", "onednn"},
 }
 SHARED = MAY_IMPORT.keys() - set().union(*ALONE.values())
 
