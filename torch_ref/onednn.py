@@ -110,6 +110,7 @@ class InBlocks(torch.autograd.Function):
     the backward pass computes a block's scores again."""
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)  # as autocast does
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
         parts = [probabilities(q[block], k[keys]).to(v.dtype) @ v[keys] for block, keys in cuts(q)]
