@@ -1,1 +1,1 @@
-"""The five experiments, which `python -m benchmarks.run NAME` makes."""
+"""The six experiments, which `python -m benchmarks.run NAME` makes."""

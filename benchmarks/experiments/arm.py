@@ -7,6 +7,7 @@ from benchmarks.cells import Cell, Flags
 from lockstep.config import Config
 
 FRAMEWORKS = ("jax", "torch")
+SEEDS = 5  # of an arm that is run again
 WINDOWS = 19  # timed ones in a run, and as many steps again to warm up as one of them has
 # Two cores take some milliseconds for a step: 0.14 M parameters, bytes as tokens.
 TOY: Flags = {"model": "tiny", "n_layer": 2, "n_head": 4, "d_model": 64, "context": 64,
@@ -27,6 +28,10 @@ class Arm:
     flags: Flags = field(default_factory=dict)
     work: str = "train"
     device: str = "cpu"
+
+    @property
+    def runs(self) -> int:
+        return SEEDS if self.work == "seeds" else 1
 
     @property
     def name(self) -> str:

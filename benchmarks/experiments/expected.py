@@ -50,7 +50,8 @@ def seconds(arms: list[Arm], environment: dict[str, str]) -> float | None:
             return None
         timed = [Cost(*cost) for cost in json.loads(done.stdout.splitlines()[-1])]
         total += sum(
-            PASSES * cost.start + arm.steps * cost.step for arm, cost in zip(trained, timed)
+            PASSES * cost.start + arm.runs * arm.steps * cost.step
+            for arm, cost in zip(trained, timed)
         )
     return total
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from benchmarks import plot
-from benchmarks.experiments import accumulation, expected, overflow, policies, remat, when_fp32
+from benchmarks.experiments import (
+    accumulation,
+    expected,
+    formats,
+    overflow,
+    policies,
+    remat,
+    when_fp32,
+)
 from benchmarks.experiments.arm import Arm
 from benchmarks.experiments.outcome import Arms
 from benchmarks.plot import Panel
@@ -36,7 +44,7 @@ EXPERIMENTS = cast(
     dict[str, Experiment],
     {
         "policies": policies, "accumulation": accumulation, "remat": remat, "overflow": overflow,
-        "when-fp32": when_fp32,
+        "when-fp32": when_fp32, "formats": formats,
     },
 )  # fmt: skip
 # On two threads torch waits more than it computes as soon as something else runs: a smoke test

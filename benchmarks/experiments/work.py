@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import process
-from benchmarks.experiments.arm import Arm
+from benchmarks.experiments.arm import SEEDS, Arm
 from benchmarks.experiments.sums import sums
 from benchmarks.measure import Result, guard, measure, state_bytes, tokens_per_step
 from benchmarks.process import build, words
@@ -58,6 +58,19 @@ def train(arm: Arm) -> Result:
         }  # fmt: skip
 
     return measure(arm.cell, afterwards)
+
+
+def train_seeds(arm: Arm) -> Result:
+    """Runs of `SEEDS` seeds, of weights and batches; the held-out loss of each, and the first's
+    curve."""
+    built, losses, curves = twin.load(arm.framework, arm.config), [], []
+    for seed in range(SEEDS):
+        config = arm.config.replace(seed=seed)
+        built.load(initial_state(config))
+        windows = (GPT.window(config, step) for step in range(arm.steps))
+        curves.append([built.step(built.place(window))().loss for window in windows])
+        losses.append(held_out(built, arm.config))
+    return {"status": "ok", "validation_losses": losses, "losses": curves[0]}
 
 
 def train_on(framework: str, config: Config, state: TrainState, steps: int) -> TrainState:
@@ -175,7 +188,7 @@ def unmoved_share(before: TrainState, after: TrainState) -> float:
 
 
 WORKS: dict[str, Callable[[Arm], Result]] = {
-    "train": train, "flushed": measure_flushed, "injected": inject_overflow,
+    "train": train, "seeds": train_seeds, "flushed": measure_flushed, "injected": inject_overflow,
     "updates": updates, "sums": sums,
 }  # fmt: skip
 
