@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.sharding import Mesh
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.stacked import STACKED, is_stacked, stack, unstack
+from lockstep.model.stacked import STACKED, in_first_layer, is_stacked, layer_names, unstack
 from lockstep.model.state import Part, TrainState, histories
-from lockstep.run.shards import piece_name
+from lockstep.run.pieces import piece_name
 
-from .mesh import whole
+from .mesh import shardings, whole
 from .processes import process_count, rank
 from .pure import Params, State
 from .step import Trainer, update_count
@@ -37,26 +38,43 @@ def turn(name: str, array: Any) -> Any:
     return array.T if array.ndim == 2 and name not in EMBEDDINGS else array
 
 
+def turn_index(name: str, index: tuple[slice, ...]) -> tuple[slice, ...]:
+    return index[::-1] if len(index) == 2 and name not in EMBEDDINGS else index
+
+
 def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
     host = unstack(jax.device_get(whole(tensors)))
     return {name: to_numpy(turn(name, host[name])) for name in shapes(config) if name in host}
 
 
-def from_canonical(arrays: Arrays, config: ModelConfig, scan: bool, dtype: str) -> Params:
-    turned = {name: turn(name, arrays[name]) for name in shapes(config) if name in arrays}
-    # A copy: the step donates its state, and must not give away numpy's memory.
-    return {
-        name: jnp.array(array, dtype, copy=True)
-        for name, array in (stack(turned) if scan else turned).items()
-    }
+def from_canonical(arrays: Arrays, shapes: Params, mesh: Mesh | None = None) -> Params:
+    """Those of the trainer's shapes that there are."""
+    found = {name: like for name, like in shapes.items() if in_first_layer(name) in arrays}
+    return {name: _place(arrays, name, like, mesh) for name, like in found.items()}
+
+
+def _place(arrays: Arrays, name: str, like: Any, mesh: Mesh | None) -> Array:
+    """Each process reads the parts of its own devices, and no others."""
+
+    def part(index: Any) -> Array:
+        if is_stacked(name):
+            layers, index = layer_names(name, like)[index[0]], index[1:]
+            found = np.stack([turn(each, arrays[each][turn_index(each, index)]) for each in layers])
+        else:
+            found = turn(name, np.asarray(arrays[name][turn_index(name, index)]))
+        # A copy: the step donates its state, and must not give away numpy's memory.
+        return jnp.array(found, like.dtype, copy=True)
+
+    if mesh is None:
+        return part((slice(None),) * like.ndim)
+    return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    config, dtype = trainer.config.model, trainer.dtypes.param
-    scan = any(map(is_stacked, trainer.model.shapes))
     params, mu, nu = (
-        from_canonical(arrays, config, scan, dtype) for arrays in (state.params, state.mu, state.nu)
+        from_canonical(arrays, trainer.model.shapes, trainer.mesh)
+        for arrays in (state.params, state.mu, state.nu)
     )
     frozen = {name: params.pop(name) for name in [*params] if name not in trainer.params}
     fresh = trainer.optimizer.init(params)

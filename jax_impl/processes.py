@@ -1,26 +1,29 @@
 """The processes of one run: `lockstep.cli.processes` says to each of them which it is; these meet
-at an address, and talk over what process 0 keeps there, JAX's coordination service."""
+at an address, and talk over what process 0 starts there (service.py)."""
 
 import itertools
 import os
 import sys
 import threading
-import time
 from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import jax
+from jax._src.clusters import ClusterEnv
 from jax._src.distributed import global_state  # the service's client has no public name
 from jax.errors import JaxRuntimeError
 
 from lockstep.errors import UserError
+from lockstep.process import start_module
 from lockstep.train.watch import end_process
 
+from .service import LEAVING, NEVER
+
 MEETING = 60  # seconds that processes wait for each other at the start
-LEAVING = 5  # and at the end
-NEVER = 10**6  # seconds: `lockstep.train.watch` sees who is missing, and says it in a line
 
 rounds = itertools.count()
+started: list[Popen[Any]] = []  # the service, by process 0: it ends when they are let go of
 
 
 def process_count() -> int:
@@ -45,24 +48,25 @@ def join() -> None:
     """
     if process_count() == 1 or jax.distributed.is_initialized():
         return
-    address = os.environ["JAX_COORDINATOR_ADDRESS"]
-    problem = (
-        f"--coordinator {address}: process {rank()} of {process_count()} has not met the others"
-    )
+    given = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    problem = f"process {rank()} of {process_count()} has not met the others"
+    problem = f"--coordinator {given or 'auto'}: {problem}"
     remedy = f"start them all within {MEETING} seconds, with one free port"
     # The library ends the process with a stack trace.
     patience = threading.Timer(MEETING, end_process, [f"error: {problem}; {remedy}"])
     patience.daemon = True
     patience.start()
     try:
+        if rank() == 0:
+            start_service(given)
         jax.distributed.initialize(
-            None if address == "auto" else address,
+            given,
             process_count(),
             rank(),
             initialization_timeout=NEVER,
             heartbeat_timeout_seconds=NEVER,
             shutdown_timeout_seconds=LEAVING,
-            coordinator_bind_address=None if address == "auto" else address,
+            coordinator_bind_address="127.0.0.1:0",  # of a service that nobody uses
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{problem} ({str(error).splitlines()[0]}); {remedy}") from None
@@ -72,13 +76,31 @@ def join() -> None:
     service().wait_at_barrier("joined", NEVER * 1000)  # then all have a count
 
 
+def start_service(given: str | None) -> None:
+    """Where process 0 was told to listen, or on all addresses, as JAX does under a launcher.
+
+    Raises:
+        ValueError: no launcher that JAX knows says where.
+        RuntimeError: it cannot listen there.
+    """
+    detect = ClusterEnv.auto_detect_unset_distributed_params
+    address = given or detect(None, process_count(), rank(), [0], None, MEETING)[0]
+    if address is None:
+        raise ValueError("JAX finds no address in the launcher's variables; give HOST:PORT")
+    words = given or f"[::]:{address.rpartition(':')[2]}", str(process_count())
+    pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "text": True}
+    process: Any = start_module("jax_impl.service", *words, start_new_session=True, **pipes)
+    started.append(process)
+    if problem := process.stdout.readline().strip():
+        raise RuntimeError(problem)
+
+
 def leave(status: int) -> None:
-    """Ends the process, with the others; process 0 last, which keeps what they talk over."""
+    """Ends the process, with the others."""
     if process_count() == 1 or not jax.distributed.is_initialized():
         return
     with suppress(JaxRuntimeError):  # one of them has failed alone
         service().wait_at_barrier("leave", LEAVING * 1000)
-    time.sleep(rank() == 0)
     sys.stdout.flush()
     os._exit(status)
 

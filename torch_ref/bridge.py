@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import Part, TrainState, histories
-from lockstep.run.shards import piece_name
+from lockstep.run.pieces import piece_name
 
 from .amaxes import give_scales
 from .mesh import divide, like, local, place, whole
@@ -40,6 +40,12 @@ def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
     return {name: to_numpy(tensors[name]) for name in shapes(config) if name in tensors}
 
 
+def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """This device's part, in dtype and place of a tensor; no other is read."""
+    start, rows = place(tensor, mesh)[0], len(local(tensor)) if tensor.ndim else 0
+    return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
+
+
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     divide(trainer.model)
@@ -50,14 +56,15 @@ def load(trainer: Trainer, state: TrainState) -> None:
     known = histories(trainer.config, state.amaxes).items()
     trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
     give_scales(trainer.model, trainer.amaxes)
+    part = partial(from_canonical, mesh=trainer.mesh)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
-            parameter.copy_(like(parameter, from_numpy(state.params[name])))
+            parameter.copy_(part(state.params[name], parameter))
         for name, parameter in trainer.params.items():
             trainer.optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.updates), device=parameter.device),
-                "exp_avg": like(parameter, from_numpy(state.mu[name])),
-                "exp_avg_sq": like(parameter, from_numpy(state.nu[name])),
+                "exp_avg": part(state.mu[name], parameter),
+                "exp_avg_sq": part(state.nu[name], parameter),
             }
 
 

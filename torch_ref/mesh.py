@@ -131,11 +131,8 @@ def whole_state(model: GPT) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 
-def like(tensor: Tensor, values: Tensor) -> Tensor:
-    """Whole values, in dtype and place of a tensor."""
-    values = values.to(local(tensor))
-    if not is_part(tensor):
-        return values
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None)
+def like(tensor: Tensor, part: Tensor) -> Tensor:
+    """This device's part of other values, in dtype and place of a tensor."""
+    other = torch.empty_like(tensor)
+    local(other).copy_(part)
+    return other

@@ -3,6 +3,7 @@ at its store, and talk over gloo."""
 
 import itertools
 import os
+import sys
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -58,9 +59,11 @@ def leave(status: int) -> None:
     """With the others: a process that still listens to one that has left may abort."""
     if process_count() == 1 or not dist.is_initialized():
         return
-    if status in (DONE, STOPPED):
-        dist.barrier()
-        dist.destroy_process_group()
+    if status not in (DONE, STOPPED):  # who waits for the others here may wait for ever
+        sys.stdout.flush()
+        os._exit(status)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def tell(text: str) -> str:

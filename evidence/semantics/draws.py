@@ -53,7 +53,8 @@ def initialisation() -> Row:
     embed = float(nnx.Embed(256, 512, rngs=nnx.Rngs(0)).embedding[...].std())
     config = toy(n_layer=1)
     model, drawn = config.model, initial(config.model, 0)
-    loaded = jax_impl.bridge.from_canonical(drawn, model, False, "float32")
+    shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
+    loaded = jax_impl.bridge.from_canonical(drawn, shapes)
     a = jax_impl.bridge.to_canonical(loaded, model)
     b = start("torch", config).state().params
     equal = all(a[name].tobytes() == b[name].tobytes() for name in a)

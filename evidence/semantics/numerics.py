@@ -252,7 +252,8 @@ def jax_gradient(
     config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
 ) -> Arrays:
     """The same in JAX, of the embedding and the head alone."""
-    params = jax_impl.bridge.from_canonical(weights, config.model, False, "float32")
+    shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
+    params = jax_impl.bridge.from_canonical(weights, shapes)
     some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
     return jax_impl.bridge.to_canonical(grads | params, config.model)

@@ -56,7 +56,9 @@ def announce(given: dict[str, Any], mesh: Mesh | None) -> None:
         remedy = f"cannot be divided by {count} processes; use a multiple of {count}"
         require(mesh.size % count == 0, "--mesh", mesh, remedy)
         os.environ[CPU_DEVICES] = str(mesh.size // count)
-    os.environ |= {ADDRESS: coordinator, COUNT: str(count), NUMBER: str(number)}
+    os.environ |= {COUNT: str(count), NUMBER: str(number)}
+    if coordinator != "auto":
+        os.environ[ADDRESS] = coordinator
 
 
 def _from_launcher(count: int | None, number: int | None) -> tuple[int, int]:

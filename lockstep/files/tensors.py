@@ -17,9 +17,9 @@ from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.params import Arrays
 
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-# Bytes: the deepest model (config.DEEPEST), with biases, has 3,200,000. The library takes up to
-# 100 MB, of which it makes a GB of objects in 20 seconds.
-HEADER_LIMIT = 4_000_000
+# Bytes: the deepest model (config.DEEPEST), with biases and checksums, has 4,400,000. The library
+# takes up to 100 MB, of which it makes a GB of objects in 20 seconds.
+HEADER_LIMIT = 6_000_000
 
 
 class Damaged(Exception):

@@ -4,10 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from lockstep.config import Config
-from lockstep.model.params import Arrays
 
 DEEP = 24  # from so many layers on they are scanned, unless the run says otherwise
 STACKED = re.compile(r"blocks\.(?!\d)")
@@ -29,10 +26,10 @@ def in_first_layer(name: str) -> str:
 
 def tensor_names(shapes: Mapping[str, Any]) -> list[str]:
     """In sorted order, with a name for each layer of what is stacked: blocks.3.mlp.up.weight."""
-    return [each for name, x in sorted(shapes.items()) for each in _names(name, x)]
+    return [each for name, x in sorted(shapes.items()) for each in layer_names(name, x)]
 
 
-def _names(name: str, x: Any) -> list[str]:
+def layer_names(name: str, x: Any) -> list[str]:
     if not is_stacked(name):
         return [name]
     return [STACKED.sub(f"blocks.{i}.", name) for i in range(x.shape[0])]
@@ -43,13 +40,5 @@ def unstack(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {
         each: part
         for name, x in tensors.items()
-        for each, part in zip(_names(name, x), x if is_stacked(name) else [x])
+        for each, part in zip(layer_names(name, x), x if is_stacked(name) else [x])
     }
-
-
-def stack(arrays: Arrays) -> Arrays:
-    """With one array for all layers."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for name, array in arrays.items():
-        parts.setdefault(re.sub(r"^blocks\.\d+", "blocks", name), []).append(array)
-    return {name: np.stack(a) if is_stacked(name) else a[0] for name, a in parts.items()}

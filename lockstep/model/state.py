@@ -32,7 +32,7 @@ class TrainState:
 
     Weights and moments have the policy's param dtype; frozen weights have no moments. Where `part`
     is not None, they are the pieces that one process writes, named by
-    `lockstep.run.shards.piece_name`.
+    `lockstep.run.pieces.piece_name`.
     """
 
     params: Arrays

@@ -7,7 +7,8 @@
 
 Weights that are frozen have no moments.
 
-Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces.
+Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces. The
+checksum of a file is that of its header, which has those of its tensors: so one can be read alone.
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
 `.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
@@ -21,21 +22,21 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from lockstep.errors import UserError, require
 from lockstep.files import tensors
 from lockstep.files.durable import sync
-from lockstep.files.untrusted import Refused, open_regular, read_json
+from lockstep.files.stream import Entry, read_checked, read_entries, write_checked
+from lockstep.files.untrusted import Refused, read_json
 from lockstep.formats.table import HISTORY
-from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.run import shards
+from lockstep.run import pieces, shards
 
 FORMAT = 1
 FILES = shards.file_names(0, 1)
@@ -140,12 +141,20 @@ def load(path: Path) -> TrainState:
     Raises:
         UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
     """
+    state = open_state(path)
+    fields = state.params, state.mu, state.nu
+    params, mu, nu = ({name: x[...] for name, x in arrays.items()} for arrays in fields)
+    return replace(state, params=params, mu=mu, nu=nu)
+
+
+def open_state(path: Path) -> TrainState:
+    """The same, but for what the tensors hold: that is read, and may be refused, where it is asked
+    for (`lockstep.run.pieces.Saved`). A process of several needs a part."""
     try:
         record = _read_record(path / RECORD)
-        loaded = {field: _read_shards(path, field, record) for field in FILES}
+        loaded = {field: _open_shards(path, field, record) for field in FILES}
     except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-        raise _unusable(error.filename or path, why) from None
+        raise _unreadable(path, error) from None
     shapes = {name: array.shape for name, array in loaded["params"].items()}
     wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
     moments = {name: wanted[name] for name in wanted if name not in set(record["frozen"])}
@@ -154,12 +163,12 @@ def load(path: Path) -> TrainState:
         if _layout(loaded[field]) != (wanted if field == "params" else moments):
             why = f"its tensors are not those of {RECORD} and {names['params']}"
             raise _unusable(path / name, why)
-    params = {name: loaded["params"][name] for name in wanted}
-    mu, nu = ({name: loaded[field][name] for name in moments} for field in ("mu", "nu"))
+    arrays: Any = {  # as far as a twin asks of them
+        field: {name: loaded[field][name] for name in (wanted if field == "params" else moments)}
+        for field in FILES
+    }
     return TrainState(
-        params=params,
-        mu=mu,
-        nu=nu,
+        **arrays,
         step=record["step"],
         updates=record["updates"],
         loss_scale=record["loss_scale"],
@@ -175,26 +184,28 @@ def weight_files(path: Path) -> list[Path]:
         UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
     """
     try:
-        record = _read_record(path / RECORD)
-        count = record["shards"]
-        files = [path / shards.file_names(shard, count)["params"] for shard in range(count)]
-        damaged = [file for file in files if _checksum(file) != record["sha256"][file.name]]
+        return _read_files(path, ["params"])
     except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-        raise _unusable(error.filename or path, why) from None
-    if damaged:
-        raise _unusable(damaged[0], f"damaged, its checksum is not that in {RECORD}")
-    return files
+        raise _unreadable(path, error) from None
 
 
 def is_whole(path: Path) -> bool:
     """Whether all its files are there, as they were written."""
     try:
-        record = _read_record(path / RECORD)
-        names = _files(record["shards"])
-        return all(_checksum(path / name) == record["sha256"][name] for name in names)
+        return bool(_read_files(path, FILES))
     except (OSError, UserError, Refused):
         return False
+
+
+def _read_files(path: Path, fields: Iterable[str]) -> list[Path]:
+    """Of some fields, all shards; every tensor is read once."""
+    record = _read_record(path / RECORD)
+    names = [shards.file_names(shard, record["shards"]) for shard in range(record["shards"])]
+    files = [path / each[field] for field in fields for each in names]
+    for file in files:
+        for entry in _entries(file, record).values():
+            _read(file, entry)
+    return files
 
 
 def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
@@ -202,13 +213,15 @@ def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
     return _newest(run, warn, weight_files)
 
 
-def latest(run: Path, warn: Callable[[str], None]) -> TrainState:
+def latest(run: Path, warn: Callable[[str], None], *, in_parts: bool = False) -> TrainState:
     """The newest checkpoint that loads; `warn` gets one line for each newer one that does not.
+
+    in_parts: what its tensors hold is not looked at yet, as by `open_state`.
 
     Raises:
         UserError: none does.
     """
-    return _newest(run, warn, load)
+    return _newest(run, warn, open_state if in_parts else load)
 
 
 def _newest(run: Path, warn: Callable[[str], None], read: Callable[[Path], Any]) -> Any:
@@ -235,13 +248,9 @@ def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
     rank, count = state.part[:2] if state.part else (0, 1)
     folder.mkdir(exist_ok=count > 1)
     names = shards.file_names(rank, count)
-    for field, name in names.items():
-        # save_file writes memory as it lies, which for a transposed view is silently wrong;
-        # np.ascontiguousarray would turn a scalar into a vector.
-        arrays = {key: np.asarray(x, order="C") for key, x in getattr(state, field).items()}
-        save_file(arrays, folder / name)
-        sync(folder / name)
-    return {name: _checksum(folder / name) for name in names.values()}
+    return {
+        name: write_checked(folder / name, getattr(state, field)) for field, name in names.items()
+    }
 
 
 def _write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
@@ -331,25 +340,34 @@ def _files(count: int) -> list[str]:
     return [name for shard in range(count) for name in shards.file_names(shard, count).values()]
 
 
-def _read_shards(path: Path, field: str, record: dict[str, Any]) -> Arrays:
+def _open_shards(path: Path, field: str, record: dict[str, Any]) -> dict[str, pieces.Saved]:
     count = record["shards"]
-    names = [shards.file_names(shard, count)[field] for shard in range(count)]
+    files = [path / shards.file_names(shard, count)[field] for shard in range(count)]
     try:
-        return shards.assemble(_read_arrays(path / name, record["sha256"][name]) for name in names)
+        return pieces.find(((file, _entries(file, record)) for file in files), _read)
     except Refused as why:
-        raise _unusable(path / names[0], str(why)) from None
+        raise _unusable(files[0], str(why)) from None
 
 
-def _read_arrays(file: Path, sha256: str) -> Arrays:
+def _entries(file: Path, record: dict[str, Any]) -> dict[str, Entry]:
     try:
-        return tensors.read(file, sha256)
+        return read_entries(file, record["sha256"][file.name])
     except tensors.Damaged:
-        raise _unusable(file, f"damaged, its checksum is not that in {RECORD}") from None
+        raise _damaged(file) from None
     except Refused as why:
-        raise _unusable(file, f"not a Lockstep checkpoint ({why})") from None
+        raise _unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
 
 
-def _layout(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
+def _read(file: Path, entry: Entry) -> np.ndarray:
+    try:
+        return read_checked(file, entry)
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    except Refused:
+        raise _damaged(file) from None
+
+
+def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> shape, dtype."""
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
@@ -358,9 +376,12 @@ def _unusable(file: Path | str, why: str) -> UserError:
     return UserError(f"{file}: {why}; use another checkpoint")
 
 
-def _checksum(file: Path) -> str:
-    with open_regular(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return _unusable(error.filename or path, f"cannot be read ({error.strerror})")
+
+
+def _damaged(file: Path) -> UserError:
+    return _unusable(file, f"damaged, its checksum is not that in {RECORD}")
 
 
 def sweep(run: Path, *, before: int = MOST + 1) -> None:

@@ -92,7 +92,7 @@ def _with_twin(
     config: Config, twin: Twin, data: Corpus, state: TrainState, notices: list[str],
     out: Path | None, found: list[Path], watching: Watching, *, resume: bool,
 ) -> int:  # fmt: skip
-    twin.load(state)
+    _load(twin, state)
     began = time.perf_counter()
     twin.prepare(batches.of_step(config, data.train, state.step))
     compile_seconds = time.perf_counter() - began
@@ -119,6 +119,17 @@ def _with_twin(
         checkpoint.sweep(out)  # before another process writes a part
         twin.tell(str(out))
         return _run_loop(config, twin, data, out, state, notices, watching)
+
+
+def _load(twin: Twin, state: TrainState) -> None:
+    """Raises UserError, in all processes, where a file of one's part is damaged."""
+    problem = ""
+    try:
+        twin.load(state)
+    except UserError as error:
+        problem = str(error)
+    if twin.agree(bool(problem)):
+        raise UserError(problem or "--resume: another process cannot read its part; see its line")
 
 
 def _require_idle(run: Path) -> list[Path]:
@@ -177,13 +188,14 @@ def _stem(config: Config, twin: Twin) -> str:
 def restore(
     config: Config, out: Path, warn: Callable[[str], None], *, step: int | None = None
 ) -> TrainState:
-    """A run's checkpoint: that of a step, or the newest that loads.
+    """A run's checkpoint: that of a step, or the newest that loads. On a mesh its tensors are read
+    where a twin asks for its part of them.
 
     Raises:
         UserError: there is none, or its weights are not those of the config's model.
     """
     if step is None:
-        state = checkpoint.latest(out, warn)
+        state = checkpoint.latest(out, warn, in_parts=config.mesh.size > 1)
     else:
         state = checkpoint.load(checkpoint.of_step(out, step))
     shapes = {name: array.shape for name, array in state.params.items()}

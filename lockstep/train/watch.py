@@ -17,6 +17,7 @@ from lockstep.exits import MISTAKE
 
 BEAT = 2.0  # seconds
 PATIENCE = 11  # beats
+FAILED = 6  # after an exchange that failed
 LEFT = -1  # the count of a process that has ended as it should
 
 
@@ -57,9 +58,17 @@ class Watch:
 
     def missing(self) -> list[int]:
         """After an exchange that failed: who does not count within some seconds."""
-        if self.counts:
-            time.sleep(3 * BEAT)
-        return [rank for rank, n in enumerate(self.silent) if n >= 2]
+        found: list[int] = []
+        for _ in range(FAILED if self.counts else 0):
+            time.sleep(BEAT)
+            if found := self._silent_for(3):
+                break
+        return found
+
+    def _silent_for(self, beats: int) -> list[int]:
+        """Where no count moves, not even one's own, rank 0 or its machine is gone."""
+        missing = [rank for rank, n in enumerate(self.silent) if n >= beats]
+        return missing if len(missing) < len(self.silent) else [0]
 
     def _tell(self) -> None:
         count = 0
@@ -75,9 +84,8 @@ class Watch:
             pairs = zip(self.silent, known, counts, strict=True)
             self.silent = [n + 1 if old == new != LEFT else 0 for n, old, new in pairs]
             known = counts
-            if missing := [rank for rank, n in enumerate(self.silent) if n >= self.patience]:
-                # Where no count moves, not even one's own, rank 0 or its machine is gone.
-                self.end(missing if len(missing) < len(counts) else [0])
+            if missing := self._silent_for(self.patience):
+                self.end(missing)
 
 
 def end_process(line: str) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
+from lockstep.files.stream import write
 from lockstep.model.params import Arrays, shapes
 from lockstep.weights.merged import Weights, cast
 from lockstep.weights.names import Layout, of_transformers
-from lockstep.weights.stream import write
 
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."  # the modules that PEFT puts around a model

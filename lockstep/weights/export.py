@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config import ModelConfig, huggingface
 from lockstep.errors import UserError, require
+from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import shapes
 from lockstep.run import checkpoint, directory
@@ -20,7 +21,6 @@ from lockstep.weights.adapters import write_adapters
 from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.merged import Weights, open_weights
 from lockstep.weights.names import of_transformers
-from lockstep.weights.stream import write
 
 # Keys of transformers 5, for which `config_json` has those that transformers 4 reads too.
 RENAMED = ("rope_parameters", "dtype", "layer_types")
@@ -57,7 +57,8 @@ def export(
     directory.require_empty(to, "--to")
     files = files_of(run, step, warn)
     try:
-        with directory.new_folder(to, "--to") as folder, open_weights(files, model) as weights:
+        with directory.new_folder(to, "--to") as folder:
+            weights = open_weights(files, model)
             dtype = dtype or weights.dtype
             if only_adapters:
                 write_adapters(folder, config, weights, dtype)

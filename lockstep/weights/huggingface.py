@@ -7,11 +7,11 @@ import numpy as np
 
 from lockstep.config import ModelConfig, huggingface
 from lockstep.errors import UserError, require
+from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays, shapes
 from lockstep.weights.names import Layout, of_transformers
 from lockstep.weights.source import Source, require_one_dtype
-from lockstep.weights.stream import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 INDEX_LIMIT = 2**26  # bytes

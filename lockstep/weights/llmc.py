@@ -15,10 +15,10 @@ import numpy as np
 from lockstep.config import ModelConfig
 from lockstep.config.presets import GPT2
 from lockstep.errors import UserError, require
+from lockstep.files.stream import read_into
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.params import Arrays, count, shapes
 from lockstep.weights.source import Source
-from lockstep.weights.stream import read_into
 
 MAGIC, HEADER = 20240326, 1024  # bytes
 DTYPES = {3: "float32", 5: "bfloat16"}

@@ -1,7 +1,6 @@
 """A run's weights as a model without adapters has them, one at a time, out of its checkpoint."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.errors import require
+from lockstep.files.stream import read_entries
 from lockstep.files.untrusted import Refused
-from lockstep.model.params import Arrays, shapes
-from lockstep.run.shards import assemble
-from lockstep.weights.stream import TensorFile
+from lockstep.model.params import shapes
+from lockstep.run.pieces import Saved, find
 
 
 @dataclass(frozen=True)
@@ -20,16 +19,16 @@ class Weights:
     """
     Args:
         model: of the run; without its padding of the vocabulary nobody gets to see that.
-        shards: the checkpoint's files.
+        saved: the checkpoint's tensors.
     """
 
     model: ModelConfig
-    shards: list[TensorFile]
+    saved: Mapping[str, Saved]
 
     @property
     def dtype(self) -> str:
         """The run's own."""
-        return next(entry.dtype for shard in self.shards for entry in shard.entries.values())
+        return next(tensor.dtype.name for tensor in self.saved.values())
 
     def read(self, name: str) -> np.ndarray:
         """One canonical tensor, whole.
@@ -38,11 +37,10 @@ class Weights:
             Refused: the checkpoint has not the model's.
         """
         shape = shapes(self.model)[name]
-        whole = assemble(_pieces(file, name) for file in self.shards).get(name, np.empty(0))
-        whole = whole[: shape[0]]
-        if whole.shape != shape:
-            raise Refused(f"{name} is of shape {whole.shape}, not {shape}")
-        return whole
+        saved = self.saved[name][: shape[0]] if name in self.saved else np.empty(0)
+        if saved.shape != shape:
+            raise Refused(f"{name} is of shape {saved.shape}, not {shape}")
+        return saved
 
     def merged(self, name: str, dtype: str) -> np.ndarray:
         """W + alpha / rank B A, in float64 until it is rounded once."""
@@ -53,17 +51,15 @@ class Weights:
         return cast(name, weight, dtype)
 
 
-@contextmanager
-def open_weights(files: list[Path], model: ModelConfig) -> Iterator[Weights]:
+def open_weights(files: list[Path], model: ModelConfig) -> Weights:
     """
     Raises:
         Refused: a file is no safetensors file of floats, or has no tensor.
     """
-    with ExitStack() as stack:
-        found = Weights(model, [stack.enter_context(TensorFile(file)) for file in files])
-        if not any(shard.entries for shard in found.shards):
-            raise Refused("is empty")
-        yield found
+    saved = find((file, read_entries(file)) for file in files)
+    if not saved:
+        raise Refused("is empty")
+    return Weights(model, saved)
 
 
 def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
@@ -76,13 +72,3 @@ def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
     fits = bool((np.isfinite(rounded) == np.isfinite(tensor)).all())
     require(fits, "--dtype", dtype, f"has no numbers as large as some of {name}; use bfloat16")
     return rounded
-
-
-def _pieces(file: TensorFile, name: str) -> Arrays:
-    """Those of one tensor."""
-    found = {}
-    for key, entry in file.entries.items():
-        if key.partition("@")[0] == name:
-            found[key] = np.empty(entry.shape, entry.dtype)
-            file.read(key, found[key])
-    return found

@@ -15,12 +15,12 @@ from lockstep.config import ModelConfig
 from lockstep.config.fields import require_fields
 from lockstep.config.presets import GPT2
 from lockstep.errors import UserError, require
+from lockstep.files.stream import TensorFile
 from lockstep.model.params import Arrays, shapes
 from lockstep.process import run_module
 from lockstep.weights.names import GPT2 as NAMES
 from lockstep.weights.names import Layout
 from lockstep.weights.source import Source, require_one_dtype
-from lockstep.weights.stream import TensorFile
 
 READER = "torch_ref.nanogpt"
 ARGUMENTS = {"n_layer": int, "n_head": int, "n_embd": int, "block_size": int, "bias": bool,

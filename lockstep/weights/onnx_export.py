@@ -78,8 +78,8 @@ def export_onnx(
 def _whole(files: list[Path], model: ModelConfig) -> params.Arrays:
     """LoRA's adapters merged with what they adapt."""
     try:
-        with open_weights(files, model) as weights:
-            return {name: weights.merged(name, "float32") for name in params.shapes(model.base)}
+        weights = open_weights(files, model)
+        return {name: weights.merged(name, "float32") for name in params.shapes(model.base)}
     except Refused as error:
         raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
 

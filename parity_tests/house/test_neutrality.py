@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "functional": {"products", "remat"},
     "gradients": {"functional", "products", "remat"},
     "kernels": {"functional"},
-    "processes": set(),
+    "processes": {"service"},
+    "service": set(),
     "precision": {
         "functional",
         "gather",

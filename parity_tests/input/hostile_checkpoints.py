@@ -1,7 +1,6 @@
 """Checkpoints that are wrong in one way, most of them with checksums that say they are right."""
 
 import functools
-import hashlib
 import json
 import tempfile
 from functools import partial
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD
 from parity_tests.input.mutations import Files, Raw, damage, render, trees
-from parity_tests.runs.checkpoints import DTYPES, save_parts, state
+from parity_tests.runs.checkpoints import DTYPES, save_parts, sign, state
 
 OWN = 64 * "f"  # stands for the record's own checksum until it is known
 LENGTHS = (0, 1, 10**8, 2**31, 2**63, 2**64 - 1)  # of a header, by its first 8 bytes
@@ -61,7 +60,9 @@ def sign_files(files: Files, record: Any = None) -> Files:
     """With checksums made good, as far as there is anything to sum."""
     tree = json.loads(files[RECORD]) if record is None else record
     if type(tree) is dict and type(tree.get("sha256")) is dict:
-        sums = {name: hashlib.sha256(files[name]).hexdigest() for name in files.keys() - {RECORD}}
+        signed = {name: sign(content) for name, content in files.items() if name != RECORD}
+        files = files | {name: content for name, (content, _) in signed.items()}
+        sums = {name: sha for name, (_, sha) in signed.items()}
         known = {name: sums.get(name, sha) for name, sha in tree["sha256"].items()}
         tree = {**tree, "sha256": known | ({RECORD: OWN} if RECORD in known else {})}
     text = render(tree)

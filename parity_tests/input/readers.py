@@ -32,6 +32,7 @@ from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
 from lockstep.data.documents import Documents
 from lockstep.errors import UserError
+from lockstep.files import stream
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
 from lockstep.monitor import gaps
@@ -125,7 +126,10 @@ def same_run(run: tuple[Config, TrainState], folder: Path) -> bool:
 
 def same_checkpoint(state: TrainState, folder: Path) -> bool:
     path = folder / "given" / "again"
-    with mock.patch.object(checkpoint, "sync"):  # the disk may keep it for itself
+    with (
+        mock.patch.object(checkpoint, "sync"),
+        mock.patch.object(stream, "sync"),
+    ):  # the disk may keep it for itself
         checkpoint._write_record(path, state, checkpoint._write_arrays(path, state))
     assert_same(checkpoint.load(path), state)
     return True

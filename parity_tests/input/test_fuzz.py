@@ -19,11 +19,11 @@ from lockstep.config import huggingface, islands, sections
 from lockstep.data import corpus, prepared, records, tokenizer
 from lockstep.data import stream as data_stream
 from lockstep.errors import UserError
-from lockstep.files import tensors, untrusted
+from lockstep.files import stream, tensors, untrusted
 from lockstep.monitor import gaps
-from lockstep.run import checkpoint, directory, runlog, shards
+from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import trainer
-from lockstep.weights import llmc, llmc_state, nanogpt, stream
+from lockstep.weights import llmc, llmc_state, nanogpt
 from parity_tests.input import fuzz
 from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
@@ -56,20 +56,6 @@ def python_s_own(file: Path, *, limit: int) -> Any:
     return json.loads(file.read_text())
 
 
-def array_of_any_shape(tensor: dict[str, Any]) -> np.ndarray:
-    """`tensors._array` without what it refuses."""
-    return np.frombuffer(tensor["data"], tensors.DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-
-
-def join_blindly(name: str, pieces: list[Any]) -> np.ndarray:
-    """`shards._join`, which takes what it needs and looks at nothing."""
-    ends = [np.add(starts, array.shape) for starts, array in pieces]
-    whole = np.zeros(np.max(ends, axis=0).astype(int), pieces[0][1].dtype)
-    for starts, array in pieces:
-        whole[tuple(slice(start, start + n) for start, n in zip(starts, array.shape))] = array
-    return whole
-
-
 def trusting_count(data: str, file: Path) -> int:
     """`records._group_count` without its `except`."""
     return ParquetFile(file).num_row_groups
@@ -81,10 +67,9 @@ def anything(*_: object) -> bool:
 
 # What a reader might forget: in which module, under which name, what stands there in its place
 BUGS: list[tuple[str, Any, str, Any]] = [
-    ("checkpoint", tensors, "_array", array_of_any_shape),
+    ("checkpoint", stream, "_entry", trusting_entry),
     ("checkpoint", checkpoint, "_is_whole", anything),
     ("checkpoint", checkpoint, "read_json", python_s_own),
-    ("checkpoint", shards, "_join", join_blindly),
     ("config", directory, "read_json", python_s_own),
     ("config", sections, "require_fields", anything),
     ("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn)),

@@ -1,5 +1,8 @@
 """States to save, and what is asked of a checkpoint after that."""
 
+import hashlib
+import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +14,9 @@ import pytest
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import Part, TrainState
-from lockstep.run.checkpoint import FILES, load, save
-from lockstep.run.shards import piece_name
+from lockstep.run import checkpoint
+from lockstep.run.checkpoint import FILES, RECORD, load, save
+from lockstep.run.pieces import piece_name
 
 DTYPES: dict[str, Any] = {
     "float64": np.uint64,
@@ -88,6 +92,37 @@ def assert_same(a: TrainState, b: TrainState) -> None:
     counters = [replace(s, params={}, mu={}, nu={}) for s in (a, b)]
     assert counters[0] == counters[1]
     assert [type(c.loss_scale) for c in counters] == [float, float]
+
+
+def sign(content: bytes) -> tuple[bytes, str]:
+    """A file with the checksums of its tensors in the header, as far as it has one, and that of
+    the header."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+        sums = {name: checksum(data[slice(*about["data_offsets"])])
+                for name, about in header.items() if name != "__metadata__"}  # fmt: skip
+        text = json.dumps({**header, "__metadata__": sums}).encode()
+        content = len(text).to_bytes(8, "little") + text + data
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        pass
+    return content, checksum(content[: 8 + int.from_bytes(content[:8], "little")])
+
+
+def checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def rewrite(path: Path, change: Callable[[dict], None] = lambda record: None) -> None:
+    """Changes state.json as another program might, with valid checksums."""
+    record = json.loads((path / RECORD).read_text())
+    change(record)
+    for file in path.glob("*.safetensors"):
+        content, record["sha256"][file.name] = sign(file.read_bytes())
+        file.write_bytes(content)
+    record["sha256"].pop(RECORD, None)
+    record["sha256"][RECORD] = checkpoint._own_checksum(record)
+    (path / RECORD).write_text(json.dumps(record))
 
 
 def hidden(run: Path) -> list[str]:

@@ -16,7 +16,7 @@ from lockstep.cli import trainers
 from lockstep.config import Config
 from lockstep.model.params import Arrays
 from lockstep.model.state import Part, TrainState
-from lockstep.run.shards import piece_name
+from lockstep.run.pieces import piece_name
 from parity_tests.fake import SlowTwin, device_count, end, has_accelerator  # noqa: F401
 
 

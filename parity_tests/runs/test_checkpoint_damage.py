@@ -63,6 +63,6 @@ def test_one_line_for_damage(tmp_path: Path) -> None:
     with (path / "weights.safetensors").open("ab") as file:
         file.write(b"\0")
     assert refusal(path) == (
-        "weights.safetensors: damaged, its checksum is not that in state.json; "
-        "use another checkpoint"
+        "weights.safetensors: damaged or not a Lockstep checkpoint (no safetensors file: 1 bytes "
+        "behind its tensors); use another checkpoint"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.files import tensors
+from lockstep.files import stream
 from lockstep.files.untrusted import open_regular
 from lockstep.run import checkpoint
 from parity_tests.input.hostile_checkpoints import parts, sign_files, whole
@@ -86,10 +86,10 @@ def test_a_file_that_is_cut_short_while_it_is_read(
     big = {"a": np.ones((1000, 1000), np.float32)}
     path = checkpoint.save(tmp_path, replace(state(), params=big, mu=big, nu=big), keep=1)
 
-    def cut(file: Path) -> BufferedReader:
-        stream = open_regular(file)
+    def cut(file: Path, **how: bool) -> BufferedReader:
+        opened = open_regular(file)
         os.truncate(file, file.stat().st_size // 2)
-        return stream
+        return opened
 
-    monkeypatch.setattr(tensors, "open_regular", cut)
+    monkeypatch.setattr(stream, "open_regular", cut)
     check_refusal(lambda: checkpoint.load(path), "weights.safetensors", "damaged")

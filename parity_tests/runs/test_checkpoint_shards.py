@@ -1,7 +1,5 @@
 """A checkpoint whose parts are written by several processes is that of one."""
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.run import checkpoint
-from lockstep.run.checkpoint import RECORD, load
+from lockstep.run.checkpoint import RECORD, load, open_state
 from lockstep.run.saver import Saver
 from parity_tests.runs.checkpoints import (
     DTYPES,
@@ -23,6 +21,7 @@ from parity_tests.runs.checkpoints import (
     hidden,
     part_of,
     refusal,
+    rewrite,
     save_parts,
     silent,
     state,
@@ -77,10 +76,7 @@ class silent_log:
 def spoil(path: Path, name: str, change: Callable[[Arrays], Arrays]) -> str:
     """What is said of a checkpoint with another file, its checksums made good."""
     save_file(change(load_file(path / name)), path / name)
-    record = json.loads((path / RECORD).read_text())
-    record["sha256"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
-    record["sha256"][RECORD] = checkpoint._own_checksum(record)
-    (path / RECORD).write_text(json.dumps(record))
+    rewrite(path)
     return refusal(path)
 
 
@@ -144,3 +140,27 @@ def test_two_that_wait_leave_no_room_for_a_third(tmp_path: Path) -> None:
             release.set()
             saver.writer.shutdown()
         assert lines == ["step 3 is not saved: an earlier checkpoint is still being written"]
+
+
+def test_a_part_is_read_without_the_others(tmp_path: Path) -> None:
+    """What is not needed may be unreadable."""
+    path = save_parts(tmp_path, state())
+    for file in path.glob("*-0.safetensors"):  # rows from 1 on
+        content = file.read_bytes()
+        header = 8 + int.from_bytes(content[:8], "little")
+        file.write_bytes(content[:header] + bytes(len(content) - header))
+    found = open_state(path)
+    for name, array in state().mu.items():
+        assert (found.mu[name].shape, found.mu[name].dtype) == (array.shape, array.dtype)
+        place = slice(1) if array.ndim else ...
+        assert found.mu[name][place].tobytes() == array[place].tobytes()
+    for name in ("plain", "transposed"):
+        with pytest.raises(UserError, match="mu-0.safetensors: damaged, its checksum"):
+            found.mu[name][1:, 2:]
+
+
+def test_any_place_is_that_of_the_array(tmp_path: Path) -> None:
+    found, whole = open_state(save_parts(tmp_path, state())).nu, state().nu
+    for place in (..., slice(1, 2), (slice(2), slice(1, 3)), (slice(None), slice(2, 9))):
+        for name in ("plain", "transposed", "permuted"):
+            assert found[name][place].tobytes() == whole[name][place].tobytes()

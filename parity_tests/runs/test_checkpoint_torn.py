@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from lockstep.errors import UserError
+from lockstep.files import stream
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.run import checkpoint
 from lockstep.run.checkpoint import FILES, RECORD, latest, listing, load, save
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
 
@@ -87,14 +87,14 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(
 def test_a_kill_while_writing_a_file_leaves_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(tensors: Arrays, file: Path) -> None:
+    def half(tensors: Arrays, file: Path, metadata: object) -> None:
         save_file(tensors, file)
         os.truncate(file, 100)
         raise Killed
 
     save(tmp_path, state(10), keep=1)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save_file", half)
+        patched.setattr(stream, "save_file", half)
         with pytest.raises(Killed):
             save(tmp_path, state(20), keep=1)
     assert hidden(tmp_path) == [".tmp-step_00000020"]
@@ -145,10 +145,10 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_safetensors_own_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(tensors: Arrays, file: Path) -> None:
+    def nowhere(tensors: Arrays, file: Path, metadata: object) -> None:
         save_file(tensors, file.parent / "no/such/folder")
 
-    monkeypatch.setattr(checkpoint, "save_file", nowhere)
+    monkeypatch.setattr(stream, "save_file", nowhere)
     with pytest.raises(UserError, match="cannot be written .*No such file"):
         save(tmp_path, state(), keep=1)
 

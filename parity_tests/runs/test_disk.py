@@ -13,7 +13,7 @@ from safetensors.numpy import save as serialized
 from lockstep import exits
 from lockstep.cli import commands
 from lockstep.errors import UserError
-from lockstep.files import durable
+from lockstep.files import durable, stream
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint, runlog
@@ -48,23 +48,23 @@ class Disk:
 
 
 def with_room(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    def save_file(arrays: Arrays, path: Path) -> None:
-        disk.write(path, serialized(arrays))
+    def save_file(arrays: Arrays, path: Path, metadata: dict[str, str]) -> None:
+        disk.write(path, serialized(arrays, metadata))
 
     def write_text(path: Path, text: str) -> None:
         disk.write(path, text.encode())
 
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(stream, "save_file", save_file)
     monkeypatch.setattr(Path, "write_text", write_text)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # not what is tried here, and slow
 
 
 def test_a_disk_that_is_full_after_n_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every n of a small checkpoint."""
-    endless = Disk(10_000)
+    endless = Disk(20_000)
     with_room(monkeypatch, endless)
     checkpoint.save(tmp_path, tiny(1), keep=1)
-    size = 10_000 - endless.room
+    size = 20_000 - endless.room
     for room in range(int(size)):
         with_room(monkeypatch, Disk(room))
         with pytest.raises(UserError, match="step_00000002: cannot be written .*No space left"):

@@ -1,7 +1,7 @@
 """SIGKILL at any moment, those of saving included: what is resumed is the run that never stopped.
 
 12 kills of the twin without a framework; with --full 300, and 25 of each real one. 8 kills of one
-of two processes that write their parts; with --full 300, and 100 of PyTorch's.
+of two processes that write their parts; with --full 300, and 100 of each real one.
 """
 
 import os
@@ -93,10 +93,16 @@ def start_two(framework: str, flags: str) -> list[subprocess.Popen]:
     there = {
         "two": {"FAKE_MEETING": tempfile.mkdtemp(dir=".")},
         "torch": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"},
+        "jax": {},
     }[framework]
-    number = {"two": "FAKE_RANK", "torch": "RANK"}[framework]
+    number = {"two": "FAKE_RANK", "torch": "RANK", "jax": "OWN"}[framework]
+    place = f" --coordinator 127.0.0.1:{port} --processes 2 --process-id"
     return [
-        start_child(framework, flags, {**ONE_THREAD, **there, number: str(rank)})
+        start_child(
+            framework,
+            f"{flags}{f'{place} {rank}' if framework == 'jax' else ''}",
+            {**ONE_THREAD, **there, number: str(rank)},
+        )
         for rank in range(2)
     ]
 
@@ -147,7 +153,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     assert [path.name for path in checkpoint.listing(Path("run"))][-1] == f"step_{steps:08d}"
 
 
-@pytest.mark.parametrize("framework", ["two", "torch"])
+@pytest.mark.parametrize("framework", ["two", *twin.MODULES])
 def test_any_rank_may_be_killed(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -155,7 +161,7 @@ def test_any_rank_may_be_killed(
     full = request.config.getoption("--full")
     if framework != "two" and not full:
         pytest.skip("with --full; the processes without a framework are killed always")
-    kills = {"two": 300, "torch": 100}[framework] if full else 8
+    kills = (300 if framework == "two" else 100) if full else 8
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     steps = 100 * kills

@@ -136,18 +136,18 @@ def test_a_merge_rounds_once(dtype: str, unit: float, square: Run) -> None:
     rounded before it is added is not."""
     folder, config, state = square
     p, scale, rounded_first = state.params, config.model.lora_scale, 0
-    with open_weights(checkpoint.newest_weight_files(folder / "run", pytest.fail),
-                      config.model) as weights:  # fmt: skip
-        for name in p:
-            module = name.removesuffix(".weight")
-            if f"{module}.lora_a" not in p:
-                continue
-            product = scale * (p[f"{module}.lora_b"] @ p[f"{module}.lora_a"])
-            exact, bound = p[name] + product, unit * np.abs(p[name] + product)
-            found = weights.merged(name, dtype).astype(np.float64)
-            assert (np.abs(found - exact) <= bound).all()
-            early = (p[name].astype(dtype) + product.astype(dtype)).astype(np.float64)
-            rounded_first += int((np.abs(early - exact) > bound).sum())
+    files = checkpoint.newest_weight_files(folder / "run", pytest.fail)
+    weights = open_weights(files, config.model)
+    for name in p:
+        module = name.removesuffix(".weight")
+        if f"{module}.lora_a" not in p:
+            continue
+        product = scale * (p[f"{module}.lora_b"] @ p[f"{module}.lora_a"])
+        exact, bound = p[name] + product, unit * np.abs(p[name] + product)
+        found = weights.merged(name, dtype).astype(np.float64)
+        assert (np.abs(found - exact) <= bound).all()
+        early = (p[name].astype(dtype) + product.astype(dtype)).astype(np.float64)
+        rounded_first += int((np.abs(early - exact) > bound).sum())
     assert rounded_first
 
 

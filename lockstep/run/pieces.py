@@ -1,0 +1,94 @@
+"""The tensors of a checkpoint, in one piece each or in several; those that are needed are read.
+
+A piece has its tensor's name and the place where it begins, `blocks.0.mlp.up.weight@64,0`. Those of
+a tensor lie side by side on one axis: a mesh divides no other.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.files.stream import Entry, read_checked
+from lockstep.files.untrusted import Refused
+
+PIECE = re.compile(r"([^@]*)@([0-9]{1,12}(?:,[0-9]{1,12})*)?")
+
+Read = Callable[[Path, Entry], np.ndarray]
+
+
+class Piece(NamedTuple):
+    starts: tuple[int, ...]
+    path: Path
+    entry: Entry
+
+
+class Saved:
+    """A tensor on the disk; `saved[place]` is that of the array, and reads the pieces there."""
+
+    def __init__(self, name: str, pieces: list[Piece], read: Read) -> None:
+        """Raises Refused where the pieces are not the tensor's parts, each number once."""
+        self.pieces, self.read = sorted(pieces, key=lambda piece: piece.starts), read
+        self.axis, self.shape = _join(name, self.pieces)
+        self.dtype = np.dtype(pieces[0].entry.dtype)
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        """place: `...`, or a slice for each of the first axes."""
+        slices = () if place is ... else place if type(place) is tuple else (place,)
+        slices = (*slices, *[slice(None)] * (len(self.shape) - len(slices)))
+        wanted = [range(*each.indices(n)) for each, n in zip(slices, self.shape)]
+        found = np.empty([len(each) for each in wanted], self.dtype)
+        if not self.shape:
+            found[...] = self.read(*self.pieces[0][1:])
+        for starts, path, entry in self.pieces if self.shape else ():
+            start, own = starts[self.axis], wanted[self.axis]
+            low, high = max(start, own.start), min(start + entry.shape[self.axis], own.stop)
+            if low < high:
+                place, there = [*slices], [slice(None)] * len(slices)
+                place[self.axis] = slice(low - start, high - start)
+                there[self.axis] = slice(low - own.start, high - own.start)
+                found[tuple(there)] = self.read(path, entry)[tuple(place)]
+        return found
+
+
+def _join(name: str, pieces: list[Piece]) -> tuple[int, tuple[int, ...]]:
+    """The axis on which pieces lie side by side, and the shape of the whole."""
+    first, axes = pieces[0].entry, len(pieces[0].entry.shape)
+    kinds = {(len(p.starts), len(p.entry.shape), p.entry.dtype) for p in pieces}
+    if kinds != {(axes, axes, first.dtype)}:
+        raise Refused(f"the pieces of {name} have not the same axes and dtype")
+    axis, end = next((i for i in range(axes) if pieces[-1].starts[i]), 0), 0
+
+    def on_axis(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
+        return (*numbers[:axis], number, *numbers[axis + 1 :])
+
+    for piece in pieces if axes else pieces[1:]:
+        fits = axes and piece.starts == on_axis((0,) * axes, end)
+        if not fits or on_axis(piece.entry.shape, 0) != on_axis(first.shape, 0):
+            raise Refused(f"the pieces of {name} overlap or leave a gap")
+        end += piece.entry.shape[axis]
+    return axis, on_axis(first.shape, end) if axes else ()
+
+
+def find(
+    files: Iterable[tuple[Path, Mapping[str, Entry]]], read: Read = read_checked
+) -> dict[str, Saved]:
+    """The tensors of all pieces in some files, and what is no piece as it is.
+
+    Raises:
+        Refused: the pieces of a tensor are not its parts, each number once.
+    """
+    found: dict[str, list[Piece]] = {}
+    for path, entries in files:
+        for key, entry in entries.items():
+            match = PIECE.fullmatch(key)
+            name, place = (match[1], match[2]) if match else (key, None)
+            starts = tuple(map(int, place.split(","))) if place else (0,) * len(entry.shape)
+            found.setdefault(name, []).append(Piece(starts, path, entry))
+    return {name: Saved(name, pieces, read) for name, pieces in found.items()}
+
+
+def piece_name(name: str, starts: Iterable[int]) -> str:
+    return f"{name}@{','.join(map(str, starts))}"
