@@ -12,10 +12,10 @@ import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.errors import require
+from lockstep.files.stream import read_into
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.params import Arrays, count
 from lockstep.weights.llmc import HEADER, read_header, read_tensors, unusable
-from lockstep.weights.stream import read_into
 
 MAGIC, VERSION, FIELD = 20240327, 2, "STATE"
 

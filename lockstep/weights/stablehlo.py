@@ -11,12 +11,12 @@ from pathlib import Path
 from lockstep.config import Config, ModelConfig, OptimConfig, PrecisionConfig, RunConfig
 from lockstep.config.tensors import shapes
 from lockstep.errors import UserError
+from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused
 from lockstep.process import run_module
 from lockstep.run import directory
 from lockstep.weights.export import files_of
 from lockstep.weights.merged import open_weights
-from lockstep.weights.stream import write
 
 EXPORTER = "jax_impl.stablehlo"
 PROGRAM, TEXT, WEIGHTS = "model.jax", "model.mlir", "model.safetensors"
@@ -34,8 +34,8 @@ def export_stablehlo(run: Path, to: Path, *, step: int | None, warn: Callable[[s
     files = files_of(run, step, warn)
     config = forward_config(model.base)
     try:
-        with directory.new_folder(to, "--to") as folder, open_weights(files, model) as weights:
-            sizes = shapes(model.base)
+        with directory.new_folder(to, "--to") as folder:
+            weights, sizes = open_weights(files, model), shapes(model.base)
             tensors = (weights.merged(name, "float32") for name in sizes)
             write(folder / WEIGHTS, "float32", sizes, tensors)
             asked = json.dumps(config.to_json())
