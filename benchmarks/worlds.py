@@ -1,4 +1,5 @@
-"""`python -m benchmarks.worlds`: what several processes cost on one machine, in ms of a step.
+"""`python -m benchmarks.worlds`: what several processes cost on one machine, in ms of a step, by the
+clock and of CPU time, which other programs hardly change.
 
 torch: two processes of one thread each, our step beside a tutorial's DDP loop on the same model, in
 turns; and one process of two threads with twice the batch. jax: one process and 1, 2, 4 and 8 fake
@@ -39,13 +40,14 @@ def make_config(devices: int) -> Config:
     return from_flags(flags, accelerator=False)
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of this process's CPU time."""
+    began, used = time.perf_counter(), time.process_time()
     call()
-    return 1e3 * (time.perf_counter() - began)
+    return 1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - used)
 
 
-def measure(framework: str, devices: int, steps: int) -> dict[str, list[float]]:
+def measure(framework: str, devices: int, steps: int) -> dict[str, list[tuple[float, float]]]:
     """ms of each of our steps, and of a bare loop's; this process may be one of several."""
     config = make_config(devices)
     built, window = twin.load(framework, config), GPT.window(config, 0)
@@ -59,7 +61,7 @@ def measure(framework: str, devices: int, steps: int) -> dict[str, list[float]]:
     loops = {"ours": ours}
     if framework == "torch" and devices > 1:
         loops["bare"] = bare_loop(built, window)
-    times: dict[str, list[float]] = {name: [] for name in loops}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     for number in range(steps + 3):  # those that go first go second the next time
         for name in sorted(loops, reverse=bool(number % 2)):
             built.agree(False)  # they begin together
@@ -86,8 +88,8 @@ def bare_loop(built: Any, window: Any) -> Callable[[], None]:
     return bare
 
 
-def measure_apart(framework: str, devices: int, steps: int, threads: int) -> dict[str, list[float]]:
-    """In processes of their own: torch one a device, JAX one."""
+def measure_apart(framework: str, devices: int, steps: int, threads: int) -> dict[str, list[Any]]:
+    """In processes of their own: torch one a device, JAX one. That of the first."""
     processes = devices if framework == "torch" else 1
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -105,25 +107,28 @@ def measure_apart(framework: str, devices: int, steps: int, threads: int) -> dic
     return json.loads(said[0].splitlines()[-1])
 
 
-def quartiles(times: list[float]) -> list[float]:
-    return statistics.quantiles(times)
+def quartiles(times: list[Any]) -> dict[str, list[float]]:
+    return {kind: statistics.quantiles(each) for kind, each in zip(("ms", "cpu_ms"), zip(*times))}
 
 
 def rows(steps: int) -> list[Row]:
-    world: dict[str, list[float]] = {"ours": [], "bare": [], "alone": []}
+    world: dict[str, list[Any]] = {"ours": [], "bare": [], "alone": []}
     for _ in range(ROUNDS):
         for name, times in measure_apart("torch", 2, steps, threads=1).items():
             world[name] += times
         world["alone"] += measure_apart("torch", 1, steps, threads=2)["ours"]
-    ratios = [ours / bare for ours, bare in zip(world["ours"], world["bare"], strict=True)]
+    ratios = [
+        tuple(a / b for a, b in zip(*pair))
+        for pair in zip(world["ours"], world["bare"], strict=True)
+    ]
     figures = {name: quartiles(times) for name, times in world.items()}
-    found = [results.row("torch", "cpu", ms=figures, ratio=quartiles(ratios), pairs=len(ratios))]
-    grown: dict[int, list[float]] = {count: [] for count in DEVICES}
+    found = [results.row("torch", "cpu", **figures, ratio=quartiles(ratios), pairs=len(ratios))]
+    grown: dict[int, list[Any]] = {count: [] for count in DEVICES}
     for _ in range(ROUNDS):
         for count in DEVICES:
             grown[count] += measure_apart("jax", count, steps, threads=1)["ours"]
     found += [
-        results.row(f"jax {count}", "cpu", ms=quartiles(times), pairs=len(times))
+        results.row(f"jax {count}", "cpu", ours=quartiles(times), pairs=len(times))
         for count, times in grown.items()
     ]
     return found
@@ -133,19 +138,19 @@ def table(found: dict[str, Row]) -> str:
     """Medians, and their quartiles."""
     torch = found["torch"]
     lines = [
-        ["PyTorch, two processes: our step", *_figures(torch["ms"]["ours"])],
-        ["a bare DDP loop", *_figures(torch["ms"]["bare"])],
+        ["PyTorch, two processes: our step", *_figures(torch["ours"])],
+        ["a bare DDP loop", *_figures(torch["bare"])],
         ["ours over bare, pair by pair", *_figures(torch["ratio"], "{:.3f} times")],
-        ["PyTorch, one process, the same rows", *_figures(torch["ms"]["alone"])],
-        *([f"JAX, {name.split()[1]} devices", *_figures(row["ms"])]
+        ["PyTorch, one process, the same rows", *_figures(torch["alone"])],
+        *([f"JAX, {name.split()[1]} devices", *_figures(row["ours"])]
           for name, row in found.items() if name != "torch"),
     ]  # fmt: skip
-    return markdown(["step", "median", "quartiles"], lines)
+    return markdown(["step", "median", "quartiles", "CPU time, median", "quartiles"], lines)
 
 
-def _figures(quartiles: list[float], unit: str = "{:.1f} ms") -> list[str]:
-    low, middle, high = map(unit.format, quartiles)
-    return [middle, f"{low} to {high}"]
+def _figures(quartiles: dict[str, list[float]], unit: str = "{:.1f} ms") -> list[str]:
+    found = [[unit.format(each) for each in quartiles[kind]] for kind in ("ms", "cpu_ms")]
+    return [text for low, middle, high in found for text in (middle, f"{low} to {high}")]
 
 
 def main(argv: list[str] | None = None) -> int:

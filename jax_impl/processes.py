@@ -115,6 +115,14 @@ def tell(text: str) -> str:
     return service().blocking_key_value_get(name, NEVER * 1000)
 
 
+def tell_all(number: int) -> list[int]:
+    """Those of all processes."""
+    client, name = service(), f"told/{next(rounds)}"
+    client.key_value_set(f"{name}/{rank()}", str(number))
+    names = [f"{name}/{each}" for each in range(process_count())]
+    return [int(client.blocking_key_value_get(each, NEVER * 1000)) for each in names]
+
+
 def any_of(flag: bool) -> bool:
     """Whether any process says so; on the hosts, beside what their devices do."""
     if process_count() == 1:

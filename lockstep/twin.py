@@ -114,6 +114,10 @@ class Twin(Runner, Protocol):
         """Whether any process of the run says so."""
         ...
 
+    def apart(self) -> list[int]:
+        """Which processes have other weights than the others with the same part of them."""
+        ...
+
     def beat(self, count: int) -> list[int]:
         """Tells the others that this process has counted so far; how far each has, or [] alone.
 

@@ -37,6 +37,9 @@ class FakeTwin:
     def tell(self, text: str) -> str:
         return text
 
+    def apart(self) -> list[int]:
+        return []
+
     def agree(self, flag: bool) -> bool:
         return flag
 

@@ -62,7 +62,7 @@ REST = {
     r"ladder/test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
     r"|never-rounded-up|draws-of|drawn-without|e4m3-gradients-in|output-not-scaled-in|amaxes-(?!recorded-twice\]))":
         "e4m3-gradients, output-not-scaled, amaxes-recorded-twice, all in torch",
-    r"test_ranks.py::test_(who_is|a_launcher|two_launchers|a_process_reads)":
+    r"test_ranks.py::test_(who_is|a_rank_that|a_launcher|two_launchers|a_process_reads)":
         "what outlives process 0, counts that stand still, and parts of a file",
     r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
     r"test_second_pair.py::": "the ladder of the first",

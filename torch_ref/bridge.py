@@ -1,5 +1,6 @@
 """Between the trainer's state and the canonical one. The names are already the state-dict's."""
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,14 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
+from lockstep.train.alike import Print, find_apart
 
 from .amaxes import give_scales
 from .mesh import divide, like, local, place, whole
-from .processes import process_count, rank
+from .processes import process_count, rank, tell_all
 from .step import Trainer
+
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of a number's bits, by its bytes
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -76,6 +80,19 @@ def pieces(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Arrays:
         if array.numel() and turn == number % turns:
             found[piece_name(name, [start, 0, 0][: array.ndim])] = to_numpy(array)
     return found
+
+
+def apart(trainer: Trainer) -> list[int]:
+    """The processes whose weights are not those of the others with this part."""
+    divide(trainer.model)
+    places, sums = [], []
+    for name, parameter in trainer.model.named_parameters():
+        array = local(parameter.detach())
+        places.append((name, place(parameter, trainer.mesh)[0], array.numel()))
+        sums.append(array.view(INTEGERS[array.itemsize]).sum(dtype=torch.int64))
+    prints = str(places), str(torch.stack(sums).tolist())
+    told = (tell_all(zlib.crc32(text.encode())) for text in prints)
+    return find_apart([Print(*each) for each in zip(*told)])
 
 
 def save(trainer: Trainer) -> TrainState:

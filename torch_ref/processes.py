@@ -77,6 +77,14 @@ def tell(text: str) -> str:
     return store.get(name).decode()
 
 
+def tell_all(number: int) -> list[int]:
+    """Those of all processes."""
+    numbers = torch.zeros(process_count(), dtype=torch.int64)
+    numbers[rank()] = number
+    dist.all_reduce(numbers)
+    return numbers.tolist()
+
+
 def any_of(flag: bool) -> bool:
     """Whether any process says so; on the hosts, beside what their devices do."""
     if process_count() == 1:

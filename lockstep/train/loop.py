@@ -17,7 +17,7 @@ from lockstep.model.state import TrainState
 from lockstep.monitor.options import Watching
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import loss_scale, nonfinite, spikes
+from lockstep.train import alike, loss_scale, nonfinite, spikes
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
@@ -39,6 +39,10 @@ class Diverged(Exception):
         """
         super().__init__(problem)
         self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
+
+
+class Parted(Exception):
+    """Processes that should have the same weights have not."""
 
 
 class Loop:
@@ -67,6 +71,7 @@ class Loop:
         }
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
         self.spikes = spikes.SpikeWatch(log.kept)
+        self.clock = alike.Clock()
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
         self.peak = devices.peak(twin.describe()["device"], config.precision.roles)
@@ -90,11 +95,13 @@ class Loop:
                 if late:
                     self.report(late())
                 late = result
-                stopping = self.twin.agree(
-                    step < total and (stop.received or self.display.abandoned)
-                )
+                wanted = step < total and (stop.received or self.display.abandoned)
+                asked = self.twin.agree(wanted or self.clock.is_due())  # one question a step
+                stopping = asked and self.twin.agree(wanted)
                 evaluate = step == total or _due(step, every.eval_every)
                 save = step == total or stopping or _due(step, every.save_every)
+                if asked or save:
+                    self.require_alike()
                 if evaluate or save or self.twin.synchronous:
                     self.report(late())
                     late = None
@@ -178,6 +185,15 @@ class Loop:
                 f"first non-finite: {first}",
                 step=self.done, good=self.done - 2, remedy=LOWER,
             )  # fmt: skip
+
+    def require_alike(self) -> None:
+        """Before a save, and now and then. Raises Parted."""
+        self.clock.restart()
+        if ranks := self.twin.apart():
+            which = ", ".join(map(str, ranks))
+            raise Parted(
+                f"--mesh {self.config.mesh}: rank {which} has other weights than the others"
+            )
 
     def evaluate(self) -> None:
         held_out = batches.validation(self.config, self.data.val, self.own_rows)

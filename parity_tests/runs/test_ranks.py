@@ -93,6 +93,19 @@ def test_who_is_missing_is_named_in_one_line(
     checkpoint.load(checkpoint.listing(Path("run"))[-1])
 
 
+@pytest.mark.parametrize("framework", twin.MODULES)
+def test_a_rank_that_parts_ends_all(framework: str, ended: list[subprocess.Popen]) -> None:
+    """Before its weights are saved."""
+    words = [*SMALL, "--mesh", "data=2", "--steps", "100000", "--save-every", "10"]
+    ended += start_two(framework, "parity_tests.runs.parting_trainer", framework, *words)
+    said = [process.communicate()[1] for process in ended]
+    assert [process.returncode for process in ended] == [exits.DIVERGED] * 2, said
+    assert "".join(said) == (
+        "error: --mesh data=2: rank 1 has other weights than the others; the last good checkpoint "
+        "is run/checkpoints/step_00000010; look at its device and go on with --resume\n"
+    )
+
+
 def test_what_processes_talk_over_outlives_process_0() -> None:
     """And ends with the last of them."""
     port = free_port()

@@ -1,0 +1,42 @@
+"""Whether the processes of a run still have the same weights where they should.
+
+Gradients are averaged, so loss and norms stay the same on all when one process's weights change
+alone: by a broken chip, or by a bug.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+EVERY = 20.0  # seconds
+
+
+class Print(NamedTuple):
+    """Of what one process has."""
+
+    place: int  # which parts of which tensors: those with the same should have the same numbers
+    bits: int  # a checksum of the numbers
+
+
+class Clock:
+    """When to look again. Processes' own clocks differ: they have to agree."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self.last >= EVERY
+
+    def restart(self) -> None:
+        self.last = time.monotonic()
+
+
+def find_apart(prints: Sequence[Print]) -> list[int]:
+    """The ranks that have other numbers than most with the same place; of two, the second."""
+    found = []
+    for place in dict.fromkeys(each.place for each in prints):
+        those = [(rank, each.bits) for rank, each in enumerate(prints) if each.place == place]
+        [(usual, _)] = Counter(bits for _, bits in those).most_common(1)
+        found += [rank for rank, bits in those if bits != usual]
+    return sorted(found)
