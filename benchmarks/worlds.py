@@ -1,4 +1,4 @@
-"""`python -m benchmarks.worlds`: what several processes cost on one machine, in ms of a step, by the
+"""`python -m benchmarks.worlds`: what several processes cost on one machine, in ms of a step by the
 clock and of CPU time, which other programs hardly change.
 
 torch: two processes of one thread each, our step beside a tutorial's DDP loop on the same model, in

@@ -167,6 +167,6 @@ def test_a_process_reads_its_own_part(framework: str, ended: list[subprocess.Pop
     readers = start_two(framework, "parity_tests.runs.part_reader", framework, "run", "fsdp=2")
     said = [reader.communicate() for reader in readers]
     assert [reader.returncode for reader in readers] == [exits.DONE] * 2, said
-    read = [int(out) for out, _ in said]
+    read = [int(out.split()[-1]) for out, _ in said]  # gloo talks before
     assert sum(read) < 1.1 * whole  # what no axis divides is read by both
     assert max(read) < 0.6 * whole
