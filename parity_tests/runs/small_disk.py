@@ -12,9 +12,9 @@ from parity_tests.runs.fake_runs import place as place
 
 @contextmanager
 def mount(folder: Path) -> Iterator[Path]:
-    """A file system of 256 KiB on a new folder, where one can be mounted."""
+    """A file system of 320 KiB on a new folder, where one can be mounted."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(folder)]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
