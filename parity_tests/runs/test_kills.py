@@ -179,7 +179,7 @@ def test_any_rank_may_be_killed(
     assert amid_a_save > 0
     assert last_step() < steps
     end = last_step() + 20
-    # On a machine so busy that all kills come before the first checkpoint is whole, it starts again.
+    # On a busy machine all kills may come before the first checkpoint is whole.
     again = "--resume" if checkpoint.listing(Path("run")) else f"{flags} --overwrite"
     for words in (f"{again} --out run --steps {end}", f"{flags} --steps {end} --out whole"):
         said = [(rank.communicate()[1], rank.returncode) for rank in start_two(framework, words)]
