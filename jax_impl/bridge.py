@@ -3,7 +3,6 @@
 With scanned layers the blocks' parameters are stacked, with a leading axis L.
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import STACKED, in_first_layer, is_stacked, layer_names, unstack
 from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
-from lockstep.train.alike import Print, find_apart
+from lockstep.train import alike
 
 from .mesh import shardings, whole
 from .processes import process_count, rank, tell_all
@@ -124,9 +123,7 @@ def apart(trainer: Trainer) -> list[int]:
             places.append((name, shard.index))
             bits = jax.lax.bitcast_convert_type(shard.data, INTEGERS[parameter.itemsize])
             sums.append(bits.sum(dtype=bits.dtype))
-    prints = str(places), str([x.item() for x in jax.device_get(sums)])
-    told = (tell_all(zlib.crc32(text.encode())) for text in prints)
-    return find_apart([Print(*each) for each in zip(*told)])
+    return alike.ask(places, [x.item() for x in jax.device_get(sums)], tell_all)
 
 
 def save(trainer: Trainer) -> TrainState:

@@ -1,6 +1,5 @@
 """Between the trainer's state and the canonical one. The names are already the state-dict's."""
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
-from lockstep.train.alike import Print, find_apart
+from lockstep.train import alike
 
 from .amaxes import give_scales
 from .mesh import divide, like, local, place, whole
@@ -90,9 +89,7 @@ def apart(trainer: Trainer) -> list[int]:
         array = local(parameter.detach())
         places.append((name, place(parameter, trainer.mesh)[0], array.numel()))
         sums.append(array.view(INTEGERS[array.itemsize]).sum(dtype=torch.int64))
-    prints = str(places), str(torch.stack(sums).tolist())
-    told = (tell_all(zlib.crc32(text.encode())) for text in prints)
-    return find_apart([Print(*each) for each in zip(*told)])
+    return alike.ask(places, torch.stack(sums).tolist(), tell_all)
 
 
 def save(trainer: Trainer) -> TrainState:
