@@ -169,8 +169,9 @@ def round_always(right: Callable, dtypes: Dtypes, device: Any) -> Dtypes:
 
 
 def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    a, b = context.saved_tensors
-    return None, dy @ b.mT, a.mT @ dy, dy.sum(0) if context.needs_input_grad[3] else None, None
+    a, b, *_ = context.saved_tensors
+    dbias = dy.sum(0) if context.needs_input_grad[3] else None
+    return None, dy @ b.mT, a.mT @ dy, dbias, None, None
 
 
 # --- loss, data, evaluation

@@ -84,7 +84,9 @@ def float32_matmul(config: Config, device: torch.device) -> str:
 
 
 def has_float8_units(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability() >= FLOAT8
+    if device.type != "cuda":
+        return False
+    return torch.get_device_module(device).get_device_capability() >= FLOAT8
 
 
 def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:

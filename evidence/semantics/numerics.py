@@ -135,7 +135,7 @@ def linear() -> tuple[Row, Row]:
 
 
 def jax_layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-    return jax_impl.functional.layer_norm(x, weight, bias, NORM_EPS)
+    return jax_impl.functional.layer_norm(x, weight, bias, NORM_EPS, False)
 
 
 def jax_rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:

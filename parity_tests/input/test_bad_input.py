@@ -30,6 +30,8 @@ NOT_FOR_USERS = {
     "lockstep.parity.nursery",
     "lockstep_compiler.main",
     "jax_impl.probe",
+    "jax_impl.service",
+    "jax_impl.stablehlo",
     "torch_ref.probe",
     "torch_ref.nanogpt",
     "examples.finetune.finetune",
@@ -37,6 +39,8 @@ NOT_FOR_USERS = {
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",
+    "parity_tests.runs.part_reader",
+    "parity_tests.runs.parting_trainer",
 }
 
 Case = tuple[str, list[str], list[str]]  # a command, its words, what the line must say

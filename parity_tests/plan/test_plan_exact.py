@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.cli import commands
 from lockstep.compile.program import Kernel, Matmul, Program
+from lockstep.compile.targets import Target, Tpu
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.plan import exact
@@ -20,8 +21,8 @@ class Compiler:
 
     asked: ClassVar[list[Config]] = []
 
-    def __init__(self, framework: str) -> None:
-        assert framework == "torch"
+    def __init__(self, framework: str, kind: type[Target]) -> None:
+        assert framework == "torch" and not issubclass(kind, Tpu)
 
     def program(self, config: Config, device: str) -> Program:
         self.asked.append(config)

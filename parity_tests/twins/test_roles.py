@@ -214,9 +214,9 @@ def norms_cast(patch: pytest.MonkeyPatch) -> None:
     """The gains and biases of norms alone, to bfloat16 and back."""
     jax_norm, torch_norm = jax_impl.functional.layer_norm, F.layer_norm
 
-    def jax_cast(x: jax.Array, weight: Any, bias: Any, eps: float) -> jax.Array:
+    def jax_cast(x: jax.Array, weight: Any, bias: Any, *rest: Any) -> jax.Array:
         weight, bias = (a.astype("bfloat16").astype(x.dtype) for a in (weight, bias))
-        return jax_norm(x, weight, bias, eps)
+        return jax_norm(x, weight, bias, *rest)
 
     def torch_cast(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         weight, bias = (a.bfloat16().to(x.dtype) for a in (weight, bias))
