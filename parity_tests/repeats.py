@@ -44,17 +44,19 @@ REPEATS = {
         "bugs of a port in Linen, Equinox",
     r"test_lesson.py::test_every_cell_runs": "the results that the page shows are the record's",
     r"test_lesson.py::test_a_cell_that_fails_is_seen\[(?!!exit)": "a command that fails",
-    r"test_kills.py::test_a_run_killed_again.*\[(jax|torch)": "the fake, and test_runs' few",
+    r"test_kills.py::test_a_run_killed_again.*\[(jax|torch)": "the fake",
 }  # fmt: skip
 
 
 # The same: what is left to `make test-rest`, and what of its kind stays.
 REST = {
     r"test_fuzz.py::test_reader\[(ckpt|parquet)\]": "a bug planted in each reader",
-    r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|fp16.*=2-11)":
-        "rung 11 in bf16 on fsdp=2, and of documents in fp64 on data=2",
-    r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|8|11)\]|fp8-delayed-block-2)":
-        "fp8 on rung 3, fp8-delayed on rung 11",
+    r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|(bf|fp)16.*=2-11)":
+        "rung 11 of documents in fp64 on data=2; test_mesh's runs",
+    r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|8|11)\]|fp8-delayed)":
+        "fp8 on rung 3, and a bug of fp8-delayed",
+    r"test_ladder.py::test_rung\[(tf32.*-8|(bf16-dots-4|fp32-block-1)-tiny.*-8|fp16-none.*-(9|10))\]":
+        "the same rungs by another row of the policy; tf32 on rung 3",
     r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
     r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scale|evaluated)-.*one-rank|weights-(not|of)-)":
         "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
@@ -64,10 +66,12 @@ REST = {
         "e4m3-gradients, output-not-scaled, amaxes-recorded-twice, all in torch",
     r"test_ranks.py::test_(who_is|a_rank_that|a_launcher|two_launchers|a_process_reads)":
         "what outlives process 0, counts that stand still, and parts of a file",
-    r"test_runs.py::test_a_run_stopped_again_and_again.*\[torch\]": "jax",
+    r"test_runs.py::test_a_run_stopped_again_and_again": "test_kills' fake, and rung 10",
     r"test_second_pair.py::": "the ladder of the first",
     r"check/test_mutants.py::test_a_bug_is_named_first_with_its_cause\[(resnet|conv)": "a GPT's",
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
+    r"test_peers_hf.py::test_the_curve_is_ours": "the bare peers' curves",
+    r"ladder/test_power.py::test_caught\[(lora-.*|base-trained)-in-jax\]": "the same in torch",
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
     r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])":
         "rung 3 in fp64",
