@@ -13,6 +13,7 @@ import pytest
 from lockstep import exits, twin
 from lockstep.process import ONE_THREAD, start_module
 from lockstep.run import checkpoint
+from lockstep.train import watch
 from parity_tests.runs.fake_runs import SHAPE
 
 SMALL = (
@@ -63,6 +64,11 @@ def ended() -> Iterator[list[subprocess.Popen]]:
         process.communicate()
 
 
+def test_nobody_waits_for_half_a_minute() -> None:
+    """By the beats that are waited for, not by the clock of a machine that does other work."""
+    assert (watch.PATIENCE + 2) * watch.BEAT < 30
+
+
 def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
     while not path.exists():
         assert all(process.poll() is None for process in processes)
@@ -78,10 +84,8 @@ def test_who_is_missing_is_named_in_one_line(
     words = [*SMALL, "--steps", "100000", "--save-every", "50"]
     ended += start_two(framework, twin.MODULES[framework], *words)
     wait_for(Path("run/checkpoints/step_00000050"), ended)
-    began = time.monotonic()
     ended[victim].send_signal(signal_)
     _, said = ended[1 - victim].communicate()
-    assert time.monotonic() - began < 30
     lines = [line for line in said.splitlines() if "error:" in line]
     assert lines == [
         f"error: --mesh fsdp=2: no answer from rank {victim}; look for what became of it; "
@@ -100,10 +104,13 @@ def test_a_rank_that_parts_ends_all(framework: str, ended: list[subprocess.Popen
     ended += start_two(framework, "parity_tests.runs.parting_trainer", framework, *words)
     said = [process.communicate()[1] for process in ended]
     assert [process.returncode for process in ended] == [exits.DIVERGED] * 2, said
-    assert "".join(said) == (
+    lines = [line for line in "".join(said).splitlines(keepends=True) if "error:" in line]
+    assert lines == [
         "error: --mesh data=2: rank 1 has other weights than the others; the last good checkpoint "
         "is run/checkpoints/step_00000010; look at its device and go on with --resume\n"
-    )
+    ]
+    if framework != "torch":  # whose rank 0 keeps the store here, and may end first
+        assert said in ([lines[0], ""], ["", lines[0]])
 
 
 def test_what_processes_talk_over_outlives_process_0() -> None:
@@ -115,12 +122,12 @@ def test_what_processes_talk_over_outlives_process_0() -> None:
     ) as service:
         assert service.stdout and service.stdin
         assert service.stdout.readline() == b"\n"
-        with socket.create_connection(("127.0.0.1", port)):
-            time.sleep(0.3)  # until it is accepted
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            assert connection.recv(1)  # it is accepted: gRPC's server speaks first
             service.stdin.close()
             with pytest.raises(subprocess.TimeoutExpired):
                 service.wait(1)
-        assert service.wait(5) == 0
+        assert service.wait() == 0
 
 
 SAYS = {
