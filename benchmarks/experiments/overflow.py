@@ -6,7 +6,7 @@ from benchmarks.cells import Flags
 from benchmarks.experiments.arm import TOY, Arm, both
 from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
 from benchmarks.plot import Curve, Panel, steps
-from lockstep.config.sections import LARGEST
+from lockstep.config.model import LARGEST
 
 WHAT = "fp16 at lr 3e-3: the loss scale at work, and none at all"
 SINGLE, DYNAMIC, HIGH = "fp32", "from 2^16", "from 2^24"

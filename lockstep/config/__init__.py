@@ -1,10 +1,10 @@
 """A run's whole configuration: its sections, the presets, the dtypes of a policy."""
 
+from lockstep.config.config import Config
 from lockstep.config.model import DEEPEST, ModelConfig
 from lockstep.config.presets import BPE, PRESETS, from_flags, to_flags
 from lockstep.config.sections import (
     MOST_STEPS,
-    Config,
     DataConfig,
     ExecutionConfig,
     OptimConfig,

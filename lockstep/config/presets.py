@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
+from lockstep.config.config import Config
 from lockstep.config.fields import flag_name
 from lockstep.config.model import OF_A_RUN, ModelConfig
-from lockstep.config.sections import Config
 from lockstep.errors import require
 
 LLAMA: dict[str, Any] = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
