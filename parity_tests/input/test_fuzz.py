@@ -15,7 +15,7 @@ from pyarrow.parquet import ParquetFile
 from benchmarks import report
 from lockstep import results
 from lockstep.check import mapping, trace
-from lockstep.config import huggingface, islands, sections
+from lockstep.config import config, huggingface, islands
 from lockstep.data import corpus, prepared, records, tokenizer
 from lockstep.data import stream as data_stream
 from lockstep.errors import UserError
@@ -71,7 +71,7 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("checkpoint", checkpoint, "_is_whole", anything),
     ("checkpoint", checkpoint, "read_json", python_s_own),
     ("config", directory, "read_json", python_s_own),
-    ("config", sections, "require_fields", anything),
+    ("config", config, "require_fields", anything),
     ("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn)),
     ("log", runlog, "_is_row", lambda row: "step" in row),
     ("log", untrusted, "_finite", float),
