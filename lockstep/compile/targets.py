@@ -1,6 +1,7 @@
 """The devices that a step can be compiled for: a text file of facts each, in `targets/`."""
 
 import tomllib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ device_description_str: "{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(ABC):
     """Sizes in bytes, rates in bytes/s."""
 
     device: Device  # its peak rates
@@ -61,13 +62,13 @@ class Target:
         """Whether it has cuDNN's attention."""
         return False
 
+    @abstractmethod
     def units(self, dtype: str, tf32: bool = False) -> str:
         """What a matmul of operands in this dtype is multiplied in."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rate(self, units: str) -> float | None:
         """FLOP/s of a matmul in these units; None for float64, of which no figure is kept."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name
 successor is in place, so that no kill can fall between them.
 """
 
-import hashlib
-import json
 import math
 import os
 import re
@@ -33,18 +31,11 @@ from lockstep.errors import UserError, require
 from lockstep.files import tensors
 from lockstep.files.durable import sync
 from lockstep.files.stream import Entry, read_checked, read_entries, write_checked
-from lockstep.files.untrusted import Refused, read_json
-from lockstep.formats.table import HISTORY
+from lockstep.files.untrusted import Refused
 from lockstep.model.state import TrainState
 from lockstep.run import pieces, shards
+from lockstep.run.record import FILES, MOST, RECORD, read_record, unusable, write_record
 
-FORMAT = 1
-FILES = shards.file_names(0, 1)
-RECORD = "state.json"
-RECORD_LIMIT = 2_000_000  # bytes
-COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-FIELDS = {"format", *COUNTERS, "amaxes", "dtype", "names", "frozen", "shards", "sha256"}
-MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
 
@@ -74,7 +65,7 @@ def save(
         if rank:
             shards.hand_in(partial, rank, sums)
             return final
-        _write_record(partial, state, sums | shards.gather(partial, count))
+        write_record(partial, state, sums | shards.gather(partial, count))
         if final.exists():
             os.rename(final, final.with_suffix(".old"))
         os.rename(partial, final)
@@ -151,7 +142,7 @@ def open_state(path: Path) -> TrainState:
     """The same, but for what the tensors hold: that is read, and may be refused, where it is asked
     for (`lockstep.run.pieces.Saved`). A process of several needs a part."""
     try:
-        record = _read_record(path / RECORD)
+        record = read_record(path / RECORD)
         loaded = {field: _open_shards(path, field, record) for field in FILES}
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -162,7 +153,7 @@ def open_state(path: Path) -> TrainState:
     for field, name in names.items():
         if _layout(loaded[field]) != (wanted if field == "params" else moments):
             why = f"its tensors are not those of {RECORD} and {names['params']}"
-            raise _unusable(path / name, why)
+            raise unusable(path / name, why)
     arrays: Any = {  # as far as a twin asks of them
         field: {name: loaded[field][name] for name in (wanted if field == "params" else moments)}
         for field in FILES
@@ -199,7 +190,7 @@ def is_whole(path: Path) -> bool:
 
 def _read_files(path: Path, fields: Iterable[str]) -> list[Path]:
     """Of some fields, all shards; every tensor is read once."""
-    record = _read_record(path / RECORD)
+    record = read_record(path / RECORD)
     names = [shards.file_names(shard, record["shards"]) for shard in range(record["shards"])]
     files = [path / each[field] for field in fields for each in names]
     for file in files:
@@ -253,100 +244,13 @@ def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
     }
 
 
-def _write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
-    dtypes = {array.dtype.name for array in state.params.values()}
-    assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
-    if state.part:
-        names, frozen, count = state.part.names, state.part.frozen, state.part.processes
-    else:
-        names, frozen, count = (*state.params,), (*(state.params.keys() - state.mu.keys()),), 1
-    record: dict[str, Any] = {"format": FORMAT}
-    record |= {name: getattr(state, name) for name in COUNTERS}
-    record |= {"amaxes": {name: history.tolist() for name, history in state.amaxes.items()}}
-    record |= {"dtype": dtypes.pop(), "names": names, "frozen": sorted(frozen)}
-    record |= {"shards": count, "sha256": sums}
-    record["sha256"][RECORD] = _own_checksum(record)
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    sync(folder / RECORD)
-    sync(folder)
-
-
-def _read_record(file: Path) -> dict[str, Any]:
-    try:
-        record = read_json(file, limit=RECORD_LIMIT)
-    except Refused as why:
-        raise _unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
-    number = record.get("format")
-    if type(number) is int and number > FORMAT:
-        problem = f"format {number}, this version reads {FORMAT}"
-        raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
-    if not ((type(number), number) == (int, FORMAT) and _is_whole(record)):
-        raise _unusable(file, "damaged or not a Lockstep checkpoint")
-    return record
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Every field there, of its type and in its range, and the record that of its checksum."""
-    if record.keys() != FIELDS:
-        return False
-    counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
-    names, sums, count = record["names"], record["sha256"], record["shards"]
-    frozen = record["frozen"]
-    return (
-        all(type(count) is int and 0 <= count <= MOST for count in counts)
-        and type(scale) is float
-        and scale >= 0  # it has no floor: too low, it becomes 0
-        and _are_histories(record["amaxes"])
-        and record["dtype"] in tensors.DTYPES.values()
-        and type(names) is list
-        and len(names) > 0
-        and all(type(name) is str for name in names)
-        and len(set(names)) == len(names)
-        and type(frozen) is list
-        and all(type(name) is str for name in frozen)
-        and set(frozen) < set(names)
-        and type(sums) is dict
-        and type(count) is int
-        and len(sums) == 1 + len(FILES) * count
-        and sums.keys() == {RECORD, *_files(count)}
-        and all(type(sha) is str for sha in sums.values())
-        and sums[RECORD] == _own_checksum(record)
-    )
-
-
-def _are_histories(amaxes: Any) -> bool:
-    """Three rows of sizes for each layer."""
-    if type(amaxes) is not dict:
-        return False
-    rows = [row for history in amaxes.values() if type(history) is list for row in history]
-    sizes = [size for row in rows if type(row) is list for size in row]
-    return (
-        len(rows) == 3 * len(amaxes)
-        and len(sizes) == HISTORY * len(rows)
-        and all(type(row) is list and len(row) == HISTORY for row in rows)
-        and all(type(history) is list and len(history) == 3 for history in amaxes.values())
-        and all(type(size) is float and 0 <= size < math.inf for size in sizes)
-    )
-
-
-def _own_checksum(record: dict[str, Any]) -> str:
-    """Of the record without its own checksum; floats are written by repr, so they come back."""
-    others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
-    return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
-
-
-def _files(count: int) -> list[str]:
-    """Those of all shards."""
-    return [name for shard in range(count) for name in shards.file_names(shard, count).values()]
-
-
 def _open_shards(path: Path, field: str, record: dict[str, Any]) -> dict[str, pieces.Saved]:
     count = record["shards"]
     files = [path / shards.file_names(shard, count)[field] for shard in range(count)]
     try:
         return pieces.find(((file, _entries(file, record)) for file in files), _read)
     except Refused as why:
-        raise _unusable(files[0], str(why)) from None
+        raise unusable(files[0], str(why)) from None
 
 
 def _entries(file: Path, record: dict[str, Any]) -> dict[str, Entry]:
@@ -355,7 +259,7 @@ def _entries(file: Path, record: dict[str, Any]) -> dict[str, Entry]:
     except tensors.Damaged:
         raise _damaged(file) from None
     except Refused as why:
-        raise _unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
+        raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
 
 
 def _read(file: Path, entry: Entry) -> np.ndarray:
@@ -372,16 +276,12 @@ def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
-def _unusable(file: Path | str, why: str) -> UserError:
-    return UserError(f"{file}: {why}; use another checkpoint")
-
-
 def _unreadable(path: Path, error: OSError) -> UserError:
-    return _unusable(error.filename or path, f"cannot be read ({error.strerror})")
+    return unusable(error.filename or path, f"cannot be read ({error.strerror})")
 
 
 def _damaged(file: Path) -> UserError:
-    return _unusable(file, f"damaged, its checksum is not that in {RECORD}")
+    return unusable(file, f"damaged, its checksum is not that in {RECORD}")
 
 
 def sweep(run: Path, *, before: int = MOST + 1) -> None:

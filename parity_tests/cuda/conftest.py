@@ -4,18 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.compile.ask import Compiler, require_installed
-from lockstep.errors import UserError
+from lockstep.compile.ask import Compiler
+from parity_tests.compilers import why_missing
 
 FRAMEWORKS = ("jax", "torch")
-try:
-    for name in FRAMEWORKS:
-        require_installed(name)
-except UserError as error:
-    collect_ignore_glob = ["test_*.py"]
-    MISSING = str(error)
-else:
-    MISSING = ""
+MISSING = why_missing(*FRAMEWORKS)
+collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
 def pytest_report_header() -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lockstep.run import checkpoint
-from lockstep.run.checkpoint import FILES, RECORD
+from lockstep.run.record import FILES, RECORD, own_checksum
 from parity_tests.input.mutations import Files, Raw, damage, render, trees
 from parity_tests.runs.checkpoints import DTYPES, save_parts, sign, state
 
@@ -67,7 +67,7 @@ def sign_files(files: Files, record: Any = None) -> Files:
         tree = {**tree, "sha256": known | ({RECORD: OWN} if RECORD in known else {})}
     text = render(tree)
     try:
-        own = checkpoint._own_checksum(json.loads(text))
+        own = own_checksum(json.loads(text))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         own = OWN
     return {**files, RECORD: text.replace(OWN, own).encode("utf-8", "surrogatepass")}

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import os
@@ -19,13 +18,6 @@ from hypothesis import strategies as st
 
 from benchmarks import report
 from lockstep import exits, results
-from lockstep.check import trace
-from lockstep.check.command import _read_map
-from lockstep.check.mapping import propose
-from lockstep.check.modules import Calls, make_pairing
-from lockstep.check.port import aliases_of, tensors_of
-from lockstep.check.rungs import Bounds, labels_of
-from lockstep.check.tensors import Tensors
 from lockstep.cli import commands
 from lockstep.config import Config, from_flags
 from lockstep.data import corpus
@@ -38,10 +30,9 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.monitor import gaps
 from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
+from lockstep.run.record import write_record
 from lockstep.train import loss_scale, spikes, trainer
-from lockstep_recorder import wire
-from lockstep_recorder.main import write as write_trace
-from parity_tests.input import hostile_checkpoints, weights
+from parity_tests.input import hostile_checkpoints, references, weights
 from parity_tests.input import tokens as tokens_of
 from parity_tests.input.mutations import Files, damage, files
 from parity_tests.runs.checkpoints import assert_same
@@ -130,7 +121,7 @@ def same_checkpoint(state: TrainState, folder: Path) -> bool:
         mock.patch.object(checkpoint, "sync"),
         mock.patch.object(stream, "sync"),
     ):  # the disk may keep it for itself
-        checkpoint._write_record(path, state, checkpoint._write_arrays(path, state))
+        write_record(path, state, checkpoint._write_arrays(path, state))
     assert_same(checkpoint.load(path), state)
     return True
 
@@ -301,75 +292,6 @@ def result_row() -> dict[str, Any]:
     return next(row for name, row in rows if name.startswith("frameworks-jax-"))
 
 
-# --- a recorded reference, and a mapping
-
-
-TRACE = {
-    "program": "a.py", "framework": "torch", "versions": {"torch": "2"}, "device": "cpu",
-    "precision": "float32", "narrow": ["x"], "widened": False, "modules": {"a": "Linear"},
-    "kinds": {"a": "Linear"}, "settings": {"a": {"bias": True}}, "parameters": ["a.weight"],
-    "tied": [["a.weight", "b.weight"]], "loss": 1.5, "events": ["+a", "-a"], "repeats": True,
-    "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0, "shape": [2, 3]}},
-    "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
-    "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
-    "losses": [1.5], "envelope": [0.0], "noise": {"loss": 0.1, "act/a": 0.2},
-}  # fmt: skip
-TRACED = {
-    "weights/0/a.weight": (2, 3), "grad/a.weight": (2, 3), "batch/0/x": (4,), "act/a": (4, 2),
-    "in/a": (4, 3), "dact/a": (4, 2), "fed/1/0/weights/a.weight": (2, 3),
-    "fed/1/0/grad/a.weight": (2, 3), "fed/1/1/weights/a.weight": (2, 3), "sum/a.weight": (2, 3),
-}  # fmt: skip
-ARRAYS = {name: np.ones(shape) for name, shape in TRACED.items()}
-
-
-def traces() -> st.SearchStrategy[Files]:
-    body = b"".join(wire.chunks(ARRAYS))
-    about = {"format": 1, "sha256": hashlib.sha256(body).hexdigest(), **TRACE}
-    bodies = st.just(body) | damage(body)
-    return st.builds(
-        lambda text, body: {trace.ABOUT: text, trace.ARRAYS: body}, files(about), bodies
-    )
-
-
-def read_trace(folder: Path) -> trace.Trace:
-    """Also as a check does, which looks into everything but the numbers."""
-    read = trace.read(folder)
-    about = read.about
-    calls = Calls(about["events"], about["kinds"], read.arrays, aliases_of(about["tied"]))
-    calls.before(set(calls.names)), calls.parents()
-    side = tensors_of(about, read.weights, about["events"], about["kinds"])
-    propose(side, side)
-    make_pairing({name: name for name in calls.names}, calls, calls).forced(calls)
-    labels_of(read)
-    bounds = Bounds(read)
-    assert bounds.of("act/a", "act/a") > 0
-    return read
-
-
-def same_trace(read: trace.Trace, folder: Path) -> bool:
-    write_trace(str(folder / "given" / "again"), read.about, read.arrays)
-    again = trace.read(folder / "given" / "again")  # its arrays may stand in another order
-    return {**again.about, "sha256": ""} == {**read.about, "sha256": ""}
-
-
-def read_map(folder: Path) -> int:
-    content = _read_map(folder / "map.json")
-    side = Tensors(
-        {"a.weight": (2, 3), "a.bias": (3,)}, {}, ["a.weight", "a.bias"], "torch", {"a.weight"}
-    )
-    return len(propose(side, side, content).entries)
-
-
-MAP = {
-    "tensors": [
-        {"port": {"name": "a.weight"}, "reference": {"name": "a.weight"}, "axes": [0, 1]},
-        {"port": {"name": "a.bias", "axis": 0, "start": 0, "stop": 2, "index": False},
-         "reference": {"name": "a.bias", "axis": 0, "start": 1, "stop": 3, "index": False}},
-    ],
-    "modules": {"a": "a"},
-}  # fmt: skip
-
-
 RUN = st.builds(lambda config: {"config.json": config, **run_files()}, files(RECORD))
 READERS = [
     Reader("checkpoint", "state.json, safetensors headers and bytes, checksums made good",
@@ -408,10 +330,11 @@ READERS = [
     Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
            lambda folder: results.read(folder / "power.json"),
            lambda found, _: type(found) is dict),
-    Reader("trace", "a recorded reference's JSON, and its arrays", traces(), read_trace,
-           same_trace),
-    Reader("map", "a mapping of tensors, by `lockstep check --map`", alone("map.json", files(MAP)),
-           read_map, lambda found, _: found > 0),
+    Reader("trace", "a recorded reference's JSON, and its arrays", references.traces(),
+           references.read_trace, references.same_trace),
+    Reader("map", "a mapping of tensors, by `lockstep check --map`",
+           alone("map.json", files(references.MAP)), references.read_map,
+           lambda found, _: found > 0),
     Reader("report", "a cell of a benchmark's report",
            alone("a.jsonl", st.deferred(lambda: files(result_row()))),
            lambda folder: report.tables(folder / "a.jsonl"),

@@ -21,7 +21,7 @@ from lockstep.data import stream as data_stream
 from lockstep.errors import UserError
 from lockstep.files import stream, tensors, untrusted
 from lockstep.monitor import gaps
-from lockstep.run import checkpoint, directory, runlog
+from lockstep.run import checkpoint, directory, record, runlog
 from lockstep.train import trainer
 from lockstep.weights import llmc, llmc_state, nanogpt
 from parity_tests.input import fuzz
@@ -68,8 +68,8 @@ def anything(*_: object) -> bool:
 # What a reader might forget: in which module, under which name, what stands there in its place
 BUGS: list[tuple[str, Any, str, Any]] = [
     ("checkpoint", stream, "_entry", trusting_entry),
-    ("checkpoint", checkpoint, "_is_whole", anything),
-    ("checkpoint", checkpoint, "read_json", python_s_own),
+    ("checkpoint", record, "_is_whole", anything),
+    ("checkpoint", record, "read_json", python_s_own),
     ("config", directory, "read_json", python_s_own),
     ("config", config, "require_fields", anything),
     ("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn)),

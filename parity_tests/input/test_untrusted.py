@@ -17,7 +17,7 @@ from lockstep.files import untrusted
 from lockstep.model.state import initial_state
 from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, runlog
-from lockstep.run.checkpoint import FILES, RECORD
+from lockstep.run.record import FILES, RECORD
 from lockstep.train import trainer
 from parity_tests.input.bounds import limit
 from parity_tests.input.hostile_runs import check_refusal, hollow, make_run, newest

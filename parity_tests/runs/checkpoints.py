@@ -14,9 +14,9 @@ import pytest
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import Part, TrainState
-from lockstep.run import checkpoint
-from lockstep.run.checkpoint import FILES, RECORD, load, save
+from lockstep.run.checkpoint import load, save
 from lockstep.run.pieces import piece_name
+from lockstep.run.record import FILES, RECORD, own_checksum
 
 DTYPES: dict[str, Any] = {
     "float64": np.uint64,
@@ -121,7 +121,7 @@ def rewrite(path: Path, change: Callable[[dict], None] = lambda record: None) ->
         content, record["sha256"][file.name] = sign(file.read_bytes())
         file.write_bytes(content)
     record["sha256"].pop(RECORD, None)
-    record["sha256"][RECORD] = checkpoint._own_checksum(record)
+    record["sha256"][RECORD] = own_checksum(record)
     (path / RECORD).write_text(json.dumps(record))
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.run.checkpoint import FILES, RECORD, load, save
+from lockstep.run.checkpoint import load, save
+from lockstep.run.record import FILES, RECORD
 from parity_tests.runs.checkpoints import assert_same, refusal, state
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lockstep.run.checkpoint import COUNTERS, FILES, RECORD, load, save
+from lockstep.run.checkpoint import load, save
+from lockstep.run.record import COUNTERS, FILES, RECORD
 from parity_tests.runs.checkpoints import assert_same, refusal, rewrite, state
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.run.checkpoint import RECORD, latest, listing, load, save
+from lockstep.run.checkpoint import latest, listing, load, save
+from lockstep.run.record import RECORD
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
 
 

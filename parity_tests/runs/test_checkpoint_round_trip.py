@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lockstep.model.params import Arrays
-from lockstep.run.checkpoint import FILES, RECORD, listing, load, save
+from lockstep.run.checkpoint import listing, load, save
+from lockstep.run.record import FILES, RECORD
 from parity_tests.runs.checkpoints import DTYPES, arrays, assert_same, state
 
 

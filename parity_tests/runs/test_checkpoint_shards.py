@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.run import checkpoint
-from lockstep.run.checkpoint import RECORD, load, open_state
+from lockstep.run.checkpoint import load, open_state
+from lockstep.run.record import RECORD
 from lockstep.run.saver import Saver
 from parity_tests.runs.checkpoints import (
     DTYPES,

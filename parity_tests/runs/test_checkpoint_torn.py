@@ -13,7 +13,8 @@ from lockstep.errors import UserError
 from lockstep.files import stream
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.run.checkpoint import FILES, RECORD, latest, listing, load, save
+from lockstep.run.checkpoint import latest, listing, load, save
+from lockstep.run.record import FILES, RECORD
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
 
 CALLS = [(os, "fsync"), (os, "rename"), (shutil, "rmtree")]

@@ -4,17 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.compile.ask import Compiler, require_installed
+from lockstep.compile.ask import Compiler
 from lockstep.compile.targets import Tpu
-from lockstep.errors import UserError
+from parity_tests.compilers import why_missing
 
-try:
-    require_installed("jax", Tpu)
-except UserError as error:
-    collect_ignore_glob = ["test_*.py"]
-    MISSING = str(error)
-else:
-    MISSING = ""
+MISSING = why_missing("jax", kind=Tpu)
+collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
 def pytest_report_header() -> str | None:

@@ -1,7 +1,6 @@
 """What is multiplied in rounded formats: every operand of every matmul, and nothing else; TF32's
-bits; bfloat16's form."""
+bits."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,18 +12,14 @@ import jax
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import jax_impl.products
 import jax_impl.rounding
 import torch_ref.precision
 import torch_ref.products
 import torch_ref.rounding
-from jax_impl.functional import sum_in_float32
-from jax_impl.kernels import has_bfloat16_library
 from jax_impl.train import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
@@ -34,7 +29,6 @@ from lockstep.formats.table import E4M3, E5M2, TF32
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
 from torch_ref import onednn
-from torch_ref.products import keep
 from torch_ref.train import TorchTwin
 
 # --- the rounding
@@ -309,95 +303,3 @@ def test_on_cuda_float32_is_one_thing(flags: dict[str, str], said: str) -> None:
 def test_what_cuda_can_do_is_not_refused(flags: dict[str, str]) -> None:
     toy(**{"policy": "tf32", **flags}).precision.require_one_float32()
     toy(policy="bf16", eval_policy="fp32", fp32_islands="head").precision.require_one_float32()
-
-
-# --- bfloat16's products of rows on a CPU
-
-
-def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callable:
-    rows, d_in, d_out = size
-
-    def products(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
-        function = partial(jax_impl.functional.linear, narrow=narrow)
-        y, vjp = jax.vjp(function, x, weight, bias)
-        return y, *vjp(dy)
-
-    shapes = (rows, d_in), (d_in, d_out), (d_out,), (rows, d_out)
-    numbers = np.random.default_rng(1)  # small whole ones: their sums are exact in any order
-    given = [jax.numpy.asarray(numbers.integers(-4, 5, s), "bfloat16") for s in shapes]
-    return partial(jax.jit(products), *given)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
-    found = []
-    for narrow in (jax_impl.products.keep, sum_in_float32):
-        run = linear_and_gradients(narrow, (24, 40, 16))
-        x, weight, bias, dy = run.args  # type: ignore[attr-defined]
-        found.append(run.func(x, weight, bias if biased else None, dy))  # type: ignore[attr-defined]
-    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
-        assert ours.dtype == theirs.dtype == jax.numpy.bfloat16
-        assert np.array_equal(ours, theirs)
-
-
-@pytest.mark.skipif(
-    not has_bfloat16_library(jax.devices("cpu")[0]), reason="this CPU or jax has no library for it"
-)
-def test_the_library_takes_all_three_products() -> None:
-    run = linear_and_gradients(sum_in_float32, (64, 128, 96))
-    lowered = run.func.lower(*run.args)  # type: ignore[attr-defined]
-    text = lowered.compile().as_text().partition("ENTRY")[2]
-    taken = re.findall(r"= f32\S+ fusion\(%\S+, %\S+\), kind=kCustom", text)
-    assert len(taken) == 3 and " dot(" not in text, text
-
-
-needs_onednn = pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
-
-
-def torch_linear_and_gradients(narrow: Callable, kind: torch.dtype, biased: bool) -> Any:
-    numbers = np.random.default_rng(1)
-    x, weight, bias, dy = (
-        torch.tensor(numbers.integers(-4, 5, shape), dtype=kind)
-        for shape in ((24, 40), (16, 40), (16,), (24, 16))
-    )
-    given = [each.requires_grad_() for each in (x, weight, *([bias] if biased else []))]
-    y = narrow(F.linear)(*given)
-    return [y.detach(), *torch.autograd.grad(y, given, dy)]
-
-
-@needs_onednn
-@pytest.mark.parametrize("biased", [True, False])
-def test_onednn_gives_the_same_numbers(biased: bool) -> None:
-    with FlopCounterMode(display=False) as counter:
-        ours = torch_linear_and_gradients(onednn.multiply_by_onednn, torch.float32, biased)
-    for one, other in zip(ours, torch_linear_and_gradients(keep, torch.float64, biased)):
-        assert torch.equal(one.double(), other)  # of small whole numbers
-    assert counter.get_flop_counts()["Global"] == {onednn.LINEAR: 3 * 2 * 24 * 40 * 16}
-
-
-@needs_onednn
-def test_a_frozen_weight_costs_no_product() -> None:
-    x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8)
-    with FlopCounterMode(display=False) as counter:
-        onednn.multiply_by_onednn(F.linear)(x, weight).sum().backward()
-    assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
-
-
-CHOICES = {  # the CPU's maker, what torch may use of it -> whether oneDNN multiplies float32
-    ("AMD EPYC", "AVX512"): True,
-    ("AMD EPYC", "AVX2"): False,
-    ("Intel(R) Xeon(R)", "AVX512"): False,
-}
-
-
-@needs_onednn
-@pytest.mark.parametrize("model, capability", CHOICES)
-def test_a_limit_on_instructions_counts(
-    monkeypatch: pytest.MonkeyPatch, model: str, capability: str
-) -> None:
-    flags = ["avx2", "avx512f", "avx512_bf16"]  # the CPU's own, under any limit
-    monkeypatch.setattr("lockstep.provenance.cpu", lambda: {"model": model, "flags": flags})
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    cpu = torch.device("cpu")
-    assert onednn.has_float32_library(cpu) is CHOICES[model, capability]
-    assert onednn.has_bfloat16_units(cpu) is (capability == "AVX512")
