@@ -19,7 +19,7 @@ from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import STACKED, in_first_layer, is_stacked, layer_names, unstack
 from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
-from lockstep.train import alike
+from lockstep.train import desync
 
 from .mesh import shardings, whole
 from .processes import process_count, rank, tell_all
@@ -115,7 +115,7 @@ def canonical_pieces(name: str, array: np.ndarray, starts: list[int]) -> Arrays:
     }
 
 
-def apart(trainer: Trainer) -> list[int]:
+def desynced(trainer: Trainer) -> list[int]:
     """The processes whose weights are not those of the others with this part."""
     places, sums = [], []
     for name, parameter in (trainer.state.params | trainer.state.frozen).items():
@@ -123,7 +123,7 @@ def apart(trainer: Trainer) -> list[int]:
             places.append((name, shard.index))
             bits = jax.lax.bitcast_convert_type(shard.data, INTEGERS[parameter.itemsize])
             sums.append(bits.sum(dtype=bits.dtype))
-    return alike.ask(places, [x.item() for x in jax.device_get(sums)], tell_all)
+    return desync.ask(places, [x.item() for x in jax.device_get(sums)], tell_all)
 
 
 def save(trainer: Trainer) -> TrainState:

@@ -100,21 +100,21 @@ def scale(x: Array, by: float) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, apart: bool) -> Array:
-    """`apart`: made of moments of its own, and not those that the backward pass takes."""
-    return _layer_norm_forward(x, weight, bias, eps, apart)[0]
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, own_moments: bool) -> Array:
+    """`own_moments`: made of others than those that the backward pass takes."""
+    return _layer_norm_forward(x, weight, bias, eps, own_moments)[0]
 
 
-def _layer_norm_forward(x, weight, bias, eps, apart):  # type: ignore[no-untyped-def]
+def _layer_norm_forward(x, weight, bias, eps, own_moments):  # type: ignore[no-untyped-def]
     mean, variance = jax.lax.platform_dependent(x, cpu=moments, default=moments_in_one_pass)
     rstd = jax.lax.rsqrt(variance + eps)
-    own_mean, own_variance = moments(x) if apart else (mean, variance)
+    own_mean, own_variance = moments(x) if own_moments else (mean, variance)
     y = (x - own_mean) * jax.lax.rsqrt(own_variance + eps) * weight
     biased = None if bias is None else ()
     return y if bias is None else y + bias, (x, weight, biased, mean, rstd)
 
 
-def _layer_norm_backward(eps, apart, residuals, dy):  # type: ignore[no-untyped-def]
+def _layer_norm_backward(eps, own_moments, residuals, dy):  # type: ignore[no-untyped-def]
     x, weight, biased, mean, rstd = residuals
     rows = tuple(range(dy.ndim - 1))
     normal, dnormal = (x - mean) * rstd, dy * weight

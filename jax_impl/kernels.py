@@ -50,7 +50,6 @@ def compiles_float16(device: jax.Device) -> bool:
     return True
 
 
-@cache
 def has_float8_units(device: jax.Device) -> bool:
     if device.platform != "gpu":
         return False

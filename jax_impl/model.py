@@ -79,7 +79,7 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    apart = False  # true in half precision on Ampere and later, where XLA writes it as one kernel
+    own_moments = False  # true in half precision on Ampere and later: XLA's one kernel
 
     def __init__(self, d: int, eps: float, *, bias: bool) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -88,7 +88,7 @@ class LayerNorm(nnx.Module):
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return F.layer_norm(x_RD, weight, bias, self.eps, self.apart)
+        return F.layer_norm(x_RD, weight, bias, self.eps, self.own_moments)
 
 
 class RMSNorm(nnx.Module):
@@ -275,7 +275,7 @@ class Block(nnx.Module):
         self.norm1 = make_norm(config)
         self.attn = Attention(config, dtypes.at("attn"), kernel)
         self.norm2 = make_norm(config)
-        self.norm1.apart = self.norm2.apart = kernel.fused
+        self.norm1.own_moments = self.norm2.own_moments = kernel.fused
         self.mlp = MLP(config, dtypes.at("mlp"))
 
     def __call__(
@@ -330,7 +330,7 @@ class GPT(nnx.Module):
         else:
             self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
         self.norm = make_norm(config)
-        self.norm.apart = kernel.fused
+        self.norm.own_moments = kernel.fused
         head, (v, d) = dtypes.at("head"), self.embed.weight.shape
         self.head = None if config.tied else Linear(config, d, v, head, bias=False)
         self.tied_head = matmul(F.head, head, of_rows=True)

@@ -55,8 +55,8 @@ class JaxTwin:
     def agree(self, flag: bool) -> bool:
         return any_of(flag)
 
-    def apart(self) -> list[int]:
-        return bridge.apart(self.trainer) if self.processes > 1 else []
+    def desynced(self) -> list[int]:
+        return bridge.desynced(self.trainer) if self.processes > 1 else []
 
     def beat(self, count: int) -> list[int]:
         return beat(count)

@@ -114,7 +114,7 @@ class Twin(Runner, Protocol):
         """Whether any process of the run says so."""
         ...
 
-    def apart(self) -> list[int]:
+    def desynced(self) -> list[int]:
         """Which processes have other weights than the others with the same part of them."""
         ...
 

@@ -71,7 +71,7 @@ def share_first_graph(right: Callable, self: Any) -> Any:
     return [(blocks[0][0], params) for _, params in blocks]
 
 
-def normalize_fast(x: Any, weight: Any, bias: Any, eps: float, apart: bool) -> jax.Array:
+def normalize_fast(x: Any, weight: Any, bias: Any, eps: float, own_moments: bool) -> jax.Array:
     """E[x^2] - E[x]^2, the default of Flax's norms."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)

@@ -84,7 +84,7 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
 
 @partial(recompute_cheap, static_argnums=(3, 4))
 def layer_norm(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, apart: bool
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, own_moments: bool
 ) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
     deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + eps)

@@ -37,7 +37,7 @@ class FakeTwin:
     def tell(self, text: str) -> str:
         return text
 
-    def apart(self) -> list[int]:
+    def desynced(self) -> list[int]:
         return []
 
     def agree(self, flag: bool) -> bool:

@@ -14,7 +14,7 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
-from lockstep.train import alike
+from lockstep.train import desync
 
 from .amaxes import give_scales
 from .mesh import divide, like, local, place, whole
@@ -81,7 +81,7 @@ def pieces(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Arrays:
     return found
 
 
-def apart(trainer: Trainer) -> list[int]:
+def desynced(trainer: Trainer) -> list[int]:
     """The processes whose weights are not those of the others with this part."""
     divide(trainer.model)
     places, sums = [], []
@@ -89,7 +89,7 @@ def apart(trainer: Trainer) -> list[int]:
         array = local(parameter.detach())
         places.append((name, place(parameter, trainer.mesh)[0], array.numel()))
         sums.append(array.view(INTEGERS[array.itemsize]).sum(dtype=torch.int64))
-    return alike.ask(places, torch.stack(sums).tolist(), tell_all)
+    return desync.ask(places, torch.stack(sums).tolist(), tell_all)
 
 
 def save(trainer: Trainer) -> TrainState:

@@ -56,8 +56,8 @@ class TorchTwin:
     def agree(self, flag: bool) -> bool:
         return any_of(flag)
 
-    def apart(self) -> list[int]:
-        return bridge.apart(self.trainer) if self.processes > 1 else []
+    def desynced(self) -> list[int]:
+        return bridge.desynced(self.trainer) if self.processes > 1 else []
 
     def beat(self, count: int) -> list[int]:
         return beat(count)

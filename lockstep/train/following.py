@@ -10,7 +10,7 @@ from lockstep.model.state import TrainState
 from lockstep.monitor.options import Watching
 from lockstep.run.saver import Saver
 from lockstep.train import closing
-from lockstep.train.loop import Diverged, Loop, Parted
+from lockstep.train.loop import Diverged, Loop, Desynced
 from lockstep.twin import Twin
 
 
@@ -37,7 +37,7 @@ def follow(
         try:
             loop = Loop(config, twin, data, out, silence, silence, saver, start, watching)
             status = loop.run()
-        except (Diverged, Parted):
+        except (Diverged, Desynced):
             return DIVERGED
     if status == DONE:
         closing.sample_lines(config, twin, data, loop.losses)

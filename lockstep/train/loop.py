@@ -17,7 +17,7 @@ from lockstep.model.state import TrainState
 from lockstep.monitor.options import Watching
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import alike, loss_scale, nonfinite, spikes
+from lockstep.train import desync, loss_scale, nonfinite, spikes
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
@@ -41,7 +41,7 @@ class Diverged(Exception):
         self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
 
 
-class Parted(Exception):
+class Desynced(Exception):
     """Processes that should have the same weights have not."""
 
 
@@ -71,7 +71,7 @@ class Loop:
         }
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
         self.spikes = spikes.SpikeWatch(log.kept)
-        self.clock = alike.Clock()
+        self.clock = desync.Clock()
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
         self.peak = devices.peak(twin.describe()["device"], config.precision.roles)
@@ -101,7 +101,7 @@ class Loop:
                 evaluate = step == total or _due(step, every.eval_every)
                 save = step == total or stopping or _due(step, every.save_every)
                 if asked or save:
-                    self.require_alike()
+                    self.require_in_sync()
                 if evaluate or save or self.twin.synchronous:
                     self.report(late())
                     late = None
@@ -186,12 +186,12 @@ class Loop:
                 step=self.done, good=self.done - 2, remedy=LOWER,
             )  # fmt: skip
 
-    def require_alike(self) -> None:
-        """Before a save, and now and then. Raises Parted."""
+    def require_in_sync(self) -> None:
+        """Before a save, and now and then. Raises Desynced."""
         self.clock.restart()
-        if ranks := self.twin.apart():
+        if ranks := self.twin.desynced():
             which = ", ".join(map(str, ranks))
-            raise Parted(
+            raise Desynced(
                 f"--mesh {self.config.mesh}: rank {which} has other weights than the others"
             )
 

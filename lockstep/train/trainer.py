@@ -21,7 +21,7 @@ from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
-from lockstep.train.loop import Diverged, Loop, Parted
+from lockstep.train.loop import Diverged, Loop, Desynced
 from lockstep.twin import Twin
 from lockstep.weights import about as beside
 from lockstep.weights import init
@@ -162,7 +162,7 @@ def _run_loop(
     except Diverged as error:
         print(f"error: {_explain(error, loop)}", file=sys.stderr)
         return DIVERGED
-    except Parted as error:
+    except Desynced as error:
         remedy = "look at its device and go on with --resume"
         print(f"error: {error}; {checkpoint.newest(out)}; {remedy}", file=sys.stderr)
         return DIVERGED

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from lockstep.cli import trainers
-from lockstep.train import alike
+from lockstep.train import desync
 from lockstep.twin import MODULES
 
 
@@ -27,7 +27,7 @@ def part_torch(trainer: Any) -> None:
 
 
 def main(framework: str, *flags: str) -> int:
-    alike.EVERY = 0.1
+    desync.EVERY = 0.1
     package = MODULES[framework].partition(".")[0]
     step = __import__(f"{package}.step", fromlist=["Trainer"]).Trainer
     rank = __import__(f"{package}.processes", fromlist=["rank"]).rank

@@ -43,15 +43,15 @@ def test_moments_in_one_pass_are_those_in_two() -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-13)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_layer_norm_has_the_derivative_of_its_definition(apart: bool) -> None:
+@pytest.mark.parametrize("own_moments", [False, True])
+def test_layer_norm_has_the_derivative_of_its_definition(own_moments: bool) -> None:
     def definition(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - x.mean(-1, keepdims=True)
         return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
     with jax.enable_x64(True):
         args, dy = [jnp.asarray(a) for a in (ROWS, ROWS[0], ROWS[1])], jnp.asarray(ROWS[::-1])
-        found, backward = jax.vjp(lambda *args: F.layer_norm(*args, 1e-5, apart), *args)
+        found, backward = jax.vjp(lambda *args: F.layer_norm(*args, 1e-5, own_moments), *args)
         wanted, derivative = jax.vjp(definition, *args)
         for left, right in zip((found, *backward(dy)), (wanted, *derivative(dy))):
             np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-11)

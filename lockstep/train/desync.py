@@ -13,7 +13,7 @@ from typing import NamedTuple
 EVERY = 20.0  # seconds
 
 
-class Print(NamedTuple):
+class Fingerprint(NamedTuple):
     """Of what one process has."""
 
     place: int  # which parts of which tensors: those with the same should have the same numbers
@@ -36,12 +36,12 @@ class Clock:
 def ask(
     places: Sequence[object], sums: Sequence[int], tell_all: Callable[[int], list[int]]
 ) -> list[int]:
-    """Of one process's tensors, where its parts lie and the sums of their bits -> `find_apart`."""
+    """Of one process's tensors, where its parts lie and the sums of their bits."""
     told = (tell_all(zlib.crc32(repr(each).encode())) for each in (places, sums))
-    return find_apart([Print(*each) for each in zip(*told)])
+    return find_desynced([Fingerprint(*each) for each in zip(*told)])
 
 
-def find_apart(prints: Sequence[Print]) -> list[int]:
+def find_desynced(prints: Sequence[Fingerprint]) -> list[int]:
     """The ranks that have other numbers than most with the same place; of two, the second."""
     found = []
     for place in dict.fromkeys(each.place for each in prints):
