@@ -10,7 +10,7 @@ from lockstep.model.state import TrainState
 from lockstep.monitor.options import Watching
 from lockstep.run.saver import Saver
 from lockstep.train import closing
-from lockstep.train.loop import Diverged, Loop, Desynced
+from lockstep.train.loop import Desynced, Diverged, Loop
 from lockstep.twin import Twin
 
 

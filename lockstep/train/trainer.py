@@ -21,7 +21,7 @@ from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
-from lockstep.train.loop import Diverged, Loop, Desynced
+from lockstep.train.loop import Desynced, Diverged, Loop
 from lockstep.twin import Twin
 from lockstep.weights import about as beside
 from lockstep.weights import init
