@@ -1,0 +1,150 @@
+"""Our formats against flax's fp8 ops and against qwix, on a CPU: the same numbers, bit for bit,
+where their scale is a power of two, and others where it is not."""
+
+from typing import Any
+
+import flax.linen.fp8_ops as theirs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from jax import Array
+
+from jax_impl import amaxes
+from jax_impl.products import rounded_linear
+from jax_impl.rounding import quantize
+from lockstep.formats.table import DELAYED, E4M3, FORMATS, HISTORY
+
+# The largest of a history. 448 and 57344 are 14 times powers of two, so their scales are such too.
+POWER, ODD = 14.0, 10.0
+LAYER = "it"
+FLAX_HISTORY = theirs.Fp8DotGeneral.amax_history_length
+Answer = tuple[Array, Array, Array, Array]  # y, dx, dweight, amaxes (3,)
+
+
+def sheet(seed: int, *shape: int) -> Array:
+    """Of sizes from 1/8 to 16, some past 14, and zeros. Sums of products of their float8 numbers
+    are exact in float32, in whatever order."""
+    random = np.random.default_rng(seed)
+    x = random.choice([-1, 1], shape) * np.exp2(random.uniform(-3, 4, shape))
+    x[0] = 0
+    return jnp.asarray(x, jnp.float32)
+
+
+X, WEIGHT, DY = sheet(0, 16, 32), sheet(1, 32, 24), sheet(2, 16, 24)
+
+
+def history(length: int, largest: float, at: int) -> Array:
+    return jnp.zeros(length).at[at].set(largest)
+
+
+def ours(largest: float, at: int = 0) -> Answer:
+    histories = {LAYER: jnp.stack([history(HISTORY, largest, at)] * 3)}
+    (scales,) = amaxes.scales(histories).values()
+
+    def layer(x: Array, weight: Array, scales: Array) -> Array:
+        return rounded_linear(DELAYED, x, weight, None, None, scales)
+
+    y, back = jax.vjp(layer, X, WEIGHT, scales)
+    return y, *back(DY)
+
+
+def flax(largest: float, at: int = 0) -> Answer:
+    """Its layer's histories and scales come back as gradients."""
+    state = {"scale": jnp.ones(1), "amax_history": history(FLAX_HISTORY, largest, at)}
+    given = {f"{operand}_{name}": value for operand in ("lhs", "rhs", "grad")
+             for name, value in state.items()}  # fmt: skip
+
+    def layer(x: Array, weight: Array, given: dict[str, Array]) -> Array:
+        return theirs.fp8_scaled_dot_general(
+            x, weight, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32, **given
+        )
+
+    y, back = jax.vjp(layer, X, WEIGHT, given)
+    dx, dweight, new = back(DY)
+    newest = [new[f"{operand}_amax_history"][0] for operand in ("lhs", "rhs", "grad")]
+    return y, dx, dweight, jnp.stack(newest)
+
+
+def same(one: Any, other: Any) -> list[bool]:
+    return [np.array_equal(*pair) for pair in zip(one, other, strict=True)]
+
+
+def test_a_layer_is_flax_s_under_powers_of_two() -> None:
+    """Forward pass, both gradients, numbers that saturate, and what is recorded."""
+    assert jnp.abs(X).max() > POWER
+    assert all(same(ours(POWER), flax(POWER)))
+    assert all(same(ours(0), flax(0)))  # nothing recorded yet: both scale by 1
+
+
+def test_flax_s_scale_is_no_power_of_two() -> None:
+    """So every product differs; what is recorded does not go by it."""
+    assert same(ours(ODD), flax(ODD)) == [False, False, False, True]
+
+
+def test_flax_looks_back_further() -> None:
+    assert FLAX_HISTORY > HISTORY
+    last = HISTORY - 1
+    assert all(same(ours(POWER, last), flax(POWER, last)))
+    assert same(ours(0), flax(POWER, HISTORY))[:3] == [False] * 3
+
+
+def test_an_infinity_stays_in_flax_s_history() -> None:
+    """While it is there the scale stays as it was. We record none."""
+    found = {LAYER + amaxes.SCALES: jnp.array([jnp.inf, 3, 3])}
+    recorded = amaxes.record({LAYER: jnp.ones((3, HISTORY))}, found)[LAYER]
+    assert recorded.max() == 3 and recorded[0, 0] == 0
+    endless = theirs.compute_amax_history(jnp.array([jnp.inf]), jnp.ones(FLAX_HISTORY))
+    scale, _ = theirs.update_fp8_meta(X, jnp.float8_e4m3fn, jnp.full(1, 0.25), endless)
+    assert endless[0] == jnp.inf and scale == 0.25
+
+
+def test_a_nan_is_one_in_both() -> None:
+    scale = jnp.full(1, 2.0**-5)
+    for number, same in ((jnp.nan, True), (jnp.inf, False)):
+        x = jnp.array([[1.0, number]])
+        flax_s = theirs.qdq(x, jnp.float8_e4m3fn, scale, jnp.float32)
+        assert bool(jnp.isnan(flax_s).any()) is same
+        assert np.array_equal(quantize(x, E4M3, 1, None, scale), flax_s, equal_nan=True)
+
+
+# --- qwix
+
+
+def in_qwix(x: Array, kind: Any, **how: Any) -> Array:
+    return qwix.dequantize(qwix.quantize(x, kind, **how))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "how"),
+    [
+        ("fp8 e4m3", jnp.float8_e4m3fn, {}),
+        ("fp8 e5m2", jnp.float8_e5m2, {}),
+        ("fp8-rowwise e4m3", jnp.float8_e4m3fn, {"channelwise_axes": [0]}),
+    ],
+)
+def test_fp8_is_qwix_s_under_powers_of_two(name: str, kind: Any, how: dict[str, Any]) -> None:
+    powers, odd = (X.at[:, 0].set(largest) for largest in (2 * POWER, 2 * ODD))
+    assert np.array_equal(quantize(powers, FORMATS[name], 1), in_qwix(powers, kind, **how))
+    assert not np.array_equal(quantize(odd, FORMATS[name], 1), in_qwix(odd, kind, **how))
+
+
+def test_mxfp8_is_qwix_s() -> None:
+    """It rounds scales up, too; gradients as well are e4m3 in it."""
+    x = X * jnp.exp2(jnp.arange(16.0))[:, None]
+    rounded = in_qwix(x, "mxfp8", channelwise_axes=[0], tiled_axes={1: 32})
+    assert np.array_equal(quantize(x, FORMATS["mxfp8 e4m3"], 1), rounded)
+    assert not np.array_equal(quantize(x, FORMATS["mxfp8 e5m2"], 1), rounded)
+
+
+def test_nvfp4_has_no_scale_of_the_tensor_in_qwix() -> None:
+    """A block's scale is e4m3 alone: a block of small numbers is lost, one of large ones cut off.
+    The same numbers where the tensor's scale would be 1."""
+    # Blocks of at most 9, whose scale is 1.5, and all far from ties: XLA rounds twice.
+    x = jnp.clip(jnp.round(8 * X) / 8, -9, 9).at[1:, ::16].set(9).at[0, 0].set(2000)
+    for factor, alike in ((1.0, True), (2.0**-13, False), (2.0**10, False)):
+        ours = quantize(x * factor, FORMATS["nvfp4"], 1)
+        rounded = in_qwix(x * factor, "nvfp4", channelwise_axes=[0], tiled_axes={1: 16})
+        assert np.array_equal(ours, rounded) is alike
+        assert ours[1:].any() and bool(rounded[1:].any()) is (factor >= 1)
