@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,23 @@ def start_module(
 
 def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
     return [python, "-m", module, *words]
+
+
+def end_after(wait: Callable[[], Any]) -> None:
+    """Ends this process when `wait` returns, whatever it is at: none outlives who has asked it."""
+
+    def end() -> None:
+        wait()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def wait_for_close(descriptor: int) -> None:
+    """Until nobody holds the other end of a socket, or of a pipe that is written to."""
+    ends = select.poll()
+    ends.register(descriptor, 0)  # a hang-up is told unasked
+    ends.poll()
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -9,12 +9,14 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from typing import Any
 
 from lockstep.compile import targets
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.exits import DONE, MISTAKE
+from lockstep.process import end_after, wait_for_close
 from lockstep_compiler.fake_cuda import load_guard
 
 
@@ -53,6 +55,7 @@ def main(framework: str) -> int:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
+            end_after(partial(wait_for_close, out.fileno()))
             print(json.dumps(answer(side, json.loads(line))), file=out, flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)

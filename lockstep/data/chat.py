@@ -1,11 +1,10 @@
 """Messages -> text, and the parts of it that an assistant says."""
 
-import json
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.template import render_template
 from lockstep.files.untrusted import open_regular
 
 Messages = list[dict[str, Any]]
@@ -31,30 +30,13 @@ def by_template(template: str, tokens: dict[str, str], messages: Messages, heade
 
     Raises:
         Unusable: the template refuses, or is none.
+        UserError: it takes too long, or too much memory.
     """
-    import jinja2
-
-    try:
-        given = {**tokens, "messages": messages, "add_generation_prompt": header}
-        return _compile(template).render(given)
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as why:
-        raise Unusable(f"the chat template refuses it: {str(why)[:100]}") from None
-
-
-@cache
-def _compile(template: str) -> Any:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise ValueError(message)
-
-    extensions = ["jinja2.ext.loopcontrols"]
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions
-    )
-    made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's is for HTML
-    made.globals["raise_exception"] = refuse
-    return made.from_string(template)
+    given = {**tokens, "messages": messages, "add_generation_prompt": header}
+    text, problem = render_template(template, given)
+    if problem:
+        raise Unusable(f"the chat template refuses it: {problem[:100]}")
+    return text
 
 
 def template_of(folder: Path, about: dict[str, Any], links: bool = True) -> str:

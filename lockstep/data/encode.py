@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from lockstep.data import chat, records, tokenizer
 from lockstep.data.chat import Unusable
 from lockstep.data.records import Part
 from lockstep.data.tokenizer import Tokenizer
+from lockstep.process import end_after
 
 
 class Outline(NamedTuple):
@@ -95,14 +95,8 @@ def start_worker(folder: str) -> None:
     """Of a pool: its tokenizer is loaded once."""
     global _words
     if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        end_after(parent.join)  # a killed process stops no pool
     _words = tokenizer.load(folder)
-
-
-def _end_with(parent: Any) -> None:
-    """A killed process stops no pool: its workers would wait for ever."""
-    parent.join()
-    os._exit(1)
 
 
 def encode_to(part: Part, file: Path) -> None:

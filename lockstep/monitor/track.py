@@ -101,7 +101,7 @@ class Wandb:
 
 
 class Mlflow:
-    """Where MLFLOW_TRACKING_URI says, or mlflow's own folder here."""
+    """Where MLFLOW_TRACKING_URI says, or in mlflow's local default."""
 
     def __init__(self, run: Run) -> None:
         self.module = importlib.import_module("mlflow")

@@ -14,17 +14,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from lockstep.parity import worker
-from lockstep.process import NO_CHANGE, start_module
+from lockstep.process import NO_CHANGE, end_after, start_module, wait_for_close
 
 ORDER = 10_000  # bytes of one, at most
 RUNNING = 4  # at once, at most: each has a framework in memory, some 0.4 GB
+LEAVING = 10.0  # seconds that a worker may go on for when nobody hears its answer
 
 
 class Nursery(NamedTuple):
@@ -100,6 +103,7 @@ def main(descriptor: str, module: str) -> int:
                 if os.fork() == 0:
                     orders.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    end_after(partial(_leave, connection.fileno()))
                     variant, changes = json.loads(order)
                     for name, value in changes.items():
                         before = os.environ.get(name, "") if name.endswith("FLAGS") else ""
@@ -110,6 +114,12 @@ def main(descriptor: str, module: str) -> int:
                         except Exception:  # told before who asked sees the connection close
                             traceback.print_exc()
                             return 1
+
+
+def _leave(connection: int) -> None:
+    """One that idles ends at once; one of a world may wait for ever for another's part."""
+    wait_for_close(connection)
+    time.sleep(LEAVING)
 
 
 if __name__ == "__main__":

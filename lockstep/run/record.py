@@ -14,7 +14,7 @@ from lockstep.formats.table import HISTORY
 from lockstep.model.state import TrainState
 from lockstep.run import shards
 
-FORMAT = 1
+FORMAT = 2  # another one where FIELDS change
 FILES = shards.file_names(0, 1)
 RECORD = "state.json"
 RECORD_LIMIT = 2_000_000  # bytes
@@ -47,9 +47,10 @@ def read_record(file: Path) -> dict[str, Any]:
     except Refused as why:
         raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
     number = record.get("format")
-    if type(number) is int and number > FORMAT:
+    if type(number) is int and 0 < number != FORMAT:
         problem = f"format {number}, this version reads {FORMAT}"
-        raise UserError(f"{file}: {problem}; upgrade Lockstep or use another checkpoint")
+        remedy = "upgrade Lockstep" if number > FORMAT else "use the commit that config.json names"
+        raise UserError(f"{file}: {problem}; {remedy} or use another checkpoint")
     if not ((type(number), number) == (int, FORMAT) and _is_whole(record)):
         raise unusable(file, "damaged or not a Lockstep checkpoint")
     return record

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jinja2  # noqa: F401  (imported before a case bounds the memory)
 import numpy as np
 import pyarrow
 import tokenizers

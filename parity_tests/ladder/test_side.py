@@ -1,10 +1,13 @@
 """A side's process: what it answers is its own, and its end is one line."""
 
+import os
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,3 +78,21 @@ def test_a_nursery_that_cannot_start_is_one_line() -> None:
         pytest.raises(UserError, match="its process ended"),
     ):
         loss(side)
+
+
+def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
+    """It would wait for ever, as one of a world does whose others have ended."""
+    told = tmp_path / "process"
+    connection = nursery.fork(
+        "parity_tests.ladder.stuck", "", {}, sys.executable, {"TOLD": str(told)}
+    )
+    end = time.monotonic() + 20
+    while not (told.exists() and told.read_text()) and time.monotonic() < end:
+        time.sleep(0.02)
+    worker = int(told.read_text())
+    os.kill(worker, 0)
+    connection.close()
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < end:
+            os.kill(worker, 0)
+            time.sleep(0.02)

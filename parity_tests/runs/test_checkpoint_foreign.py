@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lockstep.run.checkpoint import load, save
-from lockstep.run.record import COUNTERS, FILES, RECORD
+from lockstep.run.record import COUNTERS, FIELDS, FILES, FORMAT, RECORD
 from parity_tests.runs.checkpoints import assert_same, refusal, rewrite, state
 
 
@@ -29,20 +29,30 @@ def test_lost_moments_are_not_those_of_a_frozen_weight(tmp_path: Path) -> None:
     assert refusal(path).startswith("mu.safetensors: its tensors are not those of state.json")
 
 
-def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(3, "upgrade Lockstep"), (1, "use the commit that config.json names")]
+)
+def test_another_format_is_refused_by_its_number(tmp_path: Path, number: int, remedy: str) -> None:
     path = save(tmp_path, state(), keep=1)
-    line = "state.json: format 2, this version reads 1; upgrade Lockstep or use another checkpoint"
-    rewrite(path, lambda record: record.update(format=2, something="new"))
+    line = f"state.json: format {number}, this version reads 2; {remedy} or use another checkpoint"
+    rewrite(path, lambda record: record.update(format=number, something="else"))
     assert refusal(path) == line
-    (path / RECORD).write_text('{"format": 2}')
+    (path / RECORD).write_text(json.dumps({"format": number}))
     assert refusal(path) == line
+
+
+def test_other_fields_are_another_format() -> None:
+    """Where this fails, raise `FORMAT`: older checkpoints are refused by its number."""
+    fields = {"format", "step", "updates", "loss_scale", "good_steps", "amaxes", "dtype", "names"}
+    assert FORMAT == 2
+    assert fields | {"frozen", "shards", "sha256"} == FIELDS
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda record: record.update(format=0),
-        lambda record: record.update(format="1"),
+        lambda record: record.update(format="2"),
         lambda record: record.update(more=1),
         lambda record: record.pop("good_steps"),
         lambda record: record["sha256"].update(more="0"),
@@ -79,8 +89,8 @@ def test_a_record_with_other_fields_is_refused(
         b"null",
         b'"format"',
         b"{}",
-        b'{"format": 1}',
-        json.dumps(dict.fromkeys((*COUNTERS, "dtype", "names", "sha256")) | {"format": 1}).encode(),
+        b'{"format": 2}',
+        json.dumps(dict.fromkeys((*COUNTERS, "dtype", "names", "sha256")) | {"format": 2}).encode(),
         b'{"format": null}',
         b"\xff\xfe",
         b"[" * 100_000,
