@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._inductor.config  # strict numerics import it: once, and not in each fork
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
