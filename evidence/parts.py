@@ -1,10 +1,11 @@
 """What the documents show, part by part: its rows, their file, the command, what they depend on."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import compiled, cuda_grid, estimators, exported, startup, worlds
+from benchmarks import best_islands, compiled, cuda_grid, estimators, exported, startup, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -113,8 +114,10 @@ PARTS = [
           *LADDER, "mutants", choose=" ".join),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
           lambda: twin.MODULES, *LADDER),
-    _docs("fuzz", "python -m parity_tests.input.fuzz --out {file}", _fuzzed, "lockstep",
-          "parity_tests/input", "benchmarks/report.py"),
+    _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
+          lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py"),
+    _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", _fuzzed, "lockstep",
+          "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE),
     _suite("cpu"), _suite("drift"),
     _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS),

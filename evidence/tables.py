@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks import (
+    best_islands,
     claims,
     cuda_grid,
     estimators,
@@ -74,7 +75,7 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
     "power": ("power", ladder.power), "smallest": ("smallest", ladder.smallest),
     "specificity": ("specificity", ladder.specificity),
     "sensitivity": ("sensitivity", ladder.sensitivity), "fuzz": ("fuzz", ladder.fuzz),
-    "worlds": ("worlds", worlds.table),
+    "worlds": ("worlds", worlds.table), "best_islands": ("best_islands", best_islands.table),
 }  # fmt: skip
 
 

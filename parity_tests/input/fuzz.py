@@ -1,4 +1,4 @@
-"""Every reader against hostile files: `python -m parity_tests.input.fuzz --cases N --out FILE`.
+"""Readers against hostile files: `python -m parity_tests.input.fuzz [READER ...] --out FILE`.
 
 A case is a set of files. Whoever reads them returns what we would write ourselves, and what is
 written from that reads the same; or raises a UserError of one line. Anything else is a bug: another
@@ -17,7 +17,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 
 from lockstep import results
-from lockstep.errors import LONGEST, UserError, require_range
+from lockstep.errors import LONGEST, UserError, require, require_range
 from lockstep.exits import exit_status
 from lockstep.flags import Parser
 from lockstep.flags import reader as number
@@ -94,14 +94,18 @@ def run(reader: Reader, cases: int, *, random: bool, shrink: bool = True) -> Out
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m parity_tests.input.fuzz", description=__doc__)
+    parser.add_argument("readers", nargs="*", metavar="READER", help="which (default: all)")
     parser.add_argument("--cases", type=number(int), default=10_000, metavar="N",
                         help="of each reader (default: 10000)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the counts go, as JSON")
     words = parser.parse_args(argv)
     require_range("--cases", words.cases, 1)
+    known = {reader.name: reader for reader in READERS}
+    for name in words.readers:
+        require(name in known, "READER", name, f"unknown; use {', '.join(known)}")
     if words.out:
         require_writable_file(words.out)
-    for reader in READERS:
+    for reader in [known[name] for name in words.readers] or READERS:
         began = time.perf_counter()
         counts = asdict(run(reader, words.cases, random=True))
         print(json.dumps({reader.name: counts}), flush=True)

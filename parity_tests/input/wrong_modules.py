@@ -118,6 +118,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("run nothing --list", ["NAME", "nothing", "parity"]),
     ],
     "parity_tests.input.fuzz": [
+        ("letters", ["READER", "letters", "checkpoint"]),
         ("--cases 0", ["--cases", "0", "at least 1"]),
         ("--cases many", ["--cases", "'many'", "whole number"]),
         ("--out half", ["--out", "half", "is a folder"]),
