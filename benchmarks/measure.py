@@ -164,7 +164,9 @@ def about(cell: Cell) -> Result:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE")))
+    return exit_status(
+        lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE", about=__doc__))
+    )
 
 
 if __name__ == "__main__":

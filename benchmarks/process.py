@@ -26,9 +26,9 @@ KEPT = 4_000  # bytes, the last that a failed process has printed
 Made = TypeVar("Made")
 
 
-def words(argv: list[str] | None, module: str, *names: str) -> list[str]:
+def words(argv: list[str] | None, module: str, *names: str, about: str | None = None) -> list[str]:
     """Of a command without flags: so many words and nothing else."""
-    parser = Parser(prog=f"python -m {module}")
+    parser = Parser(prog=f"python -m {module}", description=about)
     for name in names:
         parser.add_argument(name, metavar=name)
     return list(vars(parser.parse_args(argv)).values())

@@ -237,7 +237,7 @@ def main(file: str) -> int:
 
 def command(argv: list[str] | None = None) -> int:
     """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.report", "FILE")))
+    return exit_status(lambda: main(*words(argv, "benchmarks.report", "FILE", about=__doc__)))
 
 
 if __name__ == "__main__":

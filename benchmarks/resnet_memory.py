@@ -15,7 +15,7 @@ from lockstep_compiler import fake_cuda
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     try:
-        words(argv, "benchmarks.resnet_memory")
+        words(argv, "benchmarks.resnet_memory", about=__doc__)
         fake_cuda.load_guard()  # before torch is imported
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

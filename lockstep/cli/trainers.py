@@ -16,9 +16,8 @@ from lockstep.config.model import OF_A_RUN
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_sections
-from lockstep.monitor import options
 from lockstep.run import directory
-from lockstep.train import trainer
+from lockstep.train import options, trainer
 from lockstep.weights import init
 from lockstep.weights.source import LONGEST
 

@@ -14,7 +14,6 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from lockstep.files.untrusted import Refused, open_regular
-from lockstep.model.params import Arrays
 
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Bytes: the deepest model (config.DEEPEST), with biases and checksums, has 4,400,000. The library
@@ -26,7 +25,7 @@ class Damaged(Exception):
     """The bytes are not those of the checksum; the message is empty."""
 
 
-def read(file: Path, sha256: str) -> Arrays:
+def read(file: Path, sha256: str) -> dict[str, np.ndarray]:
     """The arrays by name, writable, in any order.
 
     Raises:

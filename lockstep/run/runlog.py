@@ -25,7 +25,7 @@ from rich.progress import (
 from lockstep.config import MOST_STEPS
 from lockstep.errors import UserError, printable
 from lockstep.files import durable, untrusted
-from lockstep.monitor.live import REFRESH, View
+from lockstep.run.live import REFRESH, View
 
 LINE_LIMIT = 10_000  # bytes; a row has some 350
 LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory

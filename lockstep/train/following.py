@@ -7,10 +7,10 @@ from lockstep.config import Config
 from lockstep.data.corpus import Corpus
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model.state import TrainState
-from lockstep.monitor.options import Watching
 from lockstep.run.saver import Saver
 from lockstep.train import closing
 from lockstep.train.loop import Desynced, Diverged, Loop
+from lockstep.train.options import Watching
 from lockstep.twin import Twin
 
 

@@ -14,10 +14,10 @@ from lockstep.data.corpus import Corpus
 from lockstep.exits import DONE, STOPPED
 from lockstep.model import flops, params
 from lockstep.model.state import TrainState
-from lockstep.monitor.options import Watching
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import desync, loss_scale, nonfinite, spikes
+from lockstep.train.options import Watching
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 

@@ -14,14 +14,14 @@ from lockstep.errors import UserError
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
-from lockstep.monitor.options import Watching
-from lockstep.monitor.track import Run, Trackers
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Desynced, Diverged, Loop
+from lockstep.train.options import Watching
+from lockstep.train.track import Run, Trackers
 from lockstep.twin import Twin
 from lockstep.weights import about as beside
 from lockstep.weights import init

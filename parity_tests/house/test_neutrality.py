@@ -5,6 +5,7 @@ import difflib
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,35 @@ def test_imports_follow_the_plan(package: str) -> None:
 )
 def test_each_rule_fires(package: str, name: str, source: str) -> None:
     assert violations(package, name, source)
+
+
+def rooms(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Of modules `lockstep.ROOM.NAME`: which rooms each room imports from, wherever in a source."""
+    found: dict[str, set[str]] = {name.split(".")[1]: set() for name in sources}
+    for name, source in sources.items():
+        room = name.split(".")[1]
+        named = {each.split(".")[1] for each in imports_of(source) if each.startswith("lockstep.")}
+        found[room] |= named & found.keys() - {room}
+    return found
+
+
+def test_rooms_are_in_no_cycle() -> None:
+    sources = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text()
+        for file in (ROOT / "lockstep").rglob("*.py")
+    }
+    TopologicalSorter(rooms(sources)).prepare()  # raises CycleError, which names the rooms
+
+
+def test_a_cycle_of_rooms_is_seen() -> None:
+    """Though no two modules import each other."""
+    sources = {
+        "lockstep.run.log": "from lockstep.monitor.live import View",
+        "lockstep.monitor.live": "",
+        "lockstep.monitor.runs": "def f():\n    from lockstep.run import log",
+    }
+    with pytest.raises(CycleError):
+        TopologicalSorter(rooms(sources)).prepare()
 
 
 def test_the_twins_have_the_same_files() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lockstep.exits import DONE
-from lockstep.monitor.live import COLUMNS, PLAIN_RAMP, Curve, View
+from lockstep.run.live import COLUMNS, PLAIN_RAMP, Curve, View
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
 from parity_tests.runs.fake_runs import rows

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from lockstep.exits import DONE
-from lockstep.monitor import track
 from lockstep.process import ROOT
+from lockstep.train import track
 from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
 from parity_tests.runs.fake_runs import place as place

@@ -10,7 +10,7 @@ from lockstep.config import Config
 from lockstep.data import corpus
 from lockstep.errors import require, require_range
 from lockstep.flags import reader
-from lockstep.monitor import track
+from lockstep.train import track
 
 FLAGS = ("norms", "eval_data", "track", "live")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
