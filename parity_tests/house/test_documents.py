@@ -8,6 +8,7 @@ import pytest
 
 from evidence import ladder, tables
 from lockstep.process import ROOT
+from parity_tests.house.quoted import commands_in, refusal
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -38,6 +39,34 @@ def test_nothing_leads_nowhere(document: Path) -> None:
 def test_what_is_gone_is_seen() -> None:
     gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
     assert len(missing(gone + ", `lockstep/none.py`, `none/`", ROOT)) == 6
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_parses(document: Path) -> None:
+    found = commands_in(document.read_text())
+    assert {command: refusal(command) for command in found if refusal(command)} == {}
+
+
+def test_commands_are_found() -> None:
+    page = (
+        "    $ A=1 lockstep plan --model \\\n        gpt2   # why\n    run -m torch_ref.train &\n"
+    )
+    assert commands_in(page) == ["lockstep plan --model gpt2", "-m torch_ref.train"]
+    assert len(commands_in((ROOT / "docs" / "benchmarks.md").read_text())) > 10
+
+
+@pytest.mark.parametrize("wrong", [
+    "lockstep curves jax:bf16 torch:bf16 --bug none-such",
+    "lockstep curves jax:bf17 torch:bf16",
+    "lockstep curves jax:bf16 torch:bf16 --remat all",
+    "lockstep sensitivity --polcy bf16",
+    "python -m torch_ref.train --model tiny --policy fp16 --loss-scale-init 3",
+    "python -m benchmarks.run nothing",
+    "python -m benchmarks.nothing",
+    "python -m benchmarks.fit --nothing",
+])  # fmt: skip
+def test_a_wrong_command_is_seen(wrong: str) -> None:
+    assert refusal(wrong)
 
 
 def test_the_readme_is_a_map() -> None:

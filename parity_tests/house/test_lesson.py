@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,9 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from benchmarks.experiments.run import EXPERIMENTS
 from evidence import lesson, notebook
-from lockstep import results, twin
-from lockstep.cli import commands, trainers
-from lockstep.config import from_flags
-from lockstep.errors import UserError, require
-from lockstep.parity import catalogue, operands
+from lockstep import results
+from parity_tests.house.quoted import refusal
 
 CLASSIC = dict.fromkeys((
     "fp16-without-scaling", "loss-not-divided", "dropout-redrawn", "clip-before-unscale",
@@ -45,32 +40,6 @@ def has_tag(cell: dict[str, Any], tag: str) -> bool:
 
 def commands_of(cell: dict[str, Any]) -> list[str]:
     return [line[1:].strip() for line in cell["source"] if line.startswith("!")]
-
-
-def refusal(command: str) -> str:
-    """Why a command cannot be right; empty if it can."""
-    program, *words = shlex.split(command)
-    if program == "python":
-        module, words = words[1], words[2:]
-    try:
-        if program == "lockstep":
-            given = vars(commands.lockstep_parser(words).parse_args(words))
-            if given["command"].__name__ == "_curves":
-                own = {k: v for k, v in given.items() if k not in ("a", "b", "bug", "out")}
-                own.pop("command")
-                for side in ("a", "b"):
-                    operands.parse(given[side], {"model": "tiny", **own})
-                if given["bug"]:
-                    catalogue.find(given["bug"])
-        elif module in twin.MODULES.values():
-            given = vars(trainers.trainer_parser(module).parse_args(words))
-            from_flags({k: v for k, v in given.items() if k != "out"}, accelerator=False)
-        else:
-            require(module == "benchmarks.run", "module", module, "is not known here")
-            require(words[0] in EXPERIMENTS, "experiment", words[0], "there is none")
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def verdict(output: str) -> str:
@@ -111,18 +80,6 @@ def test_every_command_parses(machine: dict[str, str]) -> None:
     typed = [line for block in TYPED for line in block.splitlines()]
     assert len(found) > 15 and len(typed) == 3
     assert {command: refusal(command) for command in found + typed if refusal(command)} == {}
-
-
-@pytest.mark.parametrize("wrong", [
-    "lockstep curves jax:bf16 torch:bf16 --bug none-such",
-    "lockstep curves jax:bf17 torch:bf16",
-    "lockstep curves jax:bf16 torch:bf16 --remat all",
-    "lockstep sensitivity --polcy bf16",
-    "python -m torch_ref.train --model tiny --policy fp16 --loss-scale-init 3",
-    "python -m benchmarks.run nothing",
-])  # fmt: skip
-def test_a_wrong_command_is_seen(wrong: str) -> None:
-    assert refusal(wrong)
 
 
 def test_each_failure_point_has_its_command_and_its_verdict() -> None:
