@@ -43,10 +43,7 @@ def adamw(model: nn.Module, config: OptimConfig) -> AdamW:
     decayed = [p for name, p in named.items() if decays(name, config.decay)]
     rest = [p for name, p in named.items() if not decays(name, config.decay)]
     groups = [
-        {
-            "params": decayed,
-            "weight_decay": config.weight_decay,
-        },
+        {"params": decayed, "weight_decay": config.weight_decay},
         {"params": rest, "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True)
