@@ -10,11 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks import report
-from benchmarks.experiments import overflow, policies
+from benchmarks.experiments import formats, overflow, policies
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
+from benchmarks.experiments.formats import Gap
 from benchmarks.experiments.outcome import markdown, memory, milliseconds
-from benchmarks.experiments.run import load_arms
+from benchmarks.experiments.run import RECORDED, load_arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
 from benchmarks.process import ROOT, relative_path
@@ -31,6 +34,7 @@ SMALL = 1e6  # parameters: a "very small model" has fewer
 FLAT = 1.05  # of the memory without accumulation
 HALF = 0.55  # at most, to the nearest tenth
 PER_FORWARD = 1.35  # 1.3, to the nearest tenth
+SAME = 1e-3  # of the loss
 
 
 class Missing(Exception):
@@ -38,10 +42,11 @@ class Missing(Exception):
 
 
 class Judgement(NamedTuple):
-    """Of one framework: the measured figures, and whether the claim holds."""
+    """Of one framework: the measured figures, and whether the claim holds; None: they are too
+    noisy to say."""
 
     figure: str
-    holds: bool
+    holds: bool | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,15 @@ class Results:
             raise Missing(f"`python -m benchmarks.run {experiment} --out {out}` does it")
         return found
 
+    def formats(self, *policies: str) -> dict[str, list[Result]]:
+        """Model -> the results under these policies, in every model of the experiment."""
+        scale = RECORDED["formats"]
+        models = formats.by_model(load_arms("formats", self.experiments, scale))
+        if not all({*policies} <= {*models.get(model, ())} for model in formats.MODELS[scale]):
+            command = f"run formats --scale {scale} --out {relative_path(self.experiments)}"
+            raise Missing(f"`python -m benchmarks.{command}` does it")
+        return {model: [found[each] for each in policies] for model, found in models.items()}
+
     def optimizer_state(self, framework: str) -> Result:
         name, out = f"optimizer-state {framework}", relative_path(self.experiments)
         found = results.read(self.experiments).get(name)
@@ -100,7 +114,8 @@ class Results:
         ]
 
 
-Judge = Callable[[Results, str], Judgement]  # of a framework
+# Of a framework; None where an experiment runs in the other alone.
+Judge = Callable[[Results, str], Judgement | None]
 
 
 def faster_matmuls(results: Results, framework: str) -> Judgement:
@@ -166,7 +181,7 @@ def same_validation(results: Results, framework: str) -> Judgement:
     single, *halves = results.arms("policies", *policies.POLICIES)[framework]
     gaps = {half["label"]: policies.off(half, single) for half in halves}
     figure = ", ".join(f"{label} {gap:+.3%}" for label, gap in gaps.items())
-    return Judgement(figure, all(-1e-3 <= gap <= 1e-3 for gap in gaps.values()))  # NaN is not
+    return Judgement(figure, all(-SAME <= gap <= SAME for gap in gaps.values()))  # NaN is not
 
 
 def healthy_scale(results: Results, framework: str) -> Judgement:
@@ -192,6 +207,31 @@ def moments_like_parameters(results: Results, framework: str) -> Judgement:
         if set(row["moments"]) != {row["parameters"]}
     ]
     return Judgement("; ".join(wrong) or f"alike in {len(rows)} cases", not wrong)
+
+
+def loss_of(one: str, other: str, decide: Callable[[list[Gap], bool], bool | None]) -> Judge:
+    """Of two formats, by their gap in each model, and whether all are within `SAME`, margins
+    included."""
+
+    def judge(results: Results, framework: str) -> Judgement | None:
+        if framework != formats.FRAMEWORK:
+            return None
+        models = results.formats(one, other)
+        gaps = {model: formats.gap(*pair) for model, pair in models.items()}
+        most = [SAME * np.mean(pair[1]["validation_losses"]) for pair in models.values()]
+        small = all(abs(gap.mean) + gap.margin <= m for gap, m in zip(gaps.values(), most))
+        figure = ", ".join(f"{model} {gap}" for model, gap in gaps.items())
+        return Judgement(figure, decide(list(gaps.values()), small))
+
+    return judge
+
+
+def is_same(gaps: list[Gap], small: bool) -> bool | None:
+    return small or (False if any(gap.seen for gap in gaps) else None)
+
+
+def is_above(gaps: list[Gap], small: bool) -> bool | None:
+    return any(gap.seen and gap.mean > 0 for gap in gaps) or (False if small else None)
 
 
 # What is claimed, by whom, and its judge, or what it takes to measure it.
@@ -220,6 +260,12 @@ CLAIMS: list[tuple[str, str, Judge | str]] = [
     ("a healthy loss scale stays at 1,024 or above", TUTORIALS, healthy_scale),
     ("on overflow, raise the initial scale", ADVICE, raised_scale),
     ("the parameters' dtype tells the optimizer state's", ADVICE, moments_like_parameters),
+    ("fp8 is free: its loss is fp32's, to 0.1 %", LITERATURE,
+     loss_of("fp8", formats.SINGLE, is_same)),
+    ("fp8 trains 2 times as fast as bf16", LITERATURE, "an H100"),
+    ("mxfp8's loss is bf16's, to 0.1 %", LITERATURE, loss_of("mxfp8", formats.HALF, is_same)),
+    ("nvfp4 needs gradients that are rounded at random", LITERATURE,
+     loss_of(formats.NEAREST, "nvfp4", is_above)),
 ]  # fmt: skip
 
 
@@ -228,14 +274,17 @@ def judge(claimed: Judge | str, results: Results) -> tuple[str, str]:
     if isinstance(claimed, str):
         return "", f"not measured here (needs: {claimed})"
     try:
-        found = {framework: claimed(results, framework) for framework in FRAMEWORKS}
+        judged = {framework: claimed(results, framework) for framework in FRAMEWORKS}
     except Missing as missing:
         return "", f"not measured here ({missing})"
+    found = {framework: each for framework, each in judged.items() if each}
     figures = "; ".join(f"{framework} {each.figure}" for framework, each in found.items())
     return figures, verdict({framework: each.holds for framework, each in found.items()})
 
 
-def verdict(holds: dict[str, bool]) -> str:
+def verdict(holds: dict[str, bool | None]) -> str:
+    if None in holds.values():
+        return "not decided: seeds are too few for so small a gap"
     yes = [framework for framework, it_does in holds.items() if it_does]
     no = [framework for framework, it_does in holds.items() if not it_does]
     if yes and no:

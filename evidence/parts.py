@@ -87,8 +87,10 @@ def _suite(name: str) -> Part:
 
 
 def _experiment(name: str) -> Part:
-    return _benchmark(name, "experiments", f"run {name} --out {{file}}",
-                      lambda: experiments.row_names(name, "smoke", "cpu"))  # fmt: skip
+    scale = experiments.RECORDED[name]
+    flag = "" if scale == "smoke" else f"--scale {scale} "
+    return _benchmark(name, "experiments", f"run {name} {flag}--out {{file}}",
+                      lambda: experiments.row_names(name, scale, "cpu"))  # fmt: skip
 
 
 def _optimizer_state(framework: str) -> Part:

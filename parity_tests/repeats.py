@@ -80,6 +80,7 @@ REST = {
     r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])":
         "rung 3 in fp64",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
+    r"test_experiments.py::test_nvfp4_s_gradients_are_rounded_to_the_nearest": "the recorded rows",
     r"test_gradients.py::test_the_ladder_with.*\[(fp64-[68]|fp16)": "rung 3 in fp64",
     r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next|first-pattern-wins\]|forward-in-gradients"
     r"|gradients-in-compute-in-jax)": "first-pattern-wins-in-jax, gradients-in-compute",

@@ -31,7 +31,7 @@ class Arm:
 
     @property
     def runs(self) -> int:
-        return SEEDS if self.work == "seeds" else 1
+        return SEEDS if self.work.startswith("seeds") else 1
 
     @property
     def name(self) -> str:

@@ -1,71 +1,124 @@
-"""Narrow formats: the loss of each after five seeds' runs, beside what a seed does to fp32's."""
+"""Narrow formats: the loss of each after five seeds' runs, beside fp32's from the same seeds.
+
+In JAX; the ladder shows that PyTorch's program is the same. Its fp32 alone is run too, as a
+yardstick: so far two programs part that differ in their rounding and in nothing else.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.experiments.arm import TOY, Arm, both
+from benchmarks.cells import Flags
+from benchmarks.experiments.arm import SEEDS, TOY, Arm, both
 from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
 from benchmarks.measure import Result
 from benchmarks.plot import Panel, steps
 
 WHAT = "loss against format, over five seeds"
-FORMATS = ("bf16", "fp8", "fp8-delayed", "mxfp8", "nvfp4")
-HEAD = ["policy", "framework", "validation loss, nats", "standard deviation over seeds",
-        "over fp32's, same seed", "of fp32's deviation"]  # fmt: skip
+SINGLE, HALF, NEAREST = "fp32", "bf16", "nvfp4, to nearest"
+FRAMEWORK = "jax"
+FORMATS = (HALF, "fp8", "fp8-delayed", "mxfp8", "nvfp4", NEAREST)
+MODELS: dict[str, dict[str, tuple[int, Flags]]] = {  # scale -> model -> steps, flags
+    "smoke": {"toy": (200, {**TOY, "n_layer": 3})},
+    "full": {
+        "tiny": (300, {"model": "tiny", "batch_size": 4}),
+        "10m": (40, {"model": "10m", "batch_size": 4, "context": 64}),
+    },
+}
+T99 = 4.604  # Student's t, four degrees of freedom, 1 % on both sides: there are a dozen gaps
+HEAD = ["model", "policy", "framework", "validation loss, nats", "standard deviation over seeds",
+        "less fp32's, same seed", "± (99 %)", "of fp32's deviation"]  # fmt: skip
+
+
+class Gap(NamedTuple):
+    """Of the losses of two arms, seed by seed; in nats."""
+
+    mean: float
+    margin: float  # half the 99 % confidence interval
+
+    @property
+    def seen(self) -> bool:
+        return abs(self.mean) > self.margin
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.margin:.4f} nats"
+
+
+def gap(one: Result, other: Result) -> Gap:
+    off = np.subtract(one["validation_losses"], other["validation_losses"])
+    return Gap(float(off.mean()), T99 * deviation(off) / SEEDS**0.5)
+
+
+def deviation(losses: np.ndarray) -> float:
+    return float(np.std(losses, ddof=1))
 
 
 def arms(scale: str, device: str) -> list[Arm]:
-    length, model = (300, {}) if scale == "full" else (200, {**TOY, "n_layer": 3})
-    return [
-        arm
-        for policy in ("fp32", *FORMATS)
-        for arm in both(policy, steps=length, flags={**model, "policy": policy}, device=device,
-                        work="seeds")
-    ]  # fmt: skip
+    listed = []
+    for model, (length, flags) in MODELS[scale].items():
+        for label in (SINGLE, *FORMATS):
+            policy, _, nearest = label.partition(", ")
+            work = "seeds to nearest" if nearest else "seeds"
+            each = both(f"{model}: {label}", steps=length, flags={**flags, "policy": policy},
+                        device=device, work=work)  # fmt: skip
+            listed += [arm for arm in each if arm.framework == FRAMEWORK or label == SINGLE]
+    return listed
+
+
+def by_model(arms: Arms) -> dict[str, dict[str, Result]]:
+    """Model -> policy -> JAX's result, where that of fp32 is there."""
+    found: dict[str, dict[str, Result]] = {}
+    for result in arms.good:
+        model, _, label = result["label"].partition(": ")
+        if result["framework"] == FRAMEWORK:
+            found.setdefault(model, {})[label] = result
+    return {model: each for model, each in found.items() if SINGLE in each}
 
 
 def table(arms: Arms) -> str:
-    rows = []
+    rows, singles = [], {model: each[SINGLE] for model, each in by_model(arms).items()}
     for result in arms.all:
-        row = [result["label"], result["framework"]]
+        model, _, label = result["label"].partition(": ")
+        row = [model, label, result["framework"]]
         if why := failure_row(result, HEAD, len(row)):
             rows.append(row + why)
             continue
-        losses = result["validation_losses"]
-        row += [f"{np.mean(losses):.4f}", f"{np.std(losses, ddof=1):.4f}"]
-        (single,) = arms.complete("fp32").get(result["framework"], [None])
+        losses, single = result["validation_losses"], singles.get(model)
+        row += [f"{np.mean(losses):.4f}", f"{deviation(losses):.4f}"]
         if single is None or result is single:
-            rows.append([*row, "", ""])
+            rows.append([*row, "", "", ""])
         else:
-            gap, share = off(result, single)
-            rows.append([*row, f"{gap:+.5f}", f"{share:+.2f}"])
+            off = gap(result, single)
+            share = off.mean / deviation(single["validation_losses"])
+            rows.append([*row, f"{off.mean:+.4f}", f"{off.margin:.4f}", f"{share:+.2f}"])
     return markdown(HEAD, rows)
 
 
-def off(result: Result, single: Result) -> tuple[float, float]:
-    """The mean distance to fp32's loss from the same seed, in nats; and in standard deviations of
-    fp32's own over the seeds."""
-    ours, theirs = (np.array(each["validation_losses"]) for each in (result, single))
-    gap = float(np.mean(ours - theirs))
-    return gap, gap / float(np.std(theirs, ddof=1))
-
-
 def sentence(arms: Arms) -> str:
+    """Which formats' losses are told from fp32's, seed by seed."""
     parts = []
-    for framework, (single, *others) in arms.complete("fp32", *FORMATS).items():
-        gaps = {other["label"]: off(other, single) for other in others}
-        said = ", ".join(f"{label} {gap:+.4f} nats ({share:+.2f})"
-                         for label, (gap, share) in gaps.items())  # fmt: skip
-        parts.append(f"in {framework} the loss ended off that of fp32 from the same seed, and in "
-                     f"standard deviations of fp32's over seeds, by {said}")  # fmt: skip
+    for model, found in by_model(arms).items():
+        single = found[SINGLE]
+        gaps = {label: gap(found[label], single) for label in FORMATS if label in found}
+        told, alike = (
+            ", ".join(f"{label} ({off})" for label, off in gaps.items() if off.seen is seen)
+            for seen in (True, False)
+        )
+        parts.append(
+            f"after {single['steps']} steps of {model} the loss is told from fp32's, seed by seed, "
+            f"under {told or 'no format'}, and is not under {alike or 'any'}, where fp32's own "
+            f"standard deviation over seeds is {deviation(single['validation_losses']):.4f} nats"
+        )
     return closing(parts, arms)
 
 
 def panels(arms: Arms) -> list[Panel]:
-    curves = {f"{r['framework']} {r['label']}": steps(r["losses"]) for r in arms.good}
-    gaps = {
-        f"{framework} {label}": steps([a - b for a, b in zip(own["losses"], single["losses"])])
-        for label in FORMATS
-        for framework, (single, own) in arms.complete("fp32", label).items()
-    }
-    step, nats = "optimizer step", "nats a token"
-    return [Panel("loss", step, nats, curves), Panel("loss less that under fp32", step, nats, gaps)]
+    shown, what = [], "loss less that under fp32, one seed"
+    for model, found in by_model(arms).items():
+        gaps = {
+            label: steps(np.subtract(each["losses"], found[SINGLE]["losses"]).tolist())
+            for label, each in found.items()
+            if label != SINGLE
+        }
+        shown.append(Panel(f"{model}: {what}", "optimizer step", "nats a token", gaps))
+    return shown or [Panel(what, "optimizer step", "nats a token", {})]

@@ -22,6 +22,7 @@ from lockstep import results, twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.exits import exit_status
+from lockstep.formats.table import FORMATS, RECIPES
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
@@ -71,6 +72,13 @@ def train_seeds(arm: Arm) -> Result:
         curves.append([built.step(built.place(window))().loss for window in windows])
         losses.append(held_out(built, arm.config))
     return {"status": "ok", "validation_losses": losses, "losses": curves[0]}
+
+
+def train_to_nearest(arm: Arm) -> Result:
+    """As `train_seeds`, with nvfp4's gradients rounded to the nearest number, not at random."""
+    assert not {"jax_impl.products", "torch_ref.products"} & set(sys.modules)  # they read it once
+    RECIPES["nvfp4"] = replace(RECIPES["nvfp4"], dy=FORMATS["nvfp4"])
+    return train_seeds(arm)
 
 
 def train_on(framework: str, config: Config, state: TrainState, steps: int) -> TrainState:
@@ -188,7 +196,8 @@ def unmoved_share(before: TrainState, after: TrainState) -> float:
 
 
 WORKS: dict[str, Callable[[Arm], Result]] = {
-    "train": train, "seeds": train_seeds, "flushed": measure_flushed, "injected": inject_overflow,
+    "train": train, "seeds": train_seeds, "seeds to nearest": train_to_nearest,
+    "flushed": measure_flushed, "injected": inject_overflow,
     "updates": updates, "sums": sums,
 }  # fmt: skip
 

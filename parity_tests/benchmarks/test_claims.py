@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import claims
 from benchmarks.claims import CLAIMS, Judge, Results
+from benchmarks.experiments import formats
 from benchmarks.experiments.arm import FRAMEWORKS, TOY
 from lockstep import results
 from lockstep.errors import UserError
@@ -56,6 +58,10 @@ def contents() -> Rows:
             rows[f"overflow smoke {framework} {label}"] = arm(
                 label, framework, skipped_steps=skipped
             )
+    for model, label in product(formats.MODELS["full"], (formats.SINGLE, *formats.FORMATS)):
+        losses = [loss + 0.1 * (label == formats.NEAREST) for loss in (2.0, 2.5, 3.0, 3.5, 4.0)]
+        fields = {"validation_losses": losses}
+        rows[f"formats full jax {model}: {label}"] = arm(f"{model}: {label}", "jax", **fields)
     return rows
 
 
@@ -125,6 +131,34 @@ def test_a_verdict_follows_the_figures(words: str, change: Change, tmp_path: Pat
     assert figures.index("jax ") < figures.index("; torch ")
 
 
+# Of the formats' losses over seeds, each less what makes the claim hold.
+LOWER, HIGHER, WIDE = [-0.1] * 5, [0.1] * 5, [-0.2, 0.2, 0.1, -0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "label", "off", "said"),
+    [
+        ("fp8 is free", "fp8", HIGHER, "**does not hold**"),
+        ("fp8 is free", "fp8", WIDE, "not decided"),
+        ("mxfp8's loss", "mxfp8", LOWER, "**does not hold**"),
+        ("mxfp8's loss", "mxfp8", WIDE, "not decided"),
+        ("nvfp4 needs", formats.NEAREST, LOWER, "**does not hold**"),
+        ("nvfp4 needs", formats.NEAREST, WIDE, "not decided"),
+    ],
+)
+def test_formats_are_judged_by_their_margins(
+    words: str, label: str, off: list[float], said: str, tmp_path: Path
+) -> None:
+    rows = contents()
+    assert claims.judge(find(words), save(rows, tmp_path))[1] == "holds"
+    for model in formats.MODELS["full"]:
+        row = rows[f"formats full jax {model}: {label}"]
+        row["validation_losses"] = [a + b for a, b in zip(row["validation_losses"], off)]
+    figures, verdict = claims.judge(find(words), save(rows, tmp_path))
+    assert verdict.startswith(said)
+    assert figures.startswith("jax tiny ") and "torch" not in figures
+
+
 @pytest.mark.parametrize(("claimed", "gradients"), [("12 bytes", 0.0), ("12 + 2 = 14", 2.0)])
 def test_bytes_are_added_up(claimed: str, gradients: float, tmp_path: Path) -> None:
     rows = contents()
@@ -137,7 +171,9 @@ def test_bytes_are_added_up(claimed: str, gradients: float, tmp_path: Path) -> N
 
 
 def test_every_claim_that_is_measured_can_come_out_both_ways() -> None:
-    words = {words for words, _ in CHANGES} | {"12 bytes", "12 + 2 = 14"}
+    words = {words for words, _ in CHANGES} | {
+        "12 bytes", "12 + 2 = 14", "fp8 is free", "mxfp8's loss", "nvfp4 needs",
+    }  # fmt: skip
     assert {find(each) for each in words} == {judge for *_, judge in CLAIMS if callable(judge)}
 
 
