@@ -119,6 +119,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One more than cores for the rest, where tests wait for half a minute and compute nothing."""
+    return (os.cpu_count() or 1) + 1 if config.getoption("--rest") else None
+
+
 @pytest.hookimpl(optionalhook=True)  # the suite runs without xdist, too
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from parity_tests.scheduling import ByPrograms

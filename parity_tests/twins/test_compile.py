@@ -6,6 +6,7 @@ is that the model and every remat mode can be traced whole.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -35,7 +36,8 @@ def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_compiled_equals_eager(family: str, remat: str) -> None:
     curves = []
     for compiled in (False, True):
-        config = toy(family, policy="fp64", remat=remat, compile=compiled, steps=3, n_layer=4)
+        layers = 4 if remat == "sqrt" else 2  # two segments
+        config = toy(family, policy="fp64", remat=remat, compile=compiled, steps=3, n_layer=layers)
         twin = start("torch", config)
         twin.prepare()
         curves.append(run(twin, config))
@@ -48,7 +50,8 @@ def test_compiled_equals_eager(family: str, remat: str) -> None:
 
 def test_dropout_does_not_recompile() -> None:
     """The mask's key changes with each step; the graph must not depend on it."""
-    config = toy(numerics="fast", policy="bf16", dropout=0.2, compile=True, accum=2, steps=5)
+    small: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "accum": 2, "steps": 5}
+    config = toy(numerics="fast", dropout=0.2, compile=True, **small)
     twin = start("torch", config)
     twin.prepare()
     losses = [result.loss for result in run(twin, config)]
@@ -60,7 +63,7 @@ def test_islands_are_traced_too() -> None:
     losses = []
     for compiled in (False, True):
         islands = {"policy": "bf16", "fp32_islands": "blocks.1,head"}
-        config = toy(remat="dots", compile=compiled, steps=3, **islands)
+        config = toy(remat="dots", compile=compiled, steps=3, n_layer=2, **islands)
         twin = start("torch", config)
         twin.prepare()
         losses.append([result.loss for result in run(twin, config)])
@@ -75,13 +78,14 @@ def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -
     linear = Mock(wraps=onednn.LINEAR)
     monkeypatch.setattr(onednn, "LINEAR", linear)
     counts, losses = {}, []
+    small: dict[str, Any] = {"policy": "fp32", "n_layer": 1, "steps": 3}
     for remat in ("none", "dots", "block"):
-        twin = start("torch", config := toy(policy="fp32", remat=remat, compile=True, steps=3))
+        twin = start("torch", config := toy(remat=remat, compile=True, **small))
         twin.prepare()
         linear.reset_mock()
         losses.append([result.loss for result in run(twin, config)])
         counts[remat] = linear.call_count
-    eager = start("torch", config := toy(policy="fp32", steps=3))
+    eager = start("torch", config := toy(**small))
     losses.append([result.loss for result in run(eager, config)])
     assert 0 < counts["none"] == counts["dots"] < counts["block"]
     assert losses == 4 * losses[:1]
@@ -90,8 +94,9 @@ def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -
 def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ref.precision, "has_bfloat16_units", lambda device: True)
     losses = []
+    small: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "steps": 3}
     for compiled in (False, True):
-        config = toy(policy="bf16", numerics="fast", context=128, compile=compiled, steps=3)
+        config = toy(numerics="fast", compile=compiled, **small)
         twin = start("torch", config)
         assert "causal blocks" in twin.describe()["attention"]
         twin.prepare()
