@@ -350,7 +350,7 @@ def _match_given(
         where = f"--map tensors[{at}]"
         try:
             r, p = (_piece(line[side]) for side in ("reference", "port"))
-            axes = line.get("axes")
+            axes = None if line.get("axes") is None else tuple(line["axes"])
             known = r.name in reference.shapes and p.name in port.shapes
             require(known, where, f"{p.name}, {r.name}", "names no such tensor; check its names")
             entry = _entry(reference, r, port, p)
@@ -359,8 +359,8 @@ def _match_given(
         require(bool(entry.choices), where, f"{p} {entry.port_shape}",
                 f"does not fit {r} {entry.shape} under any order of axes")  # fmt: skip
         if axes is not None:
-            require(tuple(axes) in entry.choices, where, axes, "are no axes under which it fits")
-            entry.choices = [tuple(axes)]
+            entry.choices = [each for each in entry.choices if each == axes]
+            require(bool(entry.choices), where, axes, "are no axes under which it fits")
         entry.alias, entry.given = str(line.get("tied", "")), True
         mapping.entries.append(entry)
     _drop_used(mapping)

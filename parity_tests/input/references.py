@@ -76,8 +76,10 @@ def read_map(folder: Path) -> int:
 MAP = {
     "tensors": [
         {"port": {"name": "a.weight"}, "reference": {"name": "a.weight"}, "axes": [0, 1]},
-        {"port": {"name": "a.bias", "axis": 0, "start": 0, "stop": 2, "index": False},
-         "reference": {"name": "a.bias", "axis": 0, "start": 1, "stop": 3, "index": False}},
+        {"port": {"name": "a.bias", "cuts": [[0, 0, 2, False]]},
+         "reference": {"name": "a.bias", "cuts": [[0, 1, 3, False]]}},
+        {"port": {"name": "a.bias", "cuts": [[0, 2, 3, True]]},
+         "reference": {"name": "a.bias", "cuts": [[0, 0, 1, True]]}},
     ],
     "modules": {"a": "a"},
 }  # fmt: skip
