@@ -14,7 +14,6 @@ from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, open_regular, read_json
 
 LARGEST = 1 << 28  # bytes of a tokenizer.json
-Spans = list[tuple[int, int]]
 
 
 class Encoded(NamedTuple):

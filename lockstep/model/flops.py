@@ -11,15 +11,12 @@ from lockstep.config import Config, ModelConfig
 from lockstep.model import params
 
 
-def of(weights: int, n_layer: int, d_queries: int, context: int) -> int:
-    """FLOPs of forward and backward pass for one token, 6 P + 12 L Q T."""
-    return 6 * weights + 12 * n_layer * d_queries * context
-
-
 def per_token(model: ModelConfig) -> int:
-    """As MFU counts them, an untied embedding with the rest."""
+    """6 P + 12 L Q T of forward and backward pass, as MFU counts them: an untied embedding with the
+    rest, though it is only looked up."""
     positions = model.context * model.d_model if model.position == "learned" else 0
-    return of(params.count(model) - positions, model.n_layer, model.d_queries, model.context)
+    attention = 12 * model.n_layer * model.d_queries * model.context
+    return 6 * (params.count(model) - positions) + attention
 
 
 def of_run(config: Config) -> int:

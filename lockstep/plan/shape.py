@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.config import PRESETS, ModelConfig, huggingface
 from lockstep.errors import require
-from lockstep.model import flops, params
+from lockstep.model import params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,6 @@ class Shape:
     def block_weights(self) -> int:
         """All layers': without embeddings and head."""
         return self.weights - self.looked_up - self.head_weights
-
-    @property
-    def flops_per_token(self) -> int:
-        """Of the matmuls. MFU's convention (`flops.per_token`) counts an untied embedding too; what
-        is only looked up takes no time."""
-        multiplied = self.weights - self.looked_up
-        return flops.of(multiplied, self.n_layer, self.d_queries, self.context)
 
 
 def of(name: str, context: int | None) -> Shape:
