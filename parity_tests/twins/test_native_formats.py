@@ -16,6 +16,7 @@ import jax_impl.precision
 import jax_impl.products
 import torch_ref.precision
 import torch_ref.products
+from jax_impl.kernels import compiles_float16
 from lockstep.config import from_flags
 from lockstep.formats.table import NATIVE, RECIPES
 from parity_tests.pair import norm_gap
@@ -60,6 +61,8 @@ def in_torch(form: str, scales: np.ndarray | None) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", [name.removeprefix("native ") for name in NATIVE])
 @pytest.mark.parametrize("run", [in_jax, in_torch])
 def test_a_native_product_is_the_emulated_one(run: Callable, name: str) -> None:
+    if run is in_jax and not compiles_float16(jax.devices("cpu")[0]):
+        pytest.skip("XLA makes float8 of float16, which it cannot compile for this CPU")
     scales = SCALES if name == "fp8-delayed" else None
     ours, theirs = run(f"native {name}", scales), run(name, scales)
     assert len(ours) == len(theirs) >= 4
