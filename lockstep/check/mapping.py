@@ -367,5 +367,9 @@ def _match_given(
 
 
 def _piece(given: AnyMapping[str, Any]) -> Piece:
-    cuts = ((int(a), int(b), int(c), bool(i)) for a, b, c, i in given.get("cuts", []))
-    return Piece(given["name"], tuple(Cut(*each) for each in cuts))
+    """Raises ValueError, among others, where it is none; an array has at most 64 axes."""
+    cuts = [Cut(int(a), int(b), int(c), bool(i)) for a, b, c, i in given.get("cuts", [])]
+    places = {place for cut in cuts for place in (cut.start, cut.stop)}
+    if not ({cut.axis for cut in cuts} <= {*range(64)} and all(0 <= p < 2**40 for p in places)):
+        raise ValueError
+    return Piece(given["name"], tuple(cuts))

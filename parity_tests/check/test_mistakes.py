@@ -302,7 +302,10 @@ def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> N
     a, b = (line["port"] for line in norms)
     norms[0]["port"], norms[1]["port"] = b, a
     assert check_inside(jax_reference, port, overrides=swapped).verdict == "different"
-    axes = [{"tensors": [{**saved["tensors"][0], "axes": each}]} for each in ([7], 7)]
+    first = saved["tensors"][0]
+    axes = [{"tensors": [{**first, "axes": each}]} for each in ([7], 7)]
+    cut = {**first["port"], "cuts": [[2**31, 0, 1, False]]}  # no list has that many slices
+    axes.append({"tensors": [{**first, "port": cut}]})
     for wrong in ({"tensors": [3]}, {"tensors": 3}, {"tensors": [{"port": {"name": "x"}}]}, *axes):
         with pytest.raises(UserError, match="--map tensors"):
             check_inside(jax_reference, port, overrides=wrong)
