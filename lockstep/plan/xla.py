@@ -10,17 +10,15 @@ MERGED = 64 * 2**20  # bytes of a matmul that XLA makes one with its neighbour
 
 
 def terms(shape: Shape, s: Setting) -> dict[str, Constants]:
-    """See `memory.terms`. In a loop over layers all blocks need the same, and nothing is freed
-    between them."""
-    wide, stream, _ = s.sizes(shape)
-    inside = {f"inside {s.remat}": wide}
-    found = {LOSS: {"stream": stream}, LAST: inside, UPDATE: {}}
+    """See `memory.terms`: all but attention that is written out is counted. In a loop over layers
+    all blocks need the same, and nothing is freed between them."""
+    found: dict[str, Constants] = {LOSS: {}, LAST: {}, UPDATE: {}}
     if s.written_out:
-        found[ATTENTION] = {f"attended {s.remat}": stream}
+        found[ATTENTION] = {f"attended {s.remat}": s.sizes(shape)[1]}
     if not s.scanned:
-        found[FIRST] = inside
+        found[FIRST] = {}
     elif _even(shape, s) < shape.n_layer:
-        found[SEGMENT] = inside
+        found[SEGMENT] = {}
     return found
 
 
@@ -33,12 +31,49 @@ def exact(shape: Shape, s: Setting, moment: str) -> Constants:
         arrays = 5 if s.remat == "dots" else 4
         scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)
         found["scores"] = arrays * BYTES[s.roles.compute] * scores
+    if moment in (LAST, SEGMENT, FIRST):
+        found["inside"] = s.rows * shape.context * inside(shape, s)
+    c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
     if s.chunks(shape) > 1 and moment not in (LOSS, UPDATE):  # what the head read
-        found["stream"] = BYTES[s.roles.output] * s.sizes(shape)[1]
+        found["stream"] = wide * stream
+    elif s.accum > 1 and s.remat == "block" and moment == LAST:  # and its gradient
+        found["stream"] = (wide + c) * stream
     if moment == LOSS:  # the gradient takes their place, but not that of what cuBLAS returns
         arrays = 2 if s.backend == "before ampere" else 1
-        found["logits"] = arrays * BYTES[s.roles.compute] * s.sizes(shape)[2]
+        found["logits"] = arrays * c * s.sizes(shape)[2]
+        found["stream"] = (wide + 2 * c) * stream
     return found
+
+
+def inside(shape: Shape, s: Setting) -> float:
+    """Bytes for a token, in the backward pass of a block: hidden layers of its MLP, what attention
+    reads and gives, its norms' results, and the residual stream with its gradient. It needs most
+    where the activation has its derivative; of a gated MLP later, when the stream gets its own;
+    of sublayers, where something of the MLP still waits, in attention."""
+    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
+    heads = shape.d_queries + 2 * shape.d_keys
+    mixed, looped = s.roles.mixed, s.accum > 1
+    if s.remat == "none":  # beside what is kept
+        return (1 + mixed) * c * shape.d_mlp + wide * d
+    if s.remat == "dots":
+        if shape.gated:
+            return 5 * c * shape.d_mlp + c * (heads + shape.d_queries + (1 + mixed) * d) + wide * d
+        if mixed:
+            return 3 * c * shape.d_mlp + c * (heads + shape.d_queries + 4 * d) + 2 * wide * d
+        return c * (3 * shape.d_mlp + 2 * heads + shape.d_queries + 6 * d)
+    if s.remat == "sublayer":
+        if mixed and not shape.gated:
+            return (3 * c + wide) * shape.d_mlp + (2 * c + 3 * wide) * d
+        kept_hidden = 4 if mixed else 2
+        again = 4 * d if mixed else 5 * d
+        return c * (kept_hidden * shape.d_mlp + 2 * heads + shape.d_queries + again) + 2 * wide * d
+    attended = c * (heads + shape.d_queries)
+    if shape.gated:
+        hidden = (4 if mixed else 3) * c * shape.d_mlp
+        return hidden + attended + (5 * c * d if mixed else 2 * c * d) + 3 * wide * d
+    # Alone, the first matmul's sum is rounded after it is written; in a loop its bias is a slice.
+    hidden = 4 * c if looped else 3 * c + wide * mixed
+    return hidden * shape.d_mlp + attended + (3 * c if mixed else 2 * c) * d + 3 * wide * d
 
 
 def kept(shape: Shape, s: Setting, moment: str) -> float:
