@@ -140,6 +140,8 @@ def fit(fitted: list[Cell]) -> Constants:
     terms = [memory.terms(c.model, c.setting) for c in fitted]
     known = [memory.exact(c.model, c.setting) for c in fitted]
     names = list(dict.fromkeys(name for each in terms for some in each.values() for name in some))
+    if not names:  # all is counted
+        return {"raised": raised(fitted, {}, LEAST)}
     moments = list(dict.fromkeys(moment for each in terms for moment in each))
     amounts = np.zeros((len(fitted), len(moments), len(names)))
     counted = np.full((len(fitted), len(moments)), -np.inf)

@@ -71,7 +71,7 @@ def step_bytes(shape: Shape, s: Setting, constants: Constants | None = None) -> 
 
 def at_peak(shape: Shape, s: Setting, constants: Constants | None = None) -> dict[str, float]:
     """The bytes of each term at the moment that needs most."""
-    constants = constants or constants_of(shape, s)
+    constants = constants_of(shape, s) if constants is None else constants
     given = moments(shape, s, constants)
     most = given[max(given, key=lambda moment: sum(given[moment].values()))]
     raised = (constants.get("raised", 1.0) - 1) * sum(most.values())
@@ -81,7 +81,8 @@ def at_peak(shape: Shape, s: Setting, constants: Constants | None = None) -> dic
 def moments(
     shape: Shape, s: Setting, constants: Constants | None = None
 ) -> dict[str, dict[str, float]]:
-    constants, known = constants or constants_of(shape, s), exact(shape, s)
+    constants = constants_of(shape, s) if constants is None else constants
+    known = exact(shape, s)
     return {
         moment: {name: constants.get(name, 0.0) * n for name, n in numbers.items()} | known[moment]
         for moment, numbers in terms(shape, s).items()

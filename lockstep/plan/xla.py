@@ -64,16 +64,18 @@ def inside(shape: Shape, s: Setting) -> float:
     if s.remat == "sublayer":
         if mixed and not shape.gated:
             return (3 * c + wide) * shape.d_mlp + (2 * c + 3 * wide) * d
-        kept_hidden = 4 if mixed else 2
-        again = 4 * d if mixed else 5 * d
-        return c * (kept_hidden * shape.d_mlp + 2 * heads + shape.d_queries + again) + 2 * wide * d
+        if not mixed and shape.gated:
+            return c * (3 * shape.d_mlp + 3 * d) + 3 * wide * d
+        hidden, rows = (4, 4 * d) if mixed else (2, 8 * d)
+        return c * (hidden * shape.d_mlp + 2 * heads + shape.d_queries + rows) + 2 * wide * d
     attended = c * (heads + shape.d_queries)
     if shape.gated:
         hidden = (4 if mixed else 3) * c * shape.d_mlp
         return hidden + attended + (5 * c * d if mixed else 2 * c * d) + 3 * wide * d
     # Alone, the first matmul's sum is rounded after it is written; in a loop its bias is a slice.
     hidden = 4 * c if looped else 3 * c + wide * mixed
-    return hidden * shape.d_mlp + attended + (3 * c if mixed else 2 * c) * d + 3 * wide * d
+    rows = (3 if mixed or s.remat == "sqrt" else 2) * c + 3 * wide
+    return hidden * shape.d_mlp + attended + rows * d
 
 
 def kept(shape: Shape, s: Setting, moment: str) -> float:
@@ -105,7 +107,8 @@ def _whole_block(shape: Shape, s: Setting) -> float:
     if s.roles.mixed:
         stream = BYTES[s.roles.output] + c if s.backend == "ampere" else 2 * BYTES[s.roles.output]
     else:
-        stream = 0 if s.backend == "ampere" and not shape.gated else 2 * c
+        again = s.backend == "ampere" and not shape.gated and s.accum == 1
+        stream = 0 if again else 2 * c
     return c * (hidden + 2 * shape.d_queries + 2 * shape.d_keys + 2 * d) + stream * d
 
 

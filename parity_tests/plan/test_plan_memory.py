@@ -15,7 +15,7 @@ from lockstep.plan import memory, roofline, shape
 from parity_tests.plan.plans import setting
 
 CPU = 0.10  # an allocator's account can be this far off where nothing crashes
-MOST = 0.16  # of any known program on CUDA, raised
+MOST = 0.27  # of any known program on CUDA: XLA keeps less of a block in some schedules
 HELD_OUT = 0.12  # the worst of the cells that the fit has not seen
 
 
@@ -49,7 +49,9 @@ def check_errors(content: dict[str, Any]) -> None:
     for group, errors in content["errors"].items():
         found = errors + content["fresh"][group]
         most = CPU if " cpu " in group else HELD_OUT
-        assert found and max(map(abs, found)) <= most, group
+        counted = group.startswith("jax") and " cpu " not in group
+        assert found and max(found) <= (MOST if counted else most), group
+        assert min(found) >= -most, group
 
 
 def test_the_constants_are_as_good_as_promised() -> None:
@@ -104,7 +106,7 @@ def test_flops_are_those_of_the_programs() -> None:
     ("group", "term"),
     [
         ("jax single cpu plain", "scores"), ("jax single cpu plain", "slices"),
-        ("jax mixed plain", "accumulators"),
+        ("jax mixed plain", "accumulators"), ("jax mixed plain", "inside"),
         ("jax mixed plain", "gradients"), ("jax mixed plain", "logits"),
         ("jax mixed plain", "kept"), ("torch mixed plain", "copies"),
         ("torch mixed plain", "accumulators"),
