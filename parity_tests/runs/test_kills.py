@@ -68,14 +68,15 @@ def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
 
 def kill_one_of_two(framework: str, flags: str, dice: random.Random) -> bool:
     """Either rank; then the other, as a launcher does."""
-    log = Path("run", "log.jsonl")
-    before = log.stat().st_mtime_ns if log.exists() else 0
+    early = dice.random() < 0.1  # before the first step of this life, and its compilation
+    sign = Path("run", "log.jsonl" if early else "checkpoints")
+    before = sign.stat().st_mtime_ns if sign.exists() else 0
     ranks = start_two(framework, flags)
-    while not (log.exists() and log.stat().st_mtime_ns > before):
+    while not (sign.exists() and sign.stat().st_mtime_ns > before):
         if any(rank.poll() is not None for rank in ranks):
             break
         time.sleep(0.001)
-    time.sleep(dice.uniform(0, 0.15 if framework == "two" else 1.5))
+    time.sleep(dice.uniform(0, 0.15))
     for rank in dice.sample(ranks, len(ranks)):
         rank.send_signal(signal.SIGKILL)
         time.sleep(dice.choice((0, 0.05)))
