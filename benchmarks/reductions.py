@@ -1,6 +1,6 @@
 """`python -m benchmarks.reductions`: the error of a bf16 policy's gradient by how many devices
-share a batch of 64 rows, where their parts are summed in float32, as PyTorch does, or in bfloat16
-around a ring, as XLA's programs for GPUs do. Emulated: each part is computed here.
+share a batch of 64 rows, where their parts are summed in float32, as both twins do, or in bfloat16
+around a ring, as XLA does if left alone. Emulated: each part is computed here.
 """
 
 import sys

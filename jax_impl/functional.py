@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.model.attention import tile
 
+from .gather import divides_rows
 from .products import Narrow, Product, keep
 from .remat import AFFINE, recompute, recompute_cheap
 
@@ -33,7 +34,8 @@ def linear(
     """
     if narrow not in (keep, sum_in_float32):
         return narrow(jnp.matmul)(x, weight, bias, key, scales)
-    if bias is None and narrow is keep:  # the other's derivative is not JAX's own
+    # The other's derivative is not JAX's own.
+    if bias is None and narrow is keep and not divides_rows():
         return jnp.matmul(x, weight)
     return affine(x, weight, bias, narrow)
 
@@ -84,11 +86,14 @@ def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
 
 def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
     (x, weight, no_bias), matmul = residuals, narrow(jnp.matmul)
-    if no_bias is None:
-        return matmul(dy, weight.T), matmul(x.T, dy), None
     wide = jnp.promote_types(dy.dtype, jnp.float32)
+    # XLA adds up the devices' behind the product; rounded there, they would be sent so, too.
+    of_rows = narrow(partial(jnp.matmul, preferred_element_type=wide)) if divides_rows() else matmul
+    dx, dweight = matmul(dy, weight.T), of_rows(x.T, dy).astype(weight.dtype)
+    if no_bias is None:
+        return dx, dweight, None
     dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # which float16 can overflow, as in torch
-    return matmul(dy, weight.T), matmul(x.T, dy), dbias.astype(no_bias.dtype)
+    return dx, dweight, dbias.astype(no_bias.dtype)
 
 
 affine.defvjp(_affine_forward, _affine_backward)

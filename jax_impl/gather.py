@@ -34,6 +34,10 @@ def make_whole_table(weight: Array) -> Array:
     return constrain(weight, PartitionSpec()) if divides_weights() else weight
 
 
+def divides_rows() -> bool:
+    return jax.sharding.get_abstract_mesh().size > 1
+
+
 def divides_weights() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get("fsdp", 1) > 1
 

@@ -70,6 +70,7 @@ BUGS: dict[str, Plant] = {
     "nothing-recomputed": with_remat("none"),
     "weights-left-divided": assign(gather, "divides_weights", lambda: False),
     "whole-weights-kept": assign(precision, "keep_divided", lambda *primitive, **how: True),
+    "devices-summed-in-compute": assign(functional, "divides_rows", lambda: False),
     "rows-left-to-xla": assign(model, "make_whole_table", lambda weight: weight),
     "nondeterministic-strict": wrap(
         step, "compiler_options", lambda right, config, device: {

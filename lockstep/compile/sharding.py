@@ -11,6 +11,7 @@ from lockstep.config import Config
 from lockstep.model.params import shapes
 
 REDUCED = ("reduce-scatter", "all-reduce")
+HALF = {"bfloat16", "float16"}
 
 
 def collectives(program: Program, config: Config, target: Target) -> Iterator[str]:
@@ -18,6 +19,9 @@ def collectives(program: Program, config: Config, target: Target) -> Iterator[st
     found: Counter[tuple[str, str]] = Counter()
     for c in program.collectives:
         found[c.kind, c.phase] += c.times * c.elements
+        narrow = HALF.intersection(c.dtype.split("+"))
+        if c.kind in REDUCED and narrow:
+            yield f"{c.phase}: sums over devices in {', '.join(narrow)}, not in float32"
     gathered = {phase: found.pop(("all-gather", phase), 0) for phase in (FORWARD, BACKWARD)}
     reduced = sum(found.pop(key) for key in [*found] if key[0] in REDUCED)
     for (kind, phase), count in found.items():

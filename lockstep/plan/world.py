@@ -107,16 +107,17 @@ def _kept_by_xla(shape: Shape, s: Setting, mesh: Mesh) -> float:
     blocks = 0 if s.scanned else shape.block_weights  # gathered ahead, for the backward pass
     # The head, its gradient, and a device's part of that; zeros for two of the MLP's come early.
     early = width * 2 * shape.d_model * shape.d_mlp * shape.n_layer / mesh.fsdp
-    at_loss = given[LOSS] + compute * ((2 + 1 / mesh.fsdp) * head + blocks)
+    at_loss = given[LOSS] + compute * (head + blocks) + width * (1 + 1 / mesh.fsdp) * head
     at_loss += early * (s.scanned and s.accum == 1)
     # Gradients of all layers, divided, and of one that is whole, as are its weights.
     last = given[LAST] + width * shape.block_weights / mesh.fsdp
-    return both + max(at_loss, last + compute * (2 * block + blocks))
+    return both + max(at_loss, last + compute * (block + blocks) + width * block)
 
 
 def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
-    """Bytes that one device sends in a step, in rings: among fsdp, and among data. JAX sends in the
-    compute dtype, and a gradient after each micro-batch; PyTorch in float32, after the last."""
+    """Bytes that one device sends in a step, in rings: among fsdp, and among data. JAX sends
+    weights in the compute dtype, and a gradient after each micro-batch; PyTorch all in float32, and
+    a gradient after the last."""
     jax = s.framework == "jax"
     wide = BYTES[s.roles.param]
     width = BYTES[s.roles.compute] if jax else wide
@@ -124,7 +125,7 @@ def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
     tables = shape.looked_up + (shape.head_weights if shape.tied and jax else 0)
     whole = width * multiplied + wide * tables
     blocks = width * shape.block_weights * (2 if s.remat == "sqrt" else 1)
-    reduced = whole * (s.accum if jax else 1)
+    reduced = wide * (multiplied + tables) * (s.accum if jax else 1)
     among_fsdp = (s.accum * (whole + blocks) + reduced) * (mesh.fsdp - 1) / mesh.fsdp
     if mesh.fsdp == 1:
         among_fsdp = 0.0

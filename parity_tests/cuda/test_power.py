@@ -58,6 +58,7 @@ BUGS = [
     Bug("jax", "nondeterministic-strict", BF16 | STRICT, r"add in any order: .*atom"),
     Bug("jax", "weights-left-divided", FSDP, r"backward: elements gathered"),
     Bug("jax", "whole-weights-kept", FSDP, r"backward: elements gathered: 0, not"),
+    Bug("jax", "devices-summed-in-compute", FSDP, r"sums over devices in bfloat16"),
     Bug("jax", "rows-left-to-xla", FSDP | {"vocab": 2**12}, r"elements (gathered|reduced)"),
     Bug("torch", "tf32-left-on", {"policy": "fp32"}, r"matmuls in tf32"),
     Bug("torch", "tf32-not-on", {"policy": "tf32"}, r"matmuls in float32"),
