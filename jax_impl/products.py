@@ -100,6 +100,8 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
     dweight = own(x, recipe.x, -2, None, of_x).T @ round_dy(axis=-2)
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
+    if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
+        dweight += 0 * amaxes.sum()
     return dx, dweight, None if biased is None else dy.sum(0), None, amaxes
 
 

@@ -125,7 +125,7 @@ class Trainer:
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses, found = self.accumulate(state, window, scale)
         scalars = *self.update_scale(state, scale, finite), state.step
-        amaxes = self.update_amaxes(state, found)
+        amaxes = self.update_amaxes(state, scale, finite, found)
         new_state = State(params, opt_state, *scalars, state.frozen, amaxes)
         if self.mesh:  # as it came, so that it can be donated
             places = shardings(new_state, self.mesh)
@@ -207,13 +207,17 @@ class Trainer:
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
 
-    def update_amaxes(self, state: State, found: Params) -> Params:
-        """Of delayed scaling: what this step has seen, for the next one's scales."""
-        return record(state.amaxes, found)
+    def update_amaxes(
+        self, state: State, scale: jmp.LossScale, finite: Array, found: Params
+    ) -> Params:
+        """Of delayed scaling: what this step has seen, unless it was skipped, for the next one's
+        scales."""
+        recorded = record(state.amaxes, found, scale.loss_scale)
+        return jax.tree.map(partial(jnp.where, finite.all()), recorded, state.amaxes)
 
     def scales(self, state: State) -> Params:
         """Of delayed scaling, which the model takes as parameters; their gradients are amaxes."""
-        return scales(state.amaxes)
+        return scales(state.amaxes, self.scale(state).loss_scale)
 
     def scale(self, state: State) -> jmp.LossScale:
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)

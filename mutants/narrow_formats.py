@@ -10,12 +10,13 @@ from lockstep.formats.table import E4M3, RECIPES
 from mutants.patch import Plant, wrap
 
 
-def bugs(twin: Any, roll: Callable, step_back: Plant) -> dict[str, Plant]:
+def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) -> dict[str, Plant]:
     """Of a twin by its modules.
 
     Args:
         roll: an array along its first axis.
-        step_back: the plant that differs between the twins: a backward pass of its own.
+        step_back, of_skipped_step: the plants that differ between the twins: a backward pass of its
+            own, and a history that a skipped step moves.
     """
     products, rounding = twin.products, twin.rounding
 
@@ -27,8 +28,8 @@ def bugs(twin: Any, roll: Callable, step_back: Plant) -> dict[str, Plant]:
         rounded = right(x, to, scale, draws)
         return rounded if scale is None else rounded / scale
 
-    def record_twice(right: Callable, histories: Any, found: Any) -> Any:
-        return right(right(histories, found), found)
+    def record_twice(right: Callable, histories: Any, *found: Any) -> Any:
+        return right(right(histories, *found), *found)
 
     return {
         "e4m3-gradients": gradients_in_e4m3,
@@ -49,6 +50,9 @@ def bugs(twin: Any, roll: Callable, step_back: Plant) -> dict[str, Plant]:
             not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
         "amaxes-recorded-twice": wrap(twin.step, "record", record_twice),
         "amaxes-of-last-micro-batch": wrap(twin.step, "join", lambda right, one, other: other),
+        "amaxes-of-skipped-step": of_skipped_step,
+        "amaxes-of-scaled-loss": wrap(twin.step, "record", lambda right, histories, found, scale:
+            right(histories, found, scale / scale)),
         "amaxes-lost": wrap(twin.bridge, "load", lambda right, trainer, state: right(
             trainer, replace(state, amaxes={}))),
     }  # fmt: skip

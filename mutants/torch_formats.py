@@ -8,8 +8,8 @@ from torch import Tensor
 import torch_ref.train
 from lockstep.formats.table import E4M3
 from mutants.narrow_formats import bugs
-from mutants.patch import Plant, assign
-from torch_ref import amaxes, products, rounding
+from mutants.patch import Plant, assign, wrap
+from torch_ref import amaxes, products, rounding, step
 
 
 def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -23,9 +23,14 @@ def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 own_backward = assign(products.RoundedProduct, "backward", staticmethod(scale_copy_otherwise))
+of_skipped_step = wrap(
+    step.Trainer,
+    "update_amaxes",
+    lambda right, self, found, scale, skipped: right(self, found, scale, False),
+)
 
 BUGS: dict[str, Plant] = {
-    **bugs(torch_ref, torch.roll, own_backward),
+    **bugs(torch_ref, torch.roll, own_backward, of_skipped_step),
     "amaxes-of-one-rank": assign(amaxes, "largest", lambda found: found),
     "draws-of-one-rank": assign(products, "rank", lambda: 0),
 }

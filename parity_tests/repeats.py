@@ -79,6 +79,7 @@ REST = {
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
     r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])":
         "rung 3 in fp64",
+    r"test_scaled_formats.py::test_the_ladder_over_float16\[[1348]": "rung 7",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_experiments.py::test_nvfp4_s_gradients_are_rounded_to_the_nearest": "the recorded rows",
     r"test_gradients.py::test_the_ladder_with.*\[(fp64-[68]|fp16)": "rung 3 in fp64",

@@ -58,7 +58,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
     known = histories(trainer.config, state.amaxes).items()
     trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
-    give_scales(trainer.model, trainer.amaxes)
+    give_scales(trainer.model, trainer.amaxes, trainer.scaler.get_scale())
     part = partial(from_canonical, mesh=trainer.mesh)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():

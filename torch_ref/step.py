@@ -96,7 +96,7 @@ class Trainer:
         self.steps = self.updates = 0
         empty = torch.zeros(3, HISTORY, device=device)
         self.amaxes = dict.fromkeys(self.dtypes.histories, empty)
-        give_scales(self.model, self.amaxes)
+        give_scales(self.model, self.amaxes, self.scaler.get_scale())
         self.batch_loss = torch.compile(batch_loss) if config.execution.compile else batch_loss
 
     def freeze(self) -> None:
@@ -142,7 +142,7 @@ class Trainer:
         norm, norms = self.clip()
         self.update(rate)
         skipped = self.update_scale(scale)
-        self.update_amaxes(found)
+        self.update_amaxes(found, scale, skipped)
         self.updates += not skipped  # and so the schedule stands still on a skipped step
         return self.report(loss, norm, norms, rate, scale, skipped)
 
@@ -191,10 +191,12 @@ class Trainer:
         self.scaler.update()
         return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
 
-    def update_amaxes(self, found: Tensors) -> None:
-        """Of delayed scaling: what this step has seen, for the next one's scales."""
-        self.amaxes = record(self.amaxes, found)
-        give_scales(self.model, self.amaxes)
+    def update_amaxes(self, found: Tensors, scale: float, skipped: bool) -> None:
+        """Of delayed scaling: what this step has seen, unless it was skipped, for the next one's
+        scales."""
+        if not skipped:
+            self.amaxes = record(self.amaxes, found, scale)
+        give_scales(self.model, self.amaxes, self.scaler.get_scale())
 
     def dropout(self, micro_step: int) -> Dropout:
         config = self.config

@@ -12,7 +12,7 @@ def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Te
     """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
     plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
-    give_scales(plain, trainer.amaxes)
+    give_scales(plain, trainer.amaxes, trainer.scaler.get_scale())
     seen: Tensors = {}
 
     def tap(name: str, x: Tensor) -> Tensor:

@@ -79,6 +79,8 @@ def _lone_overflows(case: Case) -> Iterator[Finding]:
     start = case.pair.initial(case.config)
     scale = largest_scale(case.a, case.config, start, window) / 4  # a margin for the other side
     for weight, state in case.pair.magnified(replace(start, loss_scale=scale)).items():
+        if not case.config.dtypes.at(weight.rpartition(".")[0]).loss_scaling:
+            continue  # of a format of its own, in which it does not overflow
         for side in case.sides:
             seen = side.steps(case.config, state, window)
             moved = changed_tensors(state, seen.end) if seen.skipped.all() else ["not skipped"]

@@ -34,6 +34,7 @@ LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 NVFP4: dict[str, Any] = {"policy": "nvfp4", "accum": 1}
 DELAYED: dict[str, Any] = {"policy": "fp8-delayed", "accum": 1}
+SCALED: dict[str, Any] = LEAN | {"policy": "fp16", "formats": "blocks=fp8-delayed"}
 # In float64 a format's rounding is all that is left.
 OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
 GRADS: dict[str, Any] = LEAN | {
@@ -190,6 +191,8 @@ BUGS: list[Bug] = [
              DELAYED | {"remat": "block"}),
             ("amaxes-of-last-micro-batch", 5, "the history has the last micro-batch alone",
              DELAYED | {"accum": 2}),
+            ("amaxes-of-skipped-step", 7, "a step that is skipped moves the history", SCALED),
+            ("amaxes-of-scaled-loss", 4, "the history has the loss scale in it", SCALED),
             ("amaxes-lost", 1, "a resumed run forgets its history", DELAYED),
         )
     ),
