@@ -155,25 +155,32 @@ def test_no_block_becomes_zero(name: str) -> None:
     assert (rounded[:, 0] > 0).all() if to.scale != "e4m3" else (rounded[:, 1] > 0).all()
 
 
-def test_the_twins_scale_by_the_same_histories() -> None:
-    """Of steps before: a new one pushes out the oldest; what is not finite counts as none."""
+@pytest.mark.parametrize("loss_scale", [1.0, 2.0**10])
+def test_the_twins_scale_by_the_same_histories(loss_scale: float) -> None:
+    """Of steps before: a new one pushes out the oldest; what is not finite counts as none. The loss
+    scale is in what is rounded, and not in the histories."""
+    units = np.array([1, 1, loss_scale], np.float32)
     random = np.random.default_rng(4)
     history = np.exp(random.normal(0, 4, (3, table.HISTORY))).astype(np.float32)
     history[1] = 0  # nothing is recorded yet
     found = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
     for before, new in ((history, found), (np.zeros_like(history), found)):
-        ours = jax_impl.amaxes.scales({"a": jax.numpy.array(before)})["a.scales"]
+        ours = jax_impl.amaxes.scales({"a": jax.numpy.array(before)}, jax.numpy.array(loss_scale))[
+            "a.scales"
+        ]
         layer: Any = torch.nn.ModuleDict({"a": torch.nn.Module()})
-        torch_ref.amaxes.give_scales(layer, {"a": torch.from_numpy(before)})
-        right = reference.scales(before)
+        torch_ref.amaxes.give_scales(layer, {"a": torch.from_numpy(before)}, loss_scale)
+        right = reference.scales(before) * units
         assert (bits(ours) == bits(right)).all()
         theirs = layer["a"].scales
         assert (bits(theirs.detach()) == bits(right)).all()
-        recorded = np.stack([np.where(np.isfinite(new), new, 0), *before.T[:-1]], axis=1)
+        recorded = np.stack([np.where(np.isfinite(new), new / units, 0), *before.T[:-1]], axis=1)
         named = {"a": jax.numpy.array(before)}, {"a.scales": jax.numpy.array(new)}
-        assert (bits(jax_impl.amaxes.record(*named)["a"]) == bits(recorded)).all()
+        assert (
+            bits(jax_impl.amaxes.record(*named, jax.numpy.array(loss_scale))["a"]) == bits(recorded)
+        ).all()
         given = {"a": torch.from_numpy(before)}, {"a": torch.from_numpy(new)}
-        assert (bits(torch_ref.amaxes.record(*given)["a"]) == bits(recorded)).all()
+        assert (bits(torch_ref.amaxes.record(*given, loss_scale)["a"]) == bits(recorded)).all()
 
 
 @pytest.mark.parametrize("twin", [in_jax, in_torch])

@@ -32,6 +32,7 @@ def sheet(seed: int, *shape: int) -> Array:
     return jnp.asarray(x, jnp.float32)
 
 
+ONE = jnp.float32(1)  # the loss scale
 X, WEIGHT, DY = sheet(0, 16, 32), sheet(1, 32, 24), sheet(2, 16, 24)
 
 
@@ -41,7 +42,7 @@ def history(length: int, largest: float, at: int) -> Array:
 
 def ours(largest: float, at: int = 0) -> Answer:
     histories = {LAYER: jnp.stack([history(HISTORY, largest, at)] * 3)}
-    (scales,) = amaxes.scales(histories).values()
+    (scales,) = amaxes.scales(histories, ONE).values()
 
     def layer(x: Array, weight: Array, scales: Array) -> Array:
         return rounded_linear(DELAYED, x, weight, None, None, scales)
@@ -93,7 +94,7 @@ def test_flax_looks_back_further() -> None:
 def test_an_infinity_stays_in_flax_s_history() -> None:
     """While it is there the scale stays as it was. We record none."""
     found = {LAYER + amaxes.SCALES: jnp.array([jnp.inf, 3, 3])}
-    recorded = amaxes.record({LAYER: jnp.ones((3, HISTORY))}, found)[LAYER]
+    recorded = amaxes.record({LAYER: jnp.ones((3, HISTORY))}, found, ONE)[LAYER]
     assert recorded.max() == 3 and recorded[0, 0] == 0
     endless = theirs.compute_amax_history(jnp.array([jnp.inf]), jnp.ones(FLAX_HISTORY))
     scale, _ = theirs.update_fp8_meta(X, jnp.float8_e4m3fn, jnp.full(1, 0.25), endless)
