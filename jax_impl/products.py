@@ -55,14 +55,14 @@ class Rounded(NamedTuple):
     def T(self) -> "Rounded":
         return Rounded(self.numbers.T, self.scale)
 
-    def __matmul__(self, other: "Rounded") -> Array:
+    def times(self, other: "Rounded") -> Array:
         if self.scale is None or other.scale is None:
             return self.numbers @ other.numbers
         y = jnp.matmul(self.numbers, other.numbers, preferred_element_type=jnp.float32)
         return y * self.scale * other.scale
 
     def affine(self, other: "Rounded", bias: Array | None) -> Array:
-        y = self @ other
+        y = self.times(other)
         return y if bias is None else y + bias
 
 
@@ -96,8 +96,8 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
     of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
     own = partial(Rounded.of, native=recipe.native)
     round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-    dx = round_dy(axis=-1) @ own(weight, recipe.weight, -1, None, of_weight).T
-    dweight = own(x, recipe.x, -2, None, of_x).T @ round_dy(axis=-2)
+    dx = round_dy(axis=-1).times(own(weight, recipe.weight, -1, None, of_weight).T)
+    dweight = own(x, recipe.x, -2, None, of_x).T.times(round_dy(axis=-2))
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
     if amaxes is not None:  # a known scale clips an infinity, which no gradient would show

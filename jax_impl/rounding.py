@@ -4,12 +4,11 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.extend.random import threefry_2x32
 
 from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
-from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
+from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format, float32_bits
 
 Draws = Array  # of each number, from 0 to 1
 
@@ -44,7 +43,7 @@ def _round_bits(x: Array, to: Format) -> Array:
 
 def power_of_two(size: Array, rule: str, at_most: float) -> Array:
     """The scale under which numbers up to `size` fit into those up to `at_most`."""
-    most = int(np.float32(at_most).view(np.int32))
+    most = float32_bits(at_most)
     carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
     exponent = (_bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
     scale = jnp.maximum(_number(exponent), LEAST_SCALE)
@@ -81,7 +80,7 @@ def quantize(
 def _quantize_twice(x: Array, sizes: Array, to: Format, draws: Draws | None) -> Array:
     """Each block's scale is rounded under the tensor's; none becomes zero."""
     whole = power_of_two(sizes.max(), "up", to.largest * E4M3.largest)
-    scale = round_to(sizes * float(np.float32(1 / to.largest)), E4M3, whole)
+    scale = round_to(sizes * to.reciprocal, E4M3, whole)
     scale = jnp.maximum(scale, E4M3.smallest * whole)
     return round_to(x * (1 / scale), to, draws=draws) * scale
 

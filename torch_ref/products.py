@@ -66,7 +66,7 @@ class Rounded(NamedTuple):
     def mT(self) -> "Rounded":
         return Rounded(self.numbers.mT, self.scale)
 
-    def __matmul__(self, other: "Rounded") -> Tensor:
+    def times(self, other: "Rounded") -> Tensor:
         if self.scale is None or other.scale is None:
             return multiply(self.numbers, other.numbers)
         a, b = self.numbers.contiguous(), other.numbers.mT.contiguous().mT  # as cuBLAS takes them
@@ -75,7 +75,7 @@ class Rounded(NamedTuple):
     def affine(self, other: "Rounded", bias: Tensor | None) -> Tensor:
         if self.scale is None:
             return multiply(self.numbers, other.numbers, bias)
-        y = self @ other
+        y = self.times(other)
         return y if bias is None else y + bias
 
 
@@ -109,8 +109,8 @@ class RoundedProduct(torch.autograd.Function):
         of_a, of_b, of_dy = NO_SCALES if scales is None else scales
         own = partial(Rounded.of, native=recipe.native)
         round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-        da = round_dy(axis=-1) @ own(b, recipe.weight, -1, None, of_b).mT
-        db = (round_dy(axis=-2).mT @ own(a, recipe.x, -2, None, of_a)).mT
+        da = round_dy(axis=-1).times(own(b, recipe.weight, -1, None, of_b).mT)
+        db = round_dy(axis=-2).mT.times(own(a, recipe.x, -2, None, of_a)).mT
         sizes = [] if scales is None else [each.abs().amax() for each in (a, b, dy)]
         amaxes = torch.stack(sizes).to(scales) if sizes else None
         if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
@@ -119,23 +119,27 @@ class RoundedProduct(torch.autograd.Function):
         return None, da, db, dbias, None, amaxes
 
 
+def rounded_linear(
+    recipe: Recipe,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    key: Key | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    return RoundedProduct.apply(recipe, x, weight.mT, bias, key, scales)
+
+
+def rounded_matmul(recipe: Recipe, a: Tensor, b: Tensor) -> Tensor:
+    return RoundedProduct.apply(recipe, a, b, None, None, None)
+
+
+ROUNDED: dict[Product, Product] = {F.linear: rounded_linear, torch.matmul: rounded_matmul}
+
+
 def narrow(recipe: Recipe, product: Product) -> Product:
     """The product of rounded operands, those of its derivative included."""
-
-    def linear(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        key: Key | None = None,
-        scales: Tensor | None = None,
-    ) -> Tensor:
-        return RoundedProduct.apply(recipe, x, weight.mT, bias, key, scales)
-
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return RoundedProduct.apply(recipe, a, b, None, None, None)
-
-    rounded: dict[Product, Product] = {F.linear: linear, torch.matmul: matmul}
-    return rounded[product]
+    return partial(ROUNDED[product], recipe)
 
 
 NARROW: dict[str, Narrow] = {

@@ -1,11 +1,10 @@
 """float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
-from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
+from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format, float32_bits
 from lockstep.model.threefry import Key, encrypt
 
 from .processes import largest
@@ -23,9 +22,9 @@ def round_to(
     scale = torch.ones((), device=x.device) if scale is None else scale
     most = scale * to.largest * (1 if to.past == "saturate" else 2)
     y = torch.minimum(x, most)  # in place from here on: memory is what takes the time
-    torch.maximum(y, -most, out=y)
+    y.clamp_(min=-most)
     step = _number(_bits(y) & 0x7F800000)
-    torch.maximum(step, scale * 2.0**to.lowest, out=step).mul_(2.0**-to.mantissa)
+    step.clamp_(min=scale * 2.0**to.lowest).mul_(2.0**-to.mantissa)
     if draws is None:  # what is added to a number so large is rounded to whole steps
         large = step.mul_(1.5 * 2.0**23)
         y.add_(large).sub_(large).copysign_(x)
@@ -49,7 +48,7 @@ def _round_bits(x: Tensor, to: Format) -> Tensor:
 
 def power_of_two(size: Tensor, rule: str, at_most: float) -> Tensor:
     """The scale under which numbers up to `size` fit into those up to `at_most`."""
-    most = int(np.float32(at_most).view(np.int32))
+    most = float32_bits(at_most)
     carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
     exponent = (_bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
     scale = _number(exponent).clamp_min(LEAST_SCALE)
@@ -92,13 +91,15 @@ def quantize(
 def _quantize_twice(x: Tensor, sizes: Tensor, to: Format, draws: Draws | None) -> Tensor:
     """Each block's scale is rounded under the tensor's; none becomes zero."""
     whole = power_of_two(largest(sizes.max()), "up", to.largest * E4M3.largest)
-    scale = round_to(sizes * float(np.float32(1 / to.largest)), E4M3, whole)
+    scale = round_to(sizes * to.reciprocal, E4M3, whole)
     scale = torch.maximum(scale, E4M3.smallest * whole)
     return round_to(x * (1 / scale), to, draws=draws).mul_(scale)
 
 
 def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
     """start: where these numbers begin in those of all devices."""
+    if torch.compiler.is_compiling():  # some hundred integer operations: minutes to compile
+        torch._dynamo.graph_break()
     counts = torch.arange(shape.numel() // SHARE, dtype=torch.int32, device=device)
     high, low = torch.zeros_like(counts), counts.add_(start // SHARE)
     for parts in zip(high.split(CACHED), low.split(CACHED)):

@@ -3,7 +3,9 @@
 Both twins and the reference read this table; none of them knows a format by name.
 """
 
-from dataclasses import dataclass, replace
+import math
+import struct
+from dataclasses import dataclass, field, replace
 
 LEAST_SCALE = 2.0**-100  # of a tensor that is zero or next to it
 EXPONENT_OF_FLOAT32 = 8  # bits
@@ -30,9 +32,12 @@ class Format:
     # "e4m3": of a block an e4m3 number, times the least power of two for the whole tensor.
     scale: str = "up"
     stochastic: bool = False  # up or down at random, the nearer the likelier
+    reciprocal: float = field(init=False)  # of the largest, in float32
 
     def __post_init__(self) -> None:
         assert self.ties == "even" or self.exponent == EXPONENT_OF_FLOAT32
+        (reciprocal,) = struct.unpack("f", struct.pack("f", 1 / self.largest))
+        object.__setattr__(self, "reciprocal", reciprocal)
 
     @property
     def lowest(self) -> int:
@@ -43,6 +48,12 @@ class Format:
     def smallest(self) -> float:
         """The smallest positive number."""
         return 2.0 ** (self.lowest - self.mantissa)
+
+
+def float32_bits(x: float) -> int:
+    """Of a positive number that is normal in float32 and fits; by what a compiler can trace."""
+    fraction, exponent = math.frexp(x)
+    return (exponent + 126 << 23) + int((2 * fraction - 1) * 2**23)
 
 
 TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117, ties="away")

@@ -46,9 +46,10 @@ def test_what_is_sent_is_what_fsdp_and_ddp_say(framework: str) -> None:
         assert data[1] == 4 * B1.weights * 2 * 3 / 4
         gathers = 3 * 4 * (B1.weights + B1.block_weights)
         assert world.sent(B1, s, Mesh(1, 4))[0] == (gathers + 4 * B1.weights) * 3 / 4
-    else:  # after each micro-batch, what is multiplied in bfloat16
-        looked_up = B1.looked_up
-        assert data[1] == 3 * (2 * (B1.weights - looked_up) + 4 * looked_up) * 2 * 3 / 4
+    else:  # after each micro-batch, and weights that are multiplied in bfloat16
+        assert data[1] == 3 * 4 * B1.weights * 2 * 3 / 4
+        gathers = 2 * (B1.weights - B1.looked_up + B1.block_weights) + 4 * B1.looked_up
+        assert world.sent(B1, s, Mesh(1, 4))[0] == 3 * (gathers + 4 * B1.weights) * 3 / 4
 
 
 def test_a_slow_network_keeps_a_copy_inside_a_machine(capsys: pytest.CaptureFixture[str]) -> None:

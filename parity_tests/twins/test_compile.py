@@ -71,6 +71,19 @@ def test_islands_are_traced_too() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("policy", ["fp8-delayed", "mxfp8"])
+def test_narrow_formats_are_traced_too(policy: str) -> None:
+    """Histories move as they do in eager mode."""
+    curves = []
+    for compiled in (False, True):
+        config = toy(policy=policy, compile=compiled, steps=3, n_layer=3)
+        twin = start("torch", config)
+        twin.prepare()
+        curves.append([(result.loss, result.grad_norm) for result in run(twin, config)])
+    assert counters["stats"]["unique_graphs"] == 1
+    assert curves[0] == curves[1]
+
+
 @pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
