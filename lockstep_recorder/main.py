@@ -35,7 +35,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         with contextlib.suppress(ImportError):
             from lockstep_recorder import side_jax
 
-            side_jax.configure(own)
+            side_jax.configure(device, own)
     user = User(name)
     if "torch" in sys.modules:
         from lockstep_recorder.side_torch import TorchSide
@@ -53,7 +53,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
     from lockstep_recorder.side_jax import JaxSide, configure
 
-    configure(own)
+    configure(device, own)
     return JaxSide(user, built, device, own)
 
 

@@ -26,8 +26,15 @@ from lockstep_recorder.user import Mistake, User, mistake
 Arrays = dict[str, np.ndarray]
 
 
-def configure(own: bool = False) -> None:
-    """Before the user's file is imported: float64, exact matmuls, and nothing hidden by remat."""
+def configure(device: str, own: bool = False) -> None:
+    """Before the user's file is imported: the device, float64, exact matmuls, and nothing hidden by
+    remat."""
+    jax.config.update("jax_platforms", device)  # else JAX takes what it finds
+    if device != "cpu":
+        try:
+            jax.devices()
+        except (RuntimeError, AssertionError):  # as JAX has it
+            raise Mistake(f"--device {device}: JAX {jax.__version__} sees no such device") from None
     if not own:
         jax.config.update("jax_enable_x64", True)
         jax.config.update("jax_default_matmul_precision", "highest")

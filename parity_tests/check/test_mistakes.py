@@ -135,6 +135,35 @@ def test_a_process_that_ends_is_told(tmp_path: Path) -> None:
     running.close()
 
 
+TINY_JAX = """
+import jax.numpy as jnp
+
+def build(seed):
+    return {"w": jnp.ones(3)}
+
+def loss(params, batch):
+    return (params["w"] * batch).sum()
+
+def batch(step):
+    return jnp.arange(3.0)
+"""
+
+
+def test_jax_takes_the_device_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
+    path = tmp_path / "tiny_jax.py"
+    path.write_text(TINY_JAX)
+    running = program.Program(str(path))
+    assert running.ask("facts")[0]["device"] == "cpu"
+    running.close()
+    running = program.Program(str(path), device="cuda")
+    with pytest.raises(UserError, match="--device cuda: JAX .* sees no such device"):
+        running.ask("facts")
+    running.close()
+
+
 # --- what cannot be judged
 
 
