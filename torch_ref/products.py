@@ -69,14 +69,24 @@ class Rounded(NamedTuple):
     def times(self, other: "Rounded") -> Tensor:
         if self.scale is None or other.scale is None:
             return multiply(self.numbers, other.numbers)
-        a, b = self.numbers.contiguous(), other.numbers.mT.contiguous().mT  # as cuBLAS takes them
-        return torch._scaled_mm(a, b, self.scale, other.scale, out_dtype=torch.float32)
+        a, b = _by_sixteens(self.numbers), _by_sixteens(other.numbers.mT).mT  # as cuBLAS takes them
+        y = torch._scaled_mm(a, b, self.scale, other.scale, out_dtype=torch.float32)
+        return y[: self.numbers.shape[0], : other.numbers.shape[1]]
 
     def affine(self, other: "Rounded", bias: Tensor | None) -> Tensor:
         if self.scale is None:
             return multiply(self.numbers, other.numbers, bias)
         y = self.times(other)
         return y if bias is None else y + bias
+
+
+def _by_sixteens(x: Tensor) -> Tensor:
+    """Row by row in memory; zeros up to the next multiple of 16 add nothing to a product."""
+    rows, columns = (-n % 16 for n in x.shape)
+    x = x.contiguous()
+    if not rows and not columns:
+        return x
+    return F.pad(x.view(torch.uint8), (0, columns, 0, rows)).view(x.dtype)
 
 
 class RoundedProduct(torch.autograd.Function):

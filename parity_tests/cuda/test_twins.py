@@ -69,6 +69,13 @@ def test_fp8_has_units_of_its_own(policy: str, compilers: dict[str, Compiler]) -
             assert said == (own == 0)
 
 
+def test_float8_takes_rows_that_are_no_multiple_of_16(compilers: dict[str, Compiler]) -> None:
+    cell = config({"policy": "fp8", "n_layer": 3, "batch_size": 3, "context": 20})
+    for each in compilers.values():
+        program = each.program(cell, "h100")
+        assert sum(m.times for m in program.matmuls if m.units == "float8") == 4 * 3
+
+
 def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compiler]) -> None:
     """Left to itself, XLA keeps their gradient for the weight of an untied head until the end."""
     flags = {"model": "tiny", "remat": "sublayer", "layers": "scan", "policy": "bf16", "n_layer": 8,

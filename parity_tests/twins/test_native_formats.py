@@ -25,17 +25,23 @@ RECIPE = RECIPES["fp8"]
 SCALES = np.array([2.0**-7, 2.0**-9, 2.0**-14], np.float32)
 
 
-def operands() -> list[np.ndarray]:
-    """x (64, 48), weight (48, 32), bias, and the gradient of the output, of many sizes."""
+EVEN, ODD = (64, 48, 32), (63, 45, 30)
+
+
+def operands(sizes: tuple[int, int, int] = EVEN) -> list[np.ndarray]:
+    """x (R, I), weight (I, O), bias, and the gradient of the output: numbers of many sizes."""
     random = np.random.default_rng(0)
-    shapes = (64, 48), (48, 32), (32,), (64, 32)
+    rows, d_in, d_out = sizes
+    shapes = (rows, d_in), (d_in, d_out), (d_out,), (rows, d_out)
     return [(random.standard_normal(s) * np.exp(random.normal(0, 2, s))).astype(np.float32)
             for s in shapes]  # fmt: skip
 
 
-def in_jax(form: str, scales: np.ndarray | None) -> list[np.ndarray]:
+def in_jax(
+    form: str, scales: np.ndarray | None, sizes: tuple[int, int, int] = EVEN
+) -> list[np.ndarray]:
     """The product and its derivatives by x, weight and bias, and by scales."""
-    *given, dy = operands()
+    *given, dy = operands(sizes)
     product = jax_impl.products.NARROW[form](jnp.matmul)
     named = () if scales is None else (None, scales)
 
@@ -47,8 +53,10 @@ def in_jax(form: str, scales: np.ndarray | None) -> list[np.ndarray]:
     return [np.asarray(each) for each in run(*given, *named)]
 
 
-def in_torch(form: str, scales: np.ndarray | None) -> list[np.ndarray]:
-    x, weight, bias, dy = (torch.tensor(each) for each in operands())
+def in_torch(
+    form: str, scales: np.ndarray | None, sizes: tuple[int, int, int] = EVEN
+) -> list[np.ndarray]:
+    x, weight, bias, dy = (torch.tensor(each) for each in operands(sizes))
     leaves = [x, weight.T.contiguous(), bias, *([] if scales is None else [torch.tensor(scales)])]
     leaves = [leaf.requires_grad_() for leaf in leaves]
     product = torch_ref.products.NARROW[form](F.linear)
@@ -70,6 +78,21 @@ def test_a_native_product_is_the_emulated_one(run: Callable, name: str) -> None:
     assert [norm_gap(a, b) < 1e-6 for a, b in zip(ours, theirs)] == [True] * len(ours)
     other = run("tf32", None)
     assert all(norm_gap(a, b) > 1e-3 for a, b in list(zip(ours, other))[:3])
+
+
+def test_units_that_take_multiples_of_16_alone_are_given_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuBLAS's do; zeros are added, and cut off."""
+    scaled_mm = torch._scaled_mm
+
+    def strict(a: torch.Tensor, b: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        assert not [n for n in (*a.shape, *b.shape) if n % 16]
+        return scaled_mm(a, b, *rest, **more)
+
+    monkeypatch.setattr(torch, "_scaled_mm", strict)
+    for ours, theirs in zip(in_torch("native fp8", None, ODD), in_torch("fp8", None, ODD)):
+        assert ours.shape == theirs.shape and norm_gap(ours, theirs) < 1e-6
 
 
 @pytest.mark.parametrize("to", [RECIPE.x, RECIPE.dy])
