@@ -33,8 +33,8 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
 
     return {
         "e4m3-gradients": gradients_in_e4m3,
-        "scale-of-another-tensor": wrap(twin.amaxes, "_scales", lambda right, history: roll(
-            right(history), 1)),
+        "scale-of-another-tensor": wrap(twin.amaxes, "_scales", lambda right, *args: roll(
+            right(*args), 1)),
         "output-not-scaled": wrap(rounding, "round_to", forget_scale),
         "copy-with-another-scale": step_back,
         "block-rounded-to-zero": wrap(rounding, "_quantize_twice", lambda right, x, sizes, *rest:
