@@ -52,8 +52,8 @@ class Rounded(NamedTuple):
         return cls(fitting.astype(FLOAT8[to.exponent]), scale)
 
     @property
-    def T(self) -> "Rounded":
-        return Rounded(self.numbers.T, self.scale)
+    def mT(self) -> "Rounded":
+        return Rounded(self.numbers.mT, self.scale)
 
     def times(self, other: "Rounded") -> Array:
         if self.scale is None or other.scale is None:
@@ -96,8 +96,8 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
     of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
     own = partial(Rounded.of, native=recipe.native)
     round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-    dx = round_dy(axis=-1).times(own(weight, recipe.weight, -1, None, of_weight).T)
-    dweight = own(x, recipe.x, -2, None, of_x).T.times(round_dy(axis=-2))
+    dx = round_dy(axis=-1).times(own(weight, recipe.weight, -1, None, of_weight).mT)
+    dweight = own(x, recipe.x, -2, None, of_x).mT.times(round_dy(axis=-2))
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
     if amaxes is not None:  # a known scale clips an infinity, which no gradient would show

@@ -84,9 +84,8 @@ def _by_sixteens(x: Tensor) -> Tensor:
     """Row by row in memory; zeros up to the next multiple of 16 add nothing to a product."""
     rows, columns = (-n % 16 for n in x.shape)
     x = x.contiguous()
-    if not rows and not columns:
-        return x
-    return F.pad(x.view(torch.uint8), (0, columns, 0, rows)).view(x.dtype)
+    filled = (0, columns, 0, rows)
+    return F.pad(x.view(torch.uint8), filled).view(x.dtype) if any(filled) else x
 
 
 class RoundedProduct(torch.autograd.Function):
