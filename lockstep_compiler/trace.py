@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from lockstep.compile.program import (
     matmul_size,
     purpose,
 )
+from lockstep.compile.report import seconds
 from lockstep.compile.targets import Target
 from torch_ref.mesh import local
 
@@ -86,6 +88,7 @@ class Trace(TorchDispatchMode):
         self.atomics: Counter[str] = Counter()
         self.kernels: list[Kernel] = []
         self.collectives: list[Collective] = []
+        self.awaited: dict[int, tuple[int, int]] = {}  # result: its collective, kernels before it
         self.live: dict[int, Storage] = {}
         self.known: dict[int, tuple[tuple[int, ...], str]] = {}  # shape and dtype of a storage
         self.bytes = self.peak = 0
@@ -132,6 +135,8 @@ class Trace(TorchDispatchMode):
     ) -> None:
         if not any(x.device.type == "cuda" for x in outs or ins):
             return
+        for x in ins:
+            self._arrive(storage_key(x))
         when, dtype = phase(), str((outs or ins)[0].dtype)[6:]
         flops, units, group = 0, "", purpose(_callers()) or GROUP.get(name, "other")
         if size := _matmul(name, args):
@@ -164,7 +169,8 @@ class Trace(TorchDispatchMode):
             self.kernels.append(Kernel(f"{when} {name}", group, flops, units, moved, 1))
 
     def _record_collective(self, kind: str, when: str, tensors: list[Tensor], args: Any) -> None:
-        """What runs beside it a trace does not say: PyTorch sends on streams of its own."""
+        """Beside it run the kernels that come before its result is read; PyTorch sends on streams
+        of its own, and may hide more."""
         whole = max(tensors, key=lambda x: x.numel())
         if kind == "all-gather":
             self.mark(whole, "gathered")
@@ -172,7 +178,15 @@ class Trace(TorchDispatchMode):
         count, of_group = whole.numel(), group.size()
         phase = FORWARD if when == FORWARD else BACKWARD
         row = kind, str(whole.dtype)[6:], phase, count * whole.element_size(), count, of_group
-        self.collectives.append(Collective(*row, times=1, meanwhile=None))
+        result = min(tensors, key=lambda x: x.numel()) if kind == "reduce-scatter" else whole
+        self.awaited[storage_key(result)] = len(self.collectives), len(self.kernels)
+        self.collectives.append(Collective(*row, times=1, meanwhile=0.0))
+
+    def _arrive(self, key: int) -> None:
+        if found := self.awaited.pop(key, None):
+            number, begin = found
+            beside = sum(seconds(kernel, self.target) or 0.0 for kernel in self.kernels[begin:])
+            self.collectives[number] = replace(self.collectives[number], meanwhile=beside)
 
     def peak_parts(self) -> tuple[int, dict[str, int]]:
         """The most that lived at a time, and its parts."""
@@ -194,6 +208,8 @@ class Trace(TorchDispatchMode):
 
     def facts(self) -> dict[str, Any]:
         """The fields of `Program` that it has seen."""
+        for key in [*self.awaited]:
+            self._arrive(key)
         return {
             "matmuls": gather_matmuls(self.matmuls), "attention": self.attention,
             "operations": [Operation(*key, n) for key, n in sorted(self.operations.items())],

@@ -96,7 +96,7 @@ class Collective:
     elements: int
     devices: int  # that talk to each other
     times: int
-    meanwhile: float | None  # seconds, each time, of what runs beside it, on the roofline
+    meanwhile: float  # seconds, each time, of what runs beside it, on the roofline
 
     @property
     def sent(self) -> float:

@@ -134,15 +134,9 @@ def _collectives(program: Program) -> Iterator[str]:
     for (kind, phase, devices), each in sorted(rows.items()):
         count, size = sum(c.times for c in each), sum(c.bytes * c.times for c in each)
         hidden = sum(c.times for c in each if c.meanwhile)
-        scheduled = f"; {hidden} with other kernels beside them" if known(each) else ""
         dtypes = " and ".join(sorted({d for c in each for d in c.dtype.split("+")}))
-        yield (f"  {kind}, {phase}, {devices} devices: {count} of {_size(size)} in {dtypes}"
-               f"{scheduled}")  # fmt: skip
-
-
-def known(collectives: list[Collective]) -> bool:
-    """Whether what runs beside them is known: by XLA's schedule."""
-    return all(c.meanwhile is not None for c in collectives)
+        yield (f"  {kind}, {phase}, {devices} devices: {count} of {_size(size)} in {dtypes}; "
+               f"{hidden} with other kernels beside them")  # fmt: skip
 
 
 def _state(program: Program) -> str:

@@ -52,7 +52,7 @@ def program(**elements: int) -> Program:
     """One collective of each kind; `gathered_again` is the backward pass's."""
     kinds = {"gathered": ("all-gather", FORWARD), "gathered_again": ("all-gather", BACKWARD),
              "reduced": ("reduce-scatter", BACKWARD), "moved": ("all-to-all", FORWARD)}  # fmt: skip
-    rows = [Collective(kind, "float32", phase, 4 * elements[name], elements[name], 4, 1, None)
+    rows = [Collective(kind, "float32", phase, 4 * elements[name], elements[name], 4, 1, 0.0)
             for name, (kind, phase) in kinds.items() if name in elements]  # fmt: skip
     return Program(framework="torch", how="", versions={}, attention_asked="", seconds=0,
                    collectives=rows)  # fmt: skip
