@@ -62,10 +62,9 @@ def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compile
         assert matrices <= backward[1] <= tensors, framework  # a bias is not needed again
         if framework == "torch":
             assert forward[0] == backward[0] == summed[0] == 1
-        again = [
-            c for c in programs[0].collectives if (c.kind, c.phase) == ("all-gather", BACKWARD)
-        ]
-        assert all(c.meanwhile for c in again), framework  # asked for ahead of its block
+            again = [c for c in programs[0].collectives
+                     if (c.kind, c.phase) == ("all-gather", BACKWARD)]  # fmt: skip
+            assert all(c.meanwhile for c in again)  # asked for a block ahead
 
 
 def test_one_device_sends_nothing(compilers: dict[str, Compiler]) -> None:
