@@ -72,10 +72,10 @@ def test_one_device_sends_nothing(compilers: dict[str, Compiler]) -> None:
         assert not compiler.program(config({"policy": "bf16"}), "h100").collectives
 
 
-# Of a compiled or traced peak, what `lockstep plan` says; 1 and 0.89 seen at least, 1.068 at most
-# (docs/plan.md). Too much costs no crash.
+# Of a compiled or traced peak, what `lockstep plan` says; 1 and 0.89 seen at least, 1.035 at most,
+# and 1.068 of sums over micro-batches (docs/plan.md). Too much costs no crash.
 PLANNED = {"jax": 0.98, "torch": 0.85}
-AT_MOST = 1.08
+AT_MOST, AT_MOST_SUMMED = 1.05, 1.08
 
 
 @pytest.mark.parametrize("flags", [
@@ -97,7 +97,8 @@ def test_the_plan_knows_what_xla_keeps_on_a_mesh(
     )
     planned = world.kept(shape.of(flags["model"], None), setting, cell.mesh)
     peak = compilers["jax"].program(cell, "h100").peak
-    assert PLANNED["jax"] < planned / peak < AT_MOST
+    most = AT_MOST_SUMMED if cell.optim.accum > 1 else AT_MOST
+    assert PLANNED["jax"] < planned / peak < most
 
 
 def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None:

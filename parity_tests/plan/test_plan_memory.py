@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from lockstep.plan import memory, roofline, shape
 from parity_tests.plan.plans import setting
 
 CPU = 0.10  # an allocator's account can be this far off where nothing crashes
-MOST = 0.27  # of any known program on CUDA: XLA keeps less of a block in some schedules
+# Of any known program on CUDA: XLA keeps less of a block in some schedules, PyTorch has none.
+MOST = {"jax": 0.27, "torch": 0.16}
 HELD_OUT = 0.12  # the worst of the cells that the fit has not seen
 
 
@@ -50,7 +52,7 @@ def check_errors(content: dict[str, Any]) -> None:
         found = errors + content["fresh"][group]
         most = CPU if " cpu " in group else HELD_OUT
         counted = group.startswith("jax") and " cpu " not in group
-        assert found and max(found) <= (MOST if counted else most), group
+        assert found and max(found) <= (MOST["jax"] if counted else most), group
         assert min(found) >= -most, group
 
 
@@ -73,13 +75,13 @@ def test_one_bad_cell_breaks_the_promise(group: str, error: float) -> None:
 
 def test_no_known_program_on_cuda_is_predicted_too_low() -> None:
     """What is too low costs a crash; what is too high a smaller batch."""
-    content, highest = json.loads(memory.CONSTANTS.read_text()), []
+    content = json.loads(memory.CONSTANTS.read_text())
     for name, group in fit.groups(fit.cells()).items():
         errors = [cell.error(content["groups"][name]) for cell in group if cell.fits]
         if " cpu " not in name:
             assert min(errors) >= -0.0201, name
-            highest.append(max(errors))
-    assert max(highest) < MOST
+            assert max(errors) < MOST[name.split()[0]], name
+            assert statistics.median(errors) < 0.05, name
 
 
 def test_the_constants_are_those_of_the_cells() -> None:
@@ -160,5 +162,5 @@ def test_others_estimates_are_held_against_ours() -> None:
     for row in map(estimators.with_formulas, rows.values()):
         assert row["tracker"] == pytest.approx(row["torch"], rel=0.01)
         for framework in twin.MODULES:
-            assert -0.02 < row[f"plan {framework}"] / row[framework] - 1 < MOST
+            assert -0.02 < row[f"plan {framework}"] / row[framework] - 1 < MOST[framework]
         assert row["accelerate"] < 0.6 * row["torch"]
