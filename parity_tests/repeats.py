@@ -94,16 +94,24 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     Raises:
         pytest.UsageError: a whole file was collected, and a pattern for it fits nothing.
     """
-    patterns = [*REPEATS, *REST]
-    found = {pattern: [i for i in items if re.search(pattern, i.nodeid)] for pattern in patterns}
     whole = not config.getoption("keyword") and not any("::" in a for a in config.args)
     files = {item.nodeid.partition("::")[0] for item in items}
-    for pattern, fits in found.items():
+    for pattern in [*REPEATS, *REST]:
         file = "/" + pattern.partition("::")[0]
-        if whole and not fits and any(path.endswith(file) for path in files):
+        if whole and any(path.endswith(file) for path in files) and not _fits(pattern, items):
             raise pytest.UsageError(f"parity_tests/repeats.py: {pattern} fits no test; mend it")
-    repeats, rest = ({item for each in of for item in found[each]} for of in (REPEATS, REST))
-    left = {*items} - (rest - repeats) if config.getoption("--rest") else repeats | rest
+    repeats, rest = left_out(items)
+    left = {*items} - rest if config.getoption("--rest") else repeats | rest
     if left and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+
+
+def left_out(items: list[pytest.Item]) -> tuple[set[pytest.Item], set[pytest.Item]]:
+    """What repeats, and the rest."""
+    repeats, rest = ({i for each in of for i in _fits(each, items)} for of in (REPEATS, REST))
+    return repeats, rest - repeats
+
+
+def _fits(pattern: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    return [item for item in items if re.search(pattern, item.nodeid)]

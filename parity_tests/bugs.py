@@ -1,0 +1,134 @@
+"""Which planted bugs the suite catches, and with which command: python -m parity_tests.bugs.
+
+No list kept by hand: pytest collects the tests, and a bug is caught where a collected test has it
+for a parameter. What a test without parameters plants is the whole table of its file.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+DEFAULT = "make test"
+
+
+class Table(NamedTuple):
+    """Planted bugs that one module declares in its `BUGS`."""
+
+    module: str
+    tests: str  # that plant them: of their ids, as a regular expression
+    otherwise: str = "no test"  # who catches a bug that no collected test has
+
+
+TABLES = {
+    "twin": Table("lockstep.parity.catalogue", r"ladder/test_power\.py::test_caught|"
+                  r"check/test_twins\.py::test_the_first_root", "lockstep power alone"),
+    "jax on CUDA, TPU": Table("mutants.jax_cuda", r"(cuda|tpu)/.*::test_a_bug_is_seen\[(?!torch-)",
+                              "make test-cuda"),
+    "torch on CUDA": Table("mutants.torch_cuda", r"cuda/.*::test_a_bug_is_seen\[torch-",
+                           "make test-cuda"),
+    "port": Table("parity_tests.check.mutants", r"/test_mutants\.py::test_a_bug_is_named"),
+    "jax port": Table("parity_tests.check.test_ports", r"/test_ports\.py::test_four_bugs"),
+    "unlike pair": Table("parity_tests.check.test_unlike_pairs",
+                         r"/test_unlike_pairs\.py::test_the_verdict"),
+    "second pair": Table("parity_tests.ladder.conv.bugs",
+                         r"/test_second_pair\.py::test_(a_bug|ordinary)"),
+    "peer": Table("benchmarks.peers.bugs", r"/test_peers_hf\.py::test_a_difference_is_called"),
+    "bare peer": Table("benchmarks.peers.bare_bugs",
+                       r"/test_peers_bare\.py::test_a_difference_is_called"),
+    "dtype": Table("parity_tests.twins.test_roles", r"/test_roles\.py::test_a_planted_bug"),
+    "reader": Table("parity_tests.input.test_fuzz", r"/test_fuzz\.py::test_a_planted_bug"),
+}  # fmt: skip
+
+
+def names(module: str) -> list[str]:
+    """Of the bugs in the module's table."""
+    found = importlib.import_module(module).BUGS
+    return list(dict.fromkeys(filter(None, map(_name, found))))
+
+
+def _name(entry: Any) -> str:
+    """Of an entry of a table: a name, a record with one, or a tuple of what a test is given."""
+    if name := getattr(entry, "name", None):
+        return f"{entry.example}: {name}" if hasattr(entry, "example") else name
+    if plant := getattr(entry, "plant", None):
+        return plant.__name__
+    if isinstance(entry, tuple):
+        parts = [part.__name__ if isinstance(part, ModuleType) else part for part in entry]
+        texts = [part for part in parts if isinstance(part, str)]
+        return ": ".join(texts) if all(texts) else ""  # one of "" is the sound one
+    return str(entry)
+
+
+def planted(table: Table, known: Iterable[str], test: str, params: Mapping[str, Any]) -> set[str]:
+    """Those of the table's bugs that a test of this id and these parameters plants."""
+    if not re.search(table.tests, test):
+        return set()
+    if not params:
+        return {*known}
+    values = [*params.values()]
+    for value in params.values():  # framework -> bug
+        values += value.values() if isinstance(value, Mapping) else ()
+    return {*known} & {*map(_name, values), _name(tuple(values))}
+
+
+def who_catches(table: Table, known: list[str], tests: Mapping[str, list[Any]]) -> dict[str, str]:
+    """Bug -> the command that runs a test of it, the first of `tests`.
+
+    Args:
+        tests: a command -> the items that pytest has collected for it.
+    """
+    found = dict.fromkeys(known, table.otherwise)
+    for command, items in reversed([*tests.items()]):
+        for item in items:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            found |= dict.fromkeys(planted(table, known, item.nodeid, params), command)
+    return found
+
+
+class Collected:
+    """A plugin: what pytest collects, by the command that runs it."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, list[Any]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Any:
+        from parity_tests.repeats import left_out  # its asserts are rewritten by then
+
+        everything = [*items]
+        repeats, rest = left_out(everything)
+        yield
+        self.tests = {
+            DEFAULT: [*items],
+            "--rest": [item for item in everything if item in rest],
+            "--full": [item for item in everything if item in repeats],
+        }
+
+
+def main() -> int:
+    collected, said = Collected(), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = pytest.main(["parity_tests", "--collect-only", "-qq"], plugins=[collected])
+    if status:
+        print(said.getvalue(), file=sys.stderr)
+        return status
+    counts: Counter[str] = Counter()
+    for kind, table in TABLES.items():
+        for name, who in who_catches(table, names(table.module), collected.tests).items():
+            print(f"{who:22}{kind:18}{name}")
+            counts[who] += 1
+    whole = sum(counts.values())
+    print(f"{whole} planted bugs: " + ", ".join(f"{who} {n}" for who, n in counts.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
