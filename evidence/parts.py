@@ -37,6 +37,7 @@ class Part:
     paths: tuple[str, ...] = CODE  # what the figures depend on
     choose: Callable[[list[str]], str] = lambda units: ""
     needs: str = ""  # what this machine may not have: shown, and not run
+    alone: bool = False  # it measures time, or takes every core itself
 
     def call(self, units: Iterable[str] = ()) -> str:
         """The command for some units; without any, for all."""
@@ -71,26 +72,29 @@ def _fuzzed() -> list[str]:
 
 
 def _docs(name: str, command: str, units: Callable[[], Iterable[str]], *paths: str,
-          choose: Callable[[list[str]], str] = lambda units: "") -> Part:  # fmt: skip
+          choose: Callable[[list[str]], str] = lambda units: "",
+          alone: bool = False) -> Part:  # fmt: skip
     return Part(name=name, file=f"docs/results/{name}.jsonl", command=command, units=units,
-                paths=paths, choose=choose)  # fmt: skip
+                paths=paths, choose=choose, alone=alone)  # fmt: skip
 
 
-def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]]) -> Part:
+def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]],
+               alone: bool = False) -> Part:  # fmt: skip
     return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units,
-                command=f"python -m benchmarks.{command}")  # fmt: skip
+                command=f"python -m benchmarks.{command}", alone=alone)  # fmt: skip
 
 
-def _suite(name: str) -> Part:
+def _suite(name: str, *, alone: bool = False) -> Part:
     return _benchmark(name, name, f"run {name} --out {{file}}",
-                      lambda: [job.name for job in jobs(SUITES[name]("cpu"))])  # fmt: skip
+                      lambda: [job.name for job in jobs(SUITES[name]("cpu"))], alone)  # fmt: skip
 
 
 def _experiment(name: str) -> Part:
     scale = experiments.RECORDED[name]
     flag = "" if scale == "smoke" else f"--scale {scale} "
     return _benchmark(name, "experiments", f"run {name} {flag}--out {{file}}",
-                      lambda: experiments.row_names(name, scale, "cpu"))  # fmt: skip
+                      lambda: experiments.row_names(name, scale, "cpu"),
+                      alone=name in ("policies", "accumulation", "remat"))  # fmt: skip
 
 
 def _optimizer_state(framework: str) -> Part:
@@ -107,7 +111,7 @@ def _memory(cells: str) -> Part:
 PARTS = [
     _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
-          choose=_of_rungs),
+          choose=_of_rungs, alone=True),
     _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
           "mutants", choose=" ".join),
     _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,
@@ -115,14 +119,15 @@ PARTS = [
     _docs("specificity", "lockstep specificity {some} --out {file}", lambda: specificity.PARTS,
           *LADDER, "mutants", choose=" ".join),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
-          lambda: twin.MODULES, *LADDER),
+          lambda: twin.MODULES, *LADDER, alone=True),
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
-          lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py"),
+          lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", _fuzzed, "lockstep",
           "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
-    _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE),
-    _suite("cpu"), _suite("drift"),
-    _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS),
+    _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE,
+          alone=True),
+    _suite("cpu", alone=True), _suite("drift"),
+    _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS, alone=True),
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),
     *(_memory(each + fresh) for each in twin.MODULES for fresh in ("", "-fresh")),

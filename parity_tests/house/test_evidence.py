@@ -105,3 +105,37 @@ def test_some_units_of_a_part_are_chosen_by_its_command() -> None:
     assert "-k 'test_rung[fp64- or test_rung[fp32-'" in calls["parity"]
     assert calls["power"].startswith("lockstep power loss-not-divided last-micro-batch-only --out")
     assert calls["specificity"].startswith("lockstep specificity fp64 fp32 --out")
+
+
+def test_parts_stand_beside_each_other_but_for_those_that_measure_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two waits for the other; the third, which is alone, finds that both have ended."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    (tmp_path / "waits.py").write_text(
+        "import pathlib, sys, time\n"
+        "me, other = map(pathlib.Path, sys.argv[1:])\n"
+        "me.touch()\n"
+        "for _ in range(6000):\n"
+        "    if other.exists(): break\n"
+        "    time.sleep(0.01)\n"
+        "else: sys.exit('alone')\n"
+        "me.with_suffix('.ended').touch()\n"
+    )
+    (tmp_path / "sees.py").write_text(
+        "import os, sys; sys.exit(not all(map(os.path.exists, sys.argv[1:])))"
+    )
+    a, b = tmp_path / "a", tmp_path / "b"
+
+    def named(name: str, script: str, *words: Path, alone: bool = False) -> Part:
+        command = shlex.join(map(str, ("python", tmp_path / script, *words)))
+        return Part(name=name, file=str(tmp_path / f"{name}.jsonl"), units=lambda: "u", command=command,
+                    alone=alone)  # fmt: skip
+
+    said: list[str] = []
+    ended = [path.with_suffix(".ended") for path in (a, b)]
+    run.run([], said.append, after=(), parts=[
+        named("last", "sees.py", *ended, alone=True), named("a", "waits.py", a, b),
+        named("b", "waits.py", b, a),
+    ])  # fmt: skip
+    assert "last: status 0, 0 of 1 measured" in said

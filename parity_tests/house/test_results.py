@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ def test_a_row_replaces_that_of_its_name_and_device(tmp_path: Path) -> None:
     assert results.read(file, "cuda")["a"]["figure"] == 2
     assert len(file.read_text().splitlines()) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_of_rows_put_at_the_same_time_all_stay(tmp_path: Path) -> None:
+    """Two who read, add and write by turns would lose each other's; the second waits here."""
+    file, names = tmp_path / "rows.jsonl", [f"row {n}" for n in range(20)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: results.put(file, [results.row(name, "cpu")]), names))
+    assert set(results.read(file)) == set(names)
 
 
 @pytest.mark.parametrize("text", [
