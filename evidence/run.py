@@ -72,9 +72,9 @@ def run(names: list[str], say: Callable[[str], None], *, listing: bool = False,
             say(f"  {part.name:22}not run here, needs {part.needs}: {part.call()}")
     if listing:
         return 0
-    left = [part for part in chosen if missing[part.name]]
+    due = [part for part in chosen if missing[part.name]]
     try:
-        failed = [part.name for part, finished in measure_all(left, say) if not finished]
+        failed = [part.name for part, finished in measure_all(due, say) if not finished]
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         return STOPPED
