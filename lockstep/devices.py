@@ -71,9 +71,11 @@ DEVICES = {device.name: device for device in (
     _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51),
     _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67),
     _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67),
+    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75),
     _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8),
     _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6),
     _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6),
+    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8),
     Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,
@@ -112,7 +114,7 @@ def peak(reported: str, roles: Roles) -> float | None:
     None if it is not known. The first device whose `model` is in the name is taken.
     """
     for device in DEVICES.values():
-        if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop)", reported):
+        if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop| D)", reported):
             if roles.compute == "float64":
                 return None
             return device.half if roles.mixed else device.tf32 if roles.tf32 else device.single

@@ -10,7 +10,8 @@ from lockstep.devices import AMPERE, FLOAT8, Device
 from lockstep.errors import require
 
 FOLDER = Path(__file__).parent / "targets"
-GPUS = ("h100", "h200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090", "t4", "v100")
+GPUS = ("h100", "h200", "b200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090",
+        "rtx-5090", "t4", "v100")  # fmt: skip
 TPUS = ("tpu-v5e", "tpu-v6e")
 NAMES = GPUS + TPUS
 # A TPU multiplies bfloat16: float32 takes six such products, and three where TF32 would do.

@@ -19,7 +19,7 @@ from lockstep.plan.shape import Shape
 
 # Bytes a second that a device sends, by the data sheets: one direction of NVLink; PCIe 4 x16; one
 # NDR port of InfiniBand for each device.
-NVLINK = {"h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9}
+NVLINK = {"b200": 900e9, "h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9}
 LINKS = {"pcie": 32e9, "infiniband": 50e9}
 NAMES = ("nvlink", *LINKS, "GB/s")
 

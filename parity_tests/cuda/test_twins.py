@@ -42,8 +42,10 @@ def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
         {"policy": "fp32", "remat": "block", "context": 256, "device": "t4"},
         {"policy": "fp32", "remat": "block", "context": 256},
         {"policy": "tf32", "model": "tiny", "n_kv_head": 1, "context": 64, "device": "a100-80"},
+        {"policy": "bf16", "device": "b200"},
+        {"policy": "fp16", "device": "rtx-5090"},
     ],
-    ids=["islands", "scan", "spec", "fp64", "blocks", "flash", "flash-grouped"],
+    ids=["islands", "scan", "spec", "fp64", "blocks", "flash", "flash-grouped", "b200", "rtx-5090"],
 )
 def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     """A loop recomputes the matmul that its last turn would not need; no other count may differ."""
@@ -53,11 +55,11 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
         assert rules.violations(compiler.program(cell, device), cell, target) == []
 
 
-@pytest.mark.parametrize("policy", ["fp8", "fp8-delayed"])
-def test_fp8_has_units_of_its_own(policy: str, compilers: dict[str, Compiler]) -> None:
+@pytest.mark.parametrize(("policy", "units"), [("fp8", "b200"), ("fp8-delayed", "h100")])
+def test_fp8_has_units_of_its_own(policy: str, units: str, compilers: dict[str, Compiler]) -> None:
     """In the middle layer; on devices before them it is emulated, and said to be."""
     cell = config({"policy": policy, "n_layer": 3, "numerics": "strict"})
-    for device, own in (("h100", 4 * 3), ("a100-80", 0)):
+    for device, own in ((units, 4 * 3), ("a100-80", 0)):
         target = targets.find(device)
         wanted = expected.matmuls(cell, target, ())
         for each in compilers.values():

@@ -111,9 +111,11 @@ def test_a_framework_that_widens_has_float32_s_rate() -> None:
         ("NVIDIA H100 80GB HBM3", "bf16", 989), ("NVIDIA H100 PCIe", "bf16", 756),
         ("NVIDIA H200", "tf32", 494.5), ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("Tesla T4", "fp16", 65), ("NVIDIA L4", "bf16", 121),
+        ("NVIDIA B200", "bf16", 2250), ("NVIDIA GeForce RTX 5090", "fp16", 209.5),
         # Names of others inside a name, and devices that are not in the table
         ("NVIDIA L40S", "bf16", None), ("NVIDIA A10G", "bf16", None), ("cpu", "bf16", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None), ("NVIDIA H200", "fp64", None),
+        ("NVIDIA GB200", "bf16", None), ("NVIDIA GeForce RTX 5090 D", "bf16", None),
     ],
 )  # fmt: skip
 def test_peak_by_the_name_that_a_driver_reports(
