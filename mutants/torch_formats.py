@@ -33,4 +33,5 @@ BUGS: dict[str, Plant] = {
     **bugs(torch_ref, torch.roll, own_backward, of_skipped_step),
     "amaxes-of-one-rank": assign(amaxes, "largest", lambda found: found),
     "draws-of-one-rank": assign(products, "rank", lambda: 0),
+    "scales-of-one-rank": assign(rounding, "largest", lambda found: found),
 }

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from mutants.patch import Plant, after, assign, before, wrap
-from torch_ref import bridge, optim, step
+from torch_ref import bridge, optim, precision, step
+from torch_ref.processes import process_count
 from torch_ref.step import Trainer
 
 
@@ -127,5 +128,8 @@ BUGS: dict[str, Plant] = {
     "reduced-in-bfloat16": wrap(step, "distribute", compress),
     # each rank divides by what counts in its own rows
     "mean-of-rank-means": wrap(step, "mean_count", lambda right, window, mesh=None: right(window)),
+    "gradients-in-compute-on-ranks": wrap(
+        precision, "backward_in", lambda right, kind, product: right(
+            kind if process_count() == 1 else "float32", product)),
     "evaluated-on-one-rank": wrap(Trainer, "evaluate", evaluate_own),
 }  # fmt: skip

@@ -58,7 +58,7 @@ REST = {
     r"test_ladder.py::test_rung\[(tf32.*-8|(bf16-dots-4|fp32-block-1)-tiny.*-(8|10)|fp16-none.*-(9|10))\]":
         "the same rungs by another row of the policy; tf32 on rung 3",
     r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
-    r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scale|evaluated)-.*one-rank|weights-(not|of)-)":
+    r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scales?|evaluated)-.*one-rank|weights-(not|of)-)":
         "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
     r"ladder/test_power.py::test_harmless_on_a_mesh": "rung 11",
     r"ladder/test_power.py::test_caught\[(scale-of-another|copy-with-another|first-layer-in-fp8|block-rounded"
@@ -77,14 +77,14 @@ REST = {
     r"test_peers_hf.py::test_the_curve_is_ours": "the bare peers' curves",
     r"ladder/test_power.py::test_caught\[(lora-.*|base-trained)-in-jax\]": "the same in torch",
     r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
-    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-[2468])":
+    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-([2468]|.*-11))":
         "rung 3 in fp64",
     r"test_scaled_formats.py::test_the_ladder_over_float16\[[1348]": "rung 7",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_experiments.py::test_nvfp4_s_gradients_are_rounded_to_the_nearest": "the recorded rows",
-    r"test_gradients.py::test_the_ladder_with.*\[(fp64-[68]|fp16)": "rung 3 in fp64",
+    r"test_gradients.py::test_the_ladder_with.*\[(fp64-([68]|.*-11)|fp16)": "rung 3 in fp64",
     r"ladder/test_power.py::test_caught\[(formats-ignored|format-of-next|first-pattern-wins\]|forward-in-gradients"
-    r"|gradients-in-compute-in-jax)": "first-pattern-wins-in-jax, gradients-in-compute",
+    r"|gradients-in-compute-(in-jax|on-ranks))": "first-pattern-wins-in-jax, gradients-in-compute",
 }  # fmt: skip
 
 

@@ -37,6 +37,8 @@ DELAYED: dict[str, Any] = {"policy": "fp8-delayed", "accum": 1}
 SCALED: dict[str, Any] = LEAN | {"policy": "fp16", "formats": "blocks=fp8-delayed"}
 # In float64 a format's rounding is all that is left.
 OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
+# A scale is a power of two: it shows in subnormals, and those in float64.
+OWN_ON_RANKS: dict[str, Any] = LEAN | {"formats": "blocks=fp8", "mesh": "data=2"}
 GRADS: dict[str, Any] = LEAN | {
     "policy": "params=float32,compute=float32,output=float32,grads=float16"
 }
@@ -199,6 +201,8 @@ BUGS: list[Bug] = [
     _bug("torch", 11, "amaxes-of-one-rank", "each rank has a history of its own", **DELAYED | DDP),
     _bug("torch", 11, "draws-of-one-rank", "all ranks' rows are rounded by the first one's draws",
          **NVFP4 | DDP),
+    _bug("torch", 11, "scales-of-one-rank", "a tensor's scale is that of one rank's numbers",
+         **OWN_ON_RANKS),
     # formats of modules
     *(
         _bug(framework, 2, f"{name}{suffix}", what, **OWN)
@@ -218,6 +222,8 @@ BUGS: list[Bug] = [
             ("forward-in-gradients-dtype", 2, "the forward pass computes in float16, too"),
         )
     ),
+    _bug("torch", 11, "gradients-in-compute-on-ranks", "on a mesh the policy's grads are forgotten",
+         **GRADS | DDP),
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),

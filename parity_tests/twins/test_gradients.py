@@ -7,7 +7,7 @@ from lockstep.errors import UserError
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import GRADS
-from lockstep.parity.ladder import RUNGS
+from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
@@ -54,6 +54,12 @@ EXACT = {"policy": spec(*4 * ["float64"]), "remat": "dots", "model": "gpt2", "ac
          "n_layer": 1}  # fmt: skip
 CLIMBED = {f"fp64-{n}": (EXACT, n) for n in (3, 6, 8)}
 CLIMBED |= {f"fp16-{n}": (NARROW, n) for n in (3, 5, 7, 8)}
+CLIMBED |= {
+    "fp64-data-11": (EXACT | {"accum": 2, "mesh": "data=2"}, WORLDS),
+    "fp64-fsdp-11": (EXACT | {"accum": 2, "mesh": "data=2,fsdp=2"}, WORLDS),
+    "fp16-data-11": (GRADS | {"mesh": "data=2"}, WORLDS),
+    "fp16-fsdp-11": (GRADS | {"accum": 2, "model": "gpt2", "mesh": "fsdp=2"}, WORLDS),
+}
 
 
 @pytest.mark.parametrize(("row", "number"), CLIMBED.values(), ids=CLIMBED)

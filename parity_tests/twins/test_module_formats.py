@@ -10,7 +10,7 @@ from lockstep.config.policy import POLICIES
 from lockstep.model.stacked import scans_layers
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
-from lockstep.parity.ladder import RUNGS
+from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
@@ -98,6 +98,20 @@ DELAYED: Row = {
     "dropout": 0.0,
 }
 CLIMBED |= {f"delayed-{n}": (DELAYED, n) for n in (3, 8)}
+# On several devices, one layer: scales, amaxes and draws are those of one device.
+CLIMBED |= {
+    "fp64-data-11": ({
+        "policy": "fp64", "formats": "blocks=fp8-delayed,*.mlp=mxfp8,head=fp8",
+        "remat": "block", "accum": 2, "mesh": "data=2",
+    }, WORLDS),
+    "fp64-fsdp-11": ({
+        "policy": "fp64", "formats": "blocks=fp8-rowwise,*.mlp=nvfp4,head=fp8", "model": "gpt2",
+        "remat": "dots", "accum": 2, "mesh": "data=2,fsdp=2",
+    }, WORLDS),
+    "bf16-fsdp-11": ({
+        "policy": "bf16", "formats": "blocks=fp8,*.mlp=fp8-rowwise", "accum": 1, "mesh": "fsdp=2",
+    }, WORLDS),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "number"), CLIMBED.values(), ids=CLIMBED)

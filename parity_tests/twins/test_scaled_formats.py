@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
-from lockstep.parity.ladder import RUNGS
+from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
@@ -24,6 +24,7 @@ WIDE: dict[str, Any] = {
 } | SMALL  # fmt: skip
 OVER = {"policy": "fp16", "formats": "blocks=fp8-delayed,*.mlp=mxfp8", "n_layer": 1}
 CLIMBED = {n: OVER | {"accum": accum} for n, accum in ((1, 1), (3, 1), (4, 2), (7, 2), (8, 1))}
+CLIMBED[WORLDS] = OVER | {"accum": 2, "mesh": "data=2"}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
