@@ -3,15 +3,15 @@
 import argparse
 import dataclasses
 import difflib
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from lockstep.config import PRESETS
-from lockstep.config.fields import flag_name
+from lockstep.config.fields import flag_name, require_choice
+from lockstep.config.kinds import CHOICES, COMPARED, KINDS, name_places, require_kind
 from lockstep.errors import UserError
-
-DEVICES = ("cpu", "cuda")
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,8 +60,30 @@ def add_number(parser: Any, name: str, default: float, about: str) -> None:
 
 
 def add_device(parser: Any, about: str) -> None:
-    parser.add_argument("--device", default="cpu", metavar="|".join(DEVICES),
-                        help=f"{about} (default: cpu)")  # fmt: skip
+    """Of a comparison; `kinds.COMPARED` are its choices."""
+    parser.add_argument("--device", default="cpu", metavar="|".join(COMPARED),
+                        help=f"{about}; a framework that has none of this kind, and float64 where "
+                        "the kind has none, on the CPU (default: cpu)")  # fmt: skip
+
+
+def read_device(given: argparse.Namespace, frameworks: Collection[str] = tuple(KINDS)) -> str:
+    """What `add_device` was given; see `say_places`."""
+    require_choice("--device", given.device, COMPARED)
+    say_places(given.device, frameworks)
+    return given.device
+
+
+def say_places(kind: str, frameworks: Collection[str]) -> None:
+    """Which of the frameworks that are compared is on a CPU, since it has no such devices.
+
+    Raises:
+        UserError: none of them has.
+    """
+    require_choice("--device", kind, CHOICES)
+    if len(frameworks) == 1:
+        require_kind(next(iter(frameworks)), kind)
+    for line in name_places(kind, frameworks):
+        print(line, file=sys.stderr)
 
 
 def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:

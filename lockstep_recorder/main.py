@@ -19,6 +19,14 @@ FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 
 
+# Of a kind that its framework has not, a program runs on the CPU, beside another's that has it.
+LACKING = {"jax": ("mps", "xpu"), "torch": ("tpu",)}
+
+
+def place(framework: str, device: str) -> str:
+    return "cpu" if device in LACKING[framework] else device
+
+
 def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
     """The program's side; which framework it is of is seen by what `build` gives.
 
@@ -35,7 +43,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         with contextlib.suppress(ImportError):
             from lockstep_recorder import side_jax
 
-            side_jax.configure(device, own)
+            side_jax.configure(place("jax", device), own)
     user = User(name)
     if "torch" in sys.modules:
         from lockstep_recorder.side_torch import TorchSide
@@ -45,7 +53,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         with contextlib.nullcontext() if own else NothingNarrower():
             built = user.call("build", seed)
         if isinstance(built, sys.modules["torch"].nn.Module):
-            return TorchSide(user, built, device, own)
+            return TorchSide(user, built, place("torch", device), own)
     else:
         built = user.call("build", seed)
     if "jax" not in sys.modules:
@@ -53,8 +61,8 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
     from lockstep_recorder.side_jax import JaxSide, configure
 
-    configure(device, own)
-    return JaxSide(user, built, device, own)
+    configure(place("jax", device), own)
+    return JaxSide(user, built, own)
 
 
 def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

@@ -48,7 +48,7 @@ def configure(device: str, own: bool = False) -> None:
 class JaxSide:
     framework = "jax"
 
-    def __init__(self, user: User, built: Any, device: str = "cpu", own: bool = False) -> None:
+    def __init__(self, user: User, built: Any, own: bool = False) -> None:
         self.user, self.own, self.wide = user, own, False
         self.precision = self.narrowest = "float32" if own else "float64"
         self.narrow: list[str] = []

@@ -30,12 +30,12 @@ class TorchSide:
     framework = "torch"
 
     def __init__(self, user: User, model: Any, device: str = "cpu", own: bool = False) -> None:
-        self.user, self.device, self.own = user, device, own
+        self.user, self.device, self.own = user, find_device(device), own
         self.narrowest = "float32"  # the narrowest format of its values, below float64
         self.precision, self.wide = "float32", False
         self.narrow: list[str] = []
         self.rounded: list[str] = []
-        self.model = model.to(device)
+        self.model = model.to(self.device)
         without_dropout(self.model)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.optimizer: Any = None
@@ -269,6 +269,17 @@ class Force(torch.autograd.Function):
     def backward(ctx: Any, g: Any) -> Any:
         ctx.keep(g)
         return (g if ctx.cotangent is None else ctx.cotangent), None, None, None
+
+
+def find_device(asked: str) -> str:
+    """AMD's devices are "cuda" too."""
+    name = "cuda" if asked == "rocm" else asked
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):  # as torch has it
+        text = f"--device {asked}: PyTorch {torch.__version__} sees no such device"
+        raise Mistake(text) from None
+    return name
 
 
 def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:

@@ -16,6 +16,7 @@ import pytest
 
 from evidence import ladder
 from lockstep import results
+from lockstep.config.kinds import COMPARED
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from parity_tests.repeats import leave_out
@@ -63,7 +64,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _device(text: str) -> str:
-    return text if text in ("cpu", "cuda") else _refuse(f"--device {text}: unknown; use cpu, cuda")
+    known = ", ".join(COMPARED)
+    return text if text in COMPARED else _refuse(f"--device {text}: unknown; use {known}")
 
 
 def _cases(text: str) -> int:

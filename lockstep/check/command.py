@@ -12,11 +12,12 @@ from lockstep.check.compare import WHAT
 from lockstep.check.program import require_python
 from lockstep.check.recorded import record_like
 from lockstep.config.fields import require_choice
+from lockstep.config.kinds import COMPARED, require_exact
 from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.flags import DEVICES, add_device, add_number
+from lockstep.flags import add_device, add_number
 from lockstep.run import directory
 
 STATUS = {"equal": DONE, "different": FAILED, "incomplete": INCOMPLETE}
@@ -146,7 +147,9 @@ def _record(given: argparse.Namespace) -> int:
 def _options(given: argparse.Namespace, python: str, reference_python: str) -> compare.Options:
     require_range("--seed", given.seed, 0, 2**31 - 1)
     require_range("--steps", given.steps, 3, 10_000)
-    require_choice("--device", given.device, DEVICES)
+    require_choice("--device", given.device, COMPARED)
+    if not given.own_precision:
+        require_exact(given.device, "add --own-precision, or use one of")
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision,

@@ -55,8 +55,10 @@ def compare_programs(
         if options.device == "cpu":  # a GPU's memory is the reference's while it is recorded
             running.ask("facts")  # what is wrong with the port is told before the reference runs
         recorded = traced or read_reference(reference, options, say)
-        say(f"reference: {recorded.about['program']}, {recorded.about['framework']}")
+        on = recorded.about["device"]
+        say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
+        say(f"port: {live.facts['framework']} on {live.facts['device']}")
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say)
     finally:
         running.close()

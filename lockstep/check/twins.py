@@ -58,5 +58,6 @@ def _write(folder: Path, side: Side, config: Config) -> Path:
     """A program's file."""
     file = folder / f"twin_{side.name.replace(' ', '_')}.py"
     named = {"framework": side.framework, "module": side.module, "variant": side.variant}
-    file.write_text(PROGRAM.format(root=str(ROOT), config=json.dumps(config.to_json()), **named))
+    own = json.dumps(side.place(config).to_json())
+    file.write_text(PROGRAM.format(root=str(ROOT), config=own, **named))
     return file

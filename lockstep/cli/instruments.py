@@ -20,7 +20,7 @@ from lockstep.config import (
 from lockstep.config.fields import require_choice
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
-from lockstep.flags import DEVICES, add_device, add_flag, add_number, add_sections
+from lockstep.flags import add_device, add_flag, add_number, add_sections, read_device, say_places
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.verdict import Verdict
@@ -125,9 +125,9 @@ def _power(given: argparse.Namespace) -> int:
         return DONE
     if given.grade:
         require(not given.bugs, "--grade", given.bugs, "takes no names; it has its own five")
-        power.grade(_device(given), _out_file(given), _say)
+        power.grade(read_device(given), _out_file(given), _say)
         return DONE
-    return DONE if power.run(given.bugs, _device(given), _out_file(given), _say) else FAILED
+    return DONE if power.run(given.bugs, read_device(given), _out_file(given), _say) else FAILED
 
 
 def _specificity(given: argparse.Namespace) -> int:
@@ -136,16 +136,17 @@ def _specificity(given: argparse.Namespace) -> int:
     runs = not given.python or shutil.which(given.python)
     require(bool(runs), "--python", given.python, "not an executable file; give an interpreter's")
     quiet = specificity.run(
-        given.parts, given.seeds, given.curve_seeds, _device(given), _out_file(given), _say,
+        given.parts, given.seeds, given.curve_seeds, read_device(given), _out_file(given), _say,
         given.python,
     )  # fmt: skip
     return DONE if quiet else FAILED
 
 
 def _sensitivity(given: argparse.Namespace) -> int:
-    framework, device, out = given.framework, _device(given), _out_file(given)
+    framework = given.framework
     require_choice("--framework", framework, (*twin.MODULES, "both"))
     chosen = list(twin.MODULES) if framework == "both" else [framework]
+    device, out = read_device(given, chosen), _out_file(given)
     own = {k: v for k, v in vars(given).items() if k not in ("framework", "out", "command")}
     config = from_flags({**sensitivity.DEFAULTS, **own, "device": device}, accelerator=False)
     sensitivity.run(config, chosen, out, _say)
@@ -154,11 +155,6 @@ def _sensitivity(given: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _device(given: argparse.Namespace) -> str:
-    require_choice("--device", given.device, DEVICES)
-    return given.device
 
 
 def _out_file(given: argparse.Namespace) -> Path | None:
@@ -176,6 +172,8 @@ def _curves(given: argparse.Namespace) -> int:
     stem = "curves-" + "-".join(Path(side).name.replace(":", "-") for side in (a, b))
     out = Path(flags.pop("out", directory.RUNS / stem))
     directory.require_writable(out)
+    frameworks = {side.partition(":")[0] for side in (a, b)}
+    say_places(flags.get("device", "auto"), sorted(frameworks & {*twin.MODULES}))
     return (
         FAILED
         if curves.run(a, b, flags, out, bug, describe_difference) is Verdict.DIFFERENT

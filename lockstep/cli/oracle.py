@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from lockstep import twin
-from lockstep.config.fields import require_choice
+from lockstep.config.kinds import require_exact
 from lockstep.errors import require
 from lockstep.exits import DONE, FAILED
-from lockstep.flags import DEVICES, add_device
+from lockstep.flags import add_device, read_device
 from lockstep.parity import oracle
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import FLOOR, NOISE
@@ -39,7 +39,8 @@ def add(commands: Any) -> None:
 
 
 def _oracle(given: argparse.Namespace) -> int:
-    require_choice("--device", given.device, DEVICES)
+    require_exact(given.device, "use one of")
+    device = read_device(given)
     losses = [text.strip() for text in given.losses.split(",")] if given.losses else []
     right = len(losses) <= 100 and all(map(_is_loss, losses))
     require(right, "--losses", given.losses, "are no losses; give up to 100 numbers, 5.27,4.06")
@@ -47,7 +48,7 @@ def _oracle(given: argparse.Namespace) -> int:
     state = llmc_state.read(Path(given.state), source.model)
     steps = len(losses) or oracle.STEPS
     rows, length = state.tokens.shape
-    config = oracle.config_of(source.model, (rows, length), steps, given.device)
+    config = oracle.config_of(source.model, (rows, length), steps, device)
     stored = source.weights(config.model)
     dtype = next(iter(stored.values())).dtype.name
     weights = {name: stored.pop(name).astype(np.float64) for name in list(stored)}

@@ -1,6 +1,8 @@
 """The kinds of device that `--device` names, which framework has which, and what shows that it
 works there."""
 
+from collections.abc import Iterable
+
 from lockstep.config.policy import Roles
 from lockstep.errors import require
 
@@ -24,6 +26,7 @@ KINDS = {
     for framework in PROOF["cpu"]
 }
 CHOICES = ("auto", *(kind for kind, row in PROOF.items() if {*row.values()} != {NONE}))
+COMPARED = CHOICES[1:]  # for programs that are compared: auto may be another kind for each
 NO_FLOAT64 = ("mps", "tpu")
 
 
@@ -38,11 +41,38 @@ def require_kind(framework: str, asked: str) -> None:
     require(asked in kinds, "--device", asked, remedy)
 
 
+def place(framework: str, asked: str, *roles: Roles) -> str:
+    """Where a framework computes in these roles, of two of which one kind is asked: a CPU, where it
+    has no such devices or they have no float64."""
+    has = asked in ("auto", *KINDS.get(framework, (asked,)))
+    return asked if has and not (asked in NO_FLOAT64 and _are_wide(*roles)) else "cpu"
+
+
+def name_places(asked: str, frameworks: Iterable[str]) -> list[str]:
+    """What of a comparison on this kind is on a CPU, a line each."""
+    lacking = [framework for framework in frameworks if place(framework, asked) != asked]
+    lines = [f"{framework} has no {asked}: it runs on the CPU" for framework in lacking]
+    wide = f"{asked} has no float64: what is computed in it is on the CPU"
+    return [*lines, wide] if asked in NO_FLOAT64 else lines
+
+
+def require_exact(asked: str, remedy: str) -> None:
+    """
+    Raises:
+        UserError: all is compared in float64, and such devices have none.
+    """
+    able = ", ".join(kind for kind in COMPARED if kind not in NO_FLOAT64)
+    require(asked not in NO_FLOAT64, "--device", asked, f"has no float64; {remedy} {able}")
+
+
 def require_float64(kind: str, policy: str, *roles: Roles) -> None:
     """
     Raises:
         UserError: a policy has it, and such devices have not.
     """
-    wide = any("float64" in (each.param, each.compute, each.output) for each in roles)
     remedy = f"a device of the kind {kind} has no float64; use fp32"
-    require(not wide or kind not in NO_FLOAT64, "--policy", policy, remedy)
+    require(not _are_wide(*roles) or kind not in NO_FLOAT64, "--policy", policy, remedy)
+
+
+def _are_wide(*roles: Roles) -> bool:
+    return any("float64" in (each.param, each.compute, each.output) for each in roles)

@@ -46,8 +46,9 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
             for line in report(side.framework, config, result):
                 say(line)
             if out:
-                row = {"config": config.to_json(), **result}
-                results.put(out, [results.row(side.framework, config.run.device, seconds, **row)])
+                own = side.place(config)
+                row = {"config": own.to_json(), **result}
+                results.put(out, [results.row(side.framework, own.run.device, seconds, **row)])
                 say(f"written: {out}")
     finally:
         for side in sides:

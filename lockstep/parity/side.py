@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.config.kinds import place
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -146,6 +147,7 @@ class Side:
     ) -> tuple[dict[str, Any], Arrays]:
         """Raises UserError if the twin does, or if its process has ended."""
         counters, arrays = wire.pack(state)
+        config = self.place(config)
         header = {"ask": question, "config": config.to_json(), "state": counters}
         arrays["input"] = given
         if not self.remember:
@@ -158,6 +160,12 @@ class Side:
                 self.kept -= _size(self.answers.popitem(last=False)[1])
         self.answers.move_to_end(key)
         return self.answers[key]
+
+    def place(self, config: Config) -> Config:
+        """On the device of the config's kind, or on a CPU where the framework has no such."""
+        asked, precision = config.run.device, config.precision
+        own = place(self.framework, asked, precision.roles, precision.eval_roles)
+        return config if own == asked else config.replace(device=own)
 
     def forget(self) -> None:
         self.answers.clear()

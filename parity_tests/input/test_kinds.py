@@ -1,0 +1,104 @@
+"""A device's kind that not every framework has: who runs where, and that it is said."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from lockstep import flags
+from lockstep.config import kinds
+from lockstep.config.policy import POLICIES
+from lockstep.errors import UserError
+from lockstep.model.state import initial_state
+from lockstep.parity.side import Side
+from lockstep_recorder import main
+from lockstep_recorder.user import Mistake
+from parity_tests.pair import toy
+
+EITHER = ("cpu", "cuda", "rocm")
+
+
+def test_every_kind_of_a_framework_can_be_compared_on() -> None:
+    assert set(kinds.COMPARED) == {*kinds.KINDS["jax"], *kinds.KINDS["torch"]}
+    assert "auto" not in kinds.COMPARED and "gaudi" not in kinds.COMPARED
+
+
+@pytest.mark.parametrize("kind", kinds.COMPARED)
+def test_a_framework_without_such_devices_is_on_the_cpu(kind: str) -> None:
+    half, wide = POLICIES["bf16"], POLICIES["fp64"]
+    for framework, own in kinds.KINDS.items():
+        assert kinds.place(framework, kind, half) == (kind if kind in own else "cpu")
+        exact = kind in own and kind not in kinds.NO_FLOAT64
+        assert kinds.place(framework, kind, half, wide) == (kind if exact else "cpu")
+        assert main.place(framework, kind) == kinds.place(framework, kind)
+    assert kinds.place("hf-trainer", kind, half) == kind  # no framework of ours: it says itself
+
+
+def given(kind: str) -> argparse.Namespace:
+    parser = flags.Parser()
+    flags.add_device(parser, "where the twins run")
+    return parser.parse_args(["--device", kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        *((kind, []) for kind in EITHER),
+        ("xpu", ["jax has no xpu: it runs on the CPU"]),
+        ("mps", ["jax has no mps: it runs on the CPU",
+                 "mps has no float64: what is computed in it is on the CPU"]),
+        ("tpu", ["torch has no tpu: it runs on the CPU",
+                 "tpu has no float64: what is computed in it is on the CPU"]),
+    ],
+)  # fmt: skip
+def test_who_is_on_the_cpu_is_said(
+    kind: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flags.read_device(given(kind)) == kind
+    assert capsys.readouterr().err.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "frameworks", "words"),
+    [
+        ("gaudi", ("jax", "torch"), ["gaudi", "cuda", "mps", "tpu"]),
+        ("auto", ("jax", "torch"), ["auto", "cuda"]),
+        ("mps", ("jax",), ["jax has no such devices", "torch"]),
+        ("tpu", ("torch",), ["torch has no such devices", "jax"]),
+    ],
+)
+def test_a_kind_that_none_has_is_one_line(
+    kind: str, frameworks: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="--device") as caught:
+        flags.read_device(given(kind), frameworks)
+    assert all(word in str(caught.value) for word in words)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("framework", "policy", "own"),
+    [("torch", "bf16", "mps"), ("torch", "fp64", "cpu"), ("jax", "bf16", "cpu")],
+)
+def test_a_side_is_asked_on_its_own_device(
+    framework: str, policy: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake process tells what it was asked."""
+    asked = []
+
+    def exchange(header: dict, arrays: dict) -> tuple[dict, dict]:
+        asked.append(header["config"]["run"]["device"])
+        return {"loss": 0.0}, {}
+
+    side, config = Side(framework, "no.such.module"), toy(policy=policy, device="mps")
+    monkeypatch.setattr(side, "_exchange", exchange)
+    assert side.evaluate(config, initial_state(config), np.zeros((1, 1, 2), np.int32)) == 0.0
+    assert asked == [own]
+
+
+def test_a_device_that_torch_does_not_see_is_one_line() -> None:
+    from lockstep_recorder.side_torch import find_device
+
+    assert find_device("cpu") == "cpu"
+    with pytest.raises(Mistake, match="--device tpu: PyTorch .* sees no such device"):
+        find_device("tpu")
