@@ -20,7 +20,7 @@ from benchmarks import (
     startup,
     worlds,
 )
-from benchmarks.experiments.run import EXPERIMENTS, load_arms
+from benchmarks.experiments.run import EXPERIMENTS, load_arms, unmeasured
 from evidence import ladder, lesson
 from evidence.parts import BY_NAME
 from lockstep import results
@@ -130,7 +130,9 @@ def experiment(name: str) -> str:
     made, arms = EXPERIMENTS[which], load_arms(which, file)
     if not arms.all:
         return f"Not measured yet. `{call}` does it."
-    return f"{made.table(arms)}\n\n{made.sentence(arms)}\n\n{origin(call, arms.all)}"
+    lacking = ", ".join(unmeasured(which, file))
+    note = f"Not measured yet: {lacking}.\n\n" if lacking else ""
+    return f"{made.table(arms)}\n\n{made.sentence(arms)}\n\n{note}{origin(call, arms.all)}"
 
 
 def learn(name: str) -> str:

@@ -17,7 +17,7 @@ from benchmarks.plot import Panel, steps
 WHAT = "loss against format, over five seeds"
 SINGLE, HALF, NEAREST = "fp32", "bf16", "nvfp4, to nearest"
 FRAMEWORK = "jax"
-FORMATS = (HALF, "fp8", "fp8-delayed", "mxfp8", "nvfp4", NEAREST)
+FORMATS = (HALF, "fp8", "fp8-delayed", "fp8-rowwise", "mxfp8", "nvfp4", NEAREST)
 MODELS: dict[str, dict[str, tuple[int, Flags]]] = {  # scale -> model -> steps, flags
     "smoke": {"toy": (200, {**TOY, "n_layer": 3})},
     "full": {
@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, tuple[int, Flags]]] = {  # scale -> model -> steps, 
         "10m": (40, {"model": "10m", "batch_size": 4, "context": 64}),
     },
 }
-T99 = 4.604  # Student's t, four degrees of freedom, 1 % on both sides: there are a dozen gaps
+T99 = 4.604  # Student's t, four degrees of freedom, 1 % on both sides: there are 14 gaps
 HEAD = ["model", "policy", "framework", "validation loss, nats", "standard deviation over seeds",
         "less fp32's, same seed", "± (99 %)", "of fp32's deviation"]  # fmt: skip
 

@@ -68,6 +68,13 @@ def load_arms(name: str, file: Path, scale: str | None = None, device: str | Non
     return Arms(found)
 
 
+def unmeasured(name: str, file: Path) -> list[str]:
+    """The arms of the record that have no row."""
+    rows = results.read(file)
+    named = row_names(name, RECORDED[name], "cpu")
+    return [arm.name for row, arm in named.items() if row not in rows]
+
+
 def run(name: str, scale: str, device: str, out: Path, again: bool = False) -> int:
     """Returns the exit status; 1 if an arm failed for another reason than memory or support."""
     arms, rows = row_names(name, scale, device), results.read(out, device)
