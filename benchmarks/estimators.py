@@ -65,8 +65,8 @@ def ours(model: shape.Shape, config: Config, framework: str) -> float:
 
 def tracker(config: Config) -> float:
     """In a process of its own: torch takes fake CUDA tensors for real from its import on."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.estimators_tracker"], text=True,
-                          input=json.dumps(config.to_json()), capture_output=True)  # fmt: skip
+    words = ["benchmarks.estimators_tracker", json.dumps(config.to_json())]
+    done = subprocess.run([sys.executable, "-m", *words], text=True, capture_output=True)
     if done.returncode:
         raise UserError(f"MemTracker: {done.stderr.strip().splitlines()[-1]}")
     return float(done.stdout)

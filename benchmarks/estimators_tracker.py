@@ -1,10 +1,11 @@
-"""Config on stdin -> the peak by torch's MemTracker of our step on fake CUDA tensors, in bytes."""
+"""Bytes: the peak of our step on fake CUDA tensors, by torch's MemTracker, of a config as JSON."""
 
-import json
 import sys
 
+from benchmarks.process import parse_word, words
 from lockstep.config import Config
 from lockstep.devices import AMPERE
+from lockstep.exits import DONE, exit_status
 from lockstep_compiler.fake_cuda import load_guard, patch_torch
 
 
@@ -34,5 +35,16 @@ def peak(config: Config) -> int:
     return next(found["Total"] for on, found in by_device.items() if on.type == "cuda")
 
 
+def main(given: str) -> int:
+    print(peak(Config.from_json(parse_word(given))))
+    return DONE
+
+
+def command(argv: list[str] | None = None) -> int:
+    """The command line."""
+    module = "benchmarks.estimators_tracker"
+    return exit_status(lambda: main(*words(argv, module, "CONFIG", about=__doc__)))
+
+
 if __name__ == "__main__":
-    print(peak(Config.from_json(json.load(sys.stdin))))
+    sys.exit(command())

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from evidence import run
-from evidence.parts import PARTS, Part
+from evidence.parts import PARTS, READERS, Part
 from lockstep import results
 from lockstep.errors import UserError
+from parity_tests.input import readers
 
 # Puts a row for each unit; where a file `kill` lies beside it, is killed after one.
 STUB = """
@@ -98,6 +99,10 @@ def test_every_part_has_units_and_a_command(part: Part) -> None:
     assert units and len(set(units)) == len(units)
     program, *words = shlex.split(part.call(units[:2]).partition(" (")[0])
     assert program in run.PROGRAMS and not any("{" in word for word in words)
+
+
+def test_every_reader_is_measured() -> None:
+    assert tuple(reader.name for reader in readers.READERS) == READERS
 
 
 def test_some_units_of_a_part_are_chosen_by_its_command() -> None:

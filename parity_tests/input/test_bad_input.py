@@ -36,7 +36,6 @@ NOT_FOR_USERS = {
     "torch_ref.probe",
     "torch_ref.nanogpt",
     "examples.finetune.finetune",
-    "benchmarks.estimators_tracker",
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",

@@ -101,6 +101,11 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
         ("[] name x", ["[]", "give its fields"]),
     ],
+    "benchmarks.estimators_tracker": [
+        ("", ["CONFIG", "--help"]),
+        ("{", ["'{'", "invalid JSON", "give JSON"]),
+        ("[]", ["config"]),
+    ],
     "benchmarks.experiments.work": [
         ("", ["ARM, NAME, FILE", "--help"]),
         ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
