@@ -9,8 +9,8 @@ from jax import Array
 
 from lockstep import provenance
 from lockstep.config import PrecisionConfig
-from lockstep.devices import FLOAT8
 from lockstep.errors import require
+from lockstep.formats.table import native_recipes
 
 from .functional import flash_attention, scaled_dot_product_attention
 
@@ -50,11 +50,17 @@ def compiles_float16(device: jax.Device) -> bool:
     return True
 
 
-def has_float8_units(device: jax.Device) -> bool:
-    if device.platform != "gpu":
-        return False
+def is_nvidia(device: jax.Device) -> bool:
+    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
+    return device.platform == "gpu" and device.compute_capability[:1].isdigit()
+
+
+def multiplied_natively(device: jax.Device) -> frozenset[str]:
+    """The recipes of which the device has units for the operands."""
+    if not is_nvidia(device):
+        return frozenset()
     major, minor = device.compute_capability.split(".")
-    return (int(major), int(minor)) >= FLOAT8
+    return native_recipes((int(major), int(minor)))
 
 
 def has_bfloat16_library(device: jax.Device) -> bool:

@@ -28,7 +28,8 @@ from .gradients import backward_in
 from .kernels import (
     cudnn_works,
     has_bfloat16_library,
-    has_float8_units,
+    is_nvidia,
+    multiplied_natively,
     require_float16,
     triton_works,
 )
@@ -96,11 +97,6 @@ def float32_matmul(config: Config, device: jax.Device) -> str:
     return "TF32_TF32_F32" if ampere else "tensorfloat32"
 
 
-def is_nvidia(device: jax.Device) -> bool:
-    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
-    return device.platform == "gpu" and device.compute_capability[:1].isdigit()
-
-
 def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
     """A matmul's kernel takes in a bias that is a parameter, not one that was cast: strict numerics
     cast it, as autocast does."""
@@ -108,10 +104,9 @@ def keep_biases(dtypes: Dtypes, config: PrecisionConfig) -> Dtypes:
 
 
 def emulate(dtypes: Dtypes, device: jax.Device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32, and of narrower formats
-    fp8 alone is left to a device."""
+    """What no unit of the device does is done by hand: a CPU has no TF32 and nothing narrower."""
     tf32 = "tf32" if dtypes.tf32 and device.platform == "cpu" else ""
-    return replace(dtypes, rounding=dtypes.recipe or tf32, float8=has_float8_units(device))
+    return replace(dtypes, rounding=dtypes.recipe or tf32, native=multiplied_natively(device))
 
 
 def choose_products(dtypes: Dtypes, device: jax.Device) -> Dtypes:

@@ -1,4 +1,4 @@
-"""Matmuls in narrow formats: operands rounded, products in float32, or by units for fp8.
+"""Matmuls in narrow formats: operands rounded, products in float32, or by the device's units.
 
 What is kept for the backward pass is what float32 keeps: operands are rounded again there.
 """
@@ -10,10 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
 
-from .rounding import Draws, draw, power_of_two, quantize
+from .remat import AFFINE
+from .rounding import Draws, draw, quantize, round_to, share
 
 Product = Callable[..., Array]  # of two operands, linear in each
 Narrow = Callable[[Product], Product]
@@ -27,10 +29,11 @@ def keep(product: Product) -> Product:
 
 
 class Rounded(NamedTuple):
-    """A product's operand: as float32, or as the device's own numbers and their scale."""
+    """A product's operand: as float32, or as the device's own numbers and their scales."""
 
-    numbers: Array
-    scale: Array | None = None
+    numbers: Array  # (M, N)
+    scale: Array | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
+    blocks: Array | None = None  # scales of blocks along one axis, inside of the sum
 
     @classmethod
     def of(
@@ -46,24 +49,47 @@ class Rounded(NamedTuple):
         """x (M, N), as `quantize` has it."""
         if not native or to is None:
             return cls(quantize(x, to, axis, draws, scale))
-        if scale is None:
-            scale = power_of_two(jnp.abs(x).max(), to.scale, to.largest)
-        fitting = jnp.clip(x / scale, -to.largest, to.largest)  # past it e4m3fn has NaN alone
-        return cls(fitting.astype(FLOAT8[to.exponent]), scale)
+        if scale is not None:
+            return cls(_fit(x / scale, to), scale.reshape(1, 1))
+        numbers, scale, whole = share(x, to, axis)
+        scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
+        if whole is not None:
+            drawn = None if draws is None else draws.reshape(numbers.shape)
+            own = round_to(numbers * (1 / scale), to, draws=drawn).astype(jnp.float4_e2m1fn)
+            blocks = (scales / whole).astype(jnp.float8_e4m3fn)  # exact: a power of two
+            return cls(own.reshape(x.shape), whole.reshape(1, 1), blocks)
+        fitting = _fit(numbers / scale, to).reshape(x.shape)
+        if to.shared == "block":
+            return cls(fitting, None, scales.astype(jnp.float8_e8m0fnu))
+        return cls(fitting, scales)
 
     @property
     def mT(self) -> "Rounded":
-        return Rounded(self.numbers.mT, self.scale)
+        scale, blocks = (None if each is None else each.mT for each in self[1:])
+        return Rounded(self.numbers.mT, scale, blocks)
 
     def times(self, other: "Rounded") -> Array:
-        if self.scale is None or other.scale is None:
-            return self.numbers @ other.numbers
-        y = jnp.matmul(self.numbers, other.numbers, preferred_element_type=jnp.float32)
-        return y * self.scale * other.scale
+        a, b = self.numbers, other.numbers
+        if a.dtype.itemsize > 1:
+            return a @ b
+        if self.blocks is None or other.blocks is None:
+            y = jnp.matmul(a, b, preferred_element_type=jnp.float32)
+        else:  # both with their sum last, as cuDNN takes them
+            pair = a[None], b.mT[None], self.blocks[None], other.blocks.mT[None]
+            (y,) = jax.nn.scaled_matmul(*pair, preferred_element_type=jnp.float32)
+            y = checkpoint_name(y, AFFINE)  # no dot to remat's policies
+        for scale in (self.scale, other.scale):
+            y = y if scale is None else y * scale
+        return y
 
     def affine(self, other: "Rounded", bias: Array | None) -> Array:
         y = self.times(other)
         return y if bias is None else y + bias
+
+
+def _fit(x: Array, to: Format) -> Array:
+    """In float8; past its largest number e4m3fn has NaN alone."""
+    return jnp.clip(x, -to.largest, to.largest).astype(FLOAT8[to.exponent])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

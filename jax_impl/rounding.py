@@ -1,6 +1,7 @@
 """float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,23 +67,38 @@ def quantize(
         return quantize(x.astype(jnp.float32), to, axis, draws, scale).astype(x.dtype)
     if not to.shared or scale is not None:
         return round_to(x, to, scale)
+    numbers, scale, whole = share(x, to, axis)
+    drawn = None if draws is None else draws.reshape(numbers.shape)
+    if whole is None:
+        return round_to(numbers, to, scale, drawn).reshape(x.shape)
+    return (round_to(numbers * (1 / scale), to, draws=drawn) * scale).reshape(x.shape)
+
+
+class Shared(NamedTuple):
+    """Numbers beside those that share a scale with them, and the scales."""
+
+    numbers: Array  # an axis more, of those that share one, after that of the sum
+    scale: Array  # 1 in the further axis; of a tensor (1, 1), and no axis more
+    whole: Array | None = None  # (), the power of two of which the scales are e4m3 numbers
+
+
+def share(x: Array, to: Format, axis: int) -> Shared:
+    """x (M, N), as `quantize` has it, with the scales that its numbers ask for."""
     axis %= x.ndim
     length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
     split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
-    blocks, drawn = x.reshape(split), None if draws is None else draws.reshape(split)
-    sizes = jnp.abs(blocks).max(axis + 1 if length else None, keepdims=True)
-    if to.scale == "e4m3":
-        return _quantize_twice(blocks, sizes, to, drawn).reshape(x.shape)
-    scale = power_of_two(sizes, to.scale, to.largest)
-    return round_to(blocks, to, scale, drawn).reshape(x.shape)
+    numbers = x.reshape(split)
+    sizes = jnp.abs(numbers).max(axis + 1 if length else None, keepdims=True)
+    if to.scale != "e4m3":
+        return Shared(numbers, power_of_two(sizes, to.scale, to.largest))
+    return Shared(numbers, *_scale_twice(sizes, to))
 
 
-def _quantize_twice(x: Array, sizes: Array, to: Format, draws: Draws | None) -> Array:
-    """Each block's scale is rounded under the tensor's; none becomes zero."""
+def _scale_twice(sizes: Array, to: Format) -> tuple[Array, Array]:
+    """Each block's scale, rounded under the tensor's, and that; none becomes zero."""
     whole = power_of_two(sizes.max(), "up", to.largest * E4M3.largest)
     scale = round_to(sizes * to.reciprocal, E4M3, whole)
-    scale = jnp.maximum(scale, E4M3.smallest * whole)
-    return round_to(x * (1 / scale), to, draws=draws) * scale
+    return jnp.maximum(scale, E4M3.smallest * whole), whole
 
 
 def draw(key: Array, shape: tuple[int, ...]) -> Draws:

@@ -17,7 +17,6 @@ TERA = 10**12
 # NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
 # below it too.
 AMPERE = (8, 0)
-FLOAT8 = (8, 9)  # likewise, units for fp8
 # What was measured on a CPU: `python -m benchmarks.plan` wrote it.
 CPU_FILE = Path(__file__).parent / "cpu.json"
 CPU = json.loads(CPU_FILE.read_text())
@@ -31,6 +30,7 @@ class Device:
     half: float  # FLOP/s of 16-bit matmuls
     tf32: float
     single: float
+    float4: float = 0  # of 4-bit ones
     model: str = ""  # a pattern of words in the name by which the driver knows it
     capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
     halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
@@ -54,11 +54,11 @@ class Device:
 
 
 def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
-         half: float, tf32: float, single: float) -> Device:  # fmt: skip
-    """GB, GB/s, and TFLOP/s in 16 bit, TF32 and float32."""
+         half: float, tf32: float, single: float, float4: float = 0) -> Device:  # fmt: skip
+    """GB, GB/s, and TFLOP/s in 16 bit, TF32, float32 and 4 bit."""
     return Device(name=name, model=model, capability=capability, memory=memory * GB,
                   bandwidth=bandwidth * GB, half=half * TERA, tf32=tf32 * TERA,
-                  single=single * TERA)  # fmt: skip
+                  single=single * TERA, float4=float4 * TERA)  # fmt: skip
 
 
 DEVICES = {device.name: device for device in (
@@ -71,11 +71,11 @@ DEVICES = {device.name: device for device in (
     _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51),
     _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67),
     _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67),
-    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75),
+    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75, 9000),
     _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8),
     _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6),
     _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6),
-    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8),
+    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, 1676),
     Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,

@@ -24,7 +24,7 @@ from jax_impl.amaxes import SCALES
 from jax_impl.mesh import AXES, divided_rows, shardings
 from jax_impl.pure import State
 from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
-from lockstep.compile.expected import has_float8
+from lockstep.compile.expected import narrow_units
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
@@ -112,7 +112,7 @@ def ask_for_dump(config: Config, target: Target, folder: str) -> None:
     if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
         dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
     strict = config.precision.strict and jax.__version_info__ >= (0, 11)
-    if strict or any(has_float8(own, target) for own in config.dtypes.modules.values()):
+    if strict or any(narrow_units(own, target) for own in config.dtypes.modules.values()):
         # It would choose among its kernels by running them; unchosen, Triton's widens fp8.
         dump += " --xla_gpu_enable_triton_gemm=false"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"

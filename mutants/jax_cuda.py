@@ -46,6 +46,7 @@ def with_kernel(fused: bool) -> Plant:
 
 
 BUGS: dict[str, Plant] = {
+    "units-forgotten": assign(precision, "multiplied_natively", lambda device: frozenset()),
     # XLA's Triton kernels take float32 for it
     "tf32-not-on": assign(
         precision, "float32_matmul", lambda config, device: "tensorfloat32"

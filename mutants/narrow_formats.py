@@ -37,8 +37,8 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
             right(*args), 1)),
         "output-not-scaled": wrap(rounding, "round_to", forget_scale),
         "copy-with-another-scale": step_back,
-        "block-rounded-to-zero": wrap(rounding, "_quantize_twice", lambda right, x, sizes, *rest:
-            right(x, 0 * sizes + sizes.max(), *rest)),
+        "block-rounded-to-zero": wrap(rounding, "_scale_twice", lambda right, sizes, to:
+            right(0 * sizes + sizes.max(), to)),
         # floor(x) and never the number above it
         "never-rounded-up": wrap(products, "draw", lambda right, *args: 0 * right(*args) + 1),
         # a generator without its state: all draws are zero, and every number goes up

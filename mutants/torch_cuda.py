@@ -55,6 +55,7 @@ def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:
 
 
 BUGS: dict[str, Plant] = {
+    "units-forgotten": assign(precision, "multiplied_natively", lambda device: frozenset()),
     "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "ieee"),
     # torch does so by itself, with a warning, where it sees no CUDA
     "autocast-off": assign(step, "autocast", lambda dtypes, device: nullcontext()),

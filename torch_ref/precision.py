@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.kinds import KINDS, require_float64, require_kind
 from lockstep.config.policy import Dtypes
-from lockstep.devices import FLOAT8
 from lockstep.errors import UserError
+from lockstep.formats.table import native_recipes
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
 from .gradients import backward_in
@@ -83,17 +83,17 @@ def float32_matmul(config: Config, device: torch.device) -> str:
     return "tf32"
 
 
-def has_float8_units(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    return torch.get_device_module(device).get_device_capability() >= FLOAT8
+def multiplied_natively(device: torch.device) -> frozenset[str]:
+    """The recipes of which the device has units for the operands."""
+    if platform(device) != "cuda":
+        return frozenset()
+    return native_recipes(torch.get_device_module(device).get_device_capability())
 
 
 def emulate(dtypes: Dtypes, device: torch.device) -> Dtypes:
-    """What no unit of the device does is done by hand: a CPU has no TF32, and of narrower formats
-    fp8 alone is left to a device."""
+    """What no unit of the device does is done by hand: a CPU has no TF32 and nothing narrower."""
     tf32 = "tf32" if dtypes.tf32 and device.type == "cpu" else ""
-    return replace(dtypes, rounding=dtypes.recipe or tf32, float8=has_float8_units(device))
+    return replace(dtypes, rounding=dtypes.recipe or tf32, native=multiplied_natively(device))
 
 
 def choose_products(dtypes: Dtypes, device: torch.device) -> Dtypes:

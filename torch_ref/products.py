@@ -1,4 +1,4 @@
-"""Matmuls in narrow formats: operands rounded, products in float32, or by units for fp8.
+"""Matmuls in narrow formats: operands rounded, products in float32, or by the device's units.
 
 What is kept for the backward pass is what float32 keeps: operands are rounded again there.
 """
@@ -15,8 +15,8 @@ from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
 from lockstep.model.threefry import Key
 
 from . import onednn
-from .processes import largest, rank
-from .rounding import Draws, draw, power_of_two, quantize
+from .processes import rank
+from .rounding import Draws, draw, quantize, round_to, share
 
 Product = Callable[..., Tensor]  # F.linear or torch.matmul
 Narrow = Callable[[Product], Product]
@@ -38,10 +38,11 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Rounded(NamedTuple):
-    """A product's operand: as float32, or as the device's own numbers and their scale."""
+    """A product's operand: as float32, or as the device's own numbers and their scales."""
 
-    numbers: Tensor
-    scale: Tensor | None = None
+    numbers: Tensor  # (M, N); of four bits each in a byte of its own
+    scale: Tensor | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
+    blocks: Tensor | None = None  # scales of blocks along one axis, inside of the sum
 
     @classmethod
     def of(
@@ -57,35 +58,81 @@ class Rounded(NamedTuple):
         """x (M, N), as `quantize` has it."""
         if not native or to is None:
             return cls(quantize(x, to, axis, draws, scale))
-        if scale is None:
-            scale = power_of_two(largest(x.abs().amax()), to.scale, to.largest)
-        fitting = (x / scale).clamp(-to.largest, to.largest)  # past it e4m3fn has NaN alone
-        return cls(fitting.to(FLOAT8[to.exponent]), scale)
+        if scale is not None:
+            return cls(_fit(x / scale, to), scale.reshape(1, 1))
+        numbers, scale, whole = share(x, to, axis)
+        scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
+        if whole is not None:
+            drawn = None if draws is None else draws.reshape(numbers.shape)
+            own = _in_four_bits(round_to(numbers * (1 / scale), to, draws=drawn))
+            blocks = (scales / whole).to(torch.float8_e4m3fn)  # exact: a power of two
+            return cls(own.reshape(x.shape), whole.reshape(1, 1), blocks)
+        fitting = _fit(numbers / scale, to).reshape(x.shape)
+        if to.shared == "block":
+            return cls(fitting, None, scales.to(torch.float8_e8m0fnu))
+        return cls(fitting, scales)
 
     @property
     def mT(self) -> "Rounded":
-        return Rounded(self.numbers.mT, self.scale)
+        scale, blocks = (None if each is None else each.mT for each in self[1:])
+        return Rounded(self.numbers.mT, scale, blocks)
 
     def times(self, other: "Rounded") -> Tensor:
-        if self.scale is None or other.scale is None:
-            return multiply(self.numbers, other.numbers)
-        a, b = _by_sixteens(self.numbers), _by_sixteens(other.numbers.mT).mT  # as cuBLAS takes them
-        y = torch._scaled_mm(a, b, self.scale, other.scale, out_dtype=torch.float32)
-        return y[: self.numbers.shape[0], : other.numbers.shape[1]]
+        a, b = self.numbers, other.numbers
+        if a.dtype.itemsize > 1:
+            return multiply(a, b)
+        size = len(a), b.shape[1]
+        a, b = _row_by_row(a), _row_by_row(b.mT).mT  # as cuBLAS takes them
+        outside = [scale for scale in (self.scale, other.scale) if scale is not None]
+        if self.blocks is not None and other.blocks is not None:
+            of_a, of_b = _in_tiles(self.blocks), _in_tiles(other.blocks.mT)
+        elif all(scale.numel() == 1 for scale in outside):
+            (of_a, of_b), outside = outside, []
+        else:
+            of_a = of_b = torch.ones((), device=a.device)
+        y = torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.float32)[: size[0], : size[1]]
+        for scale in outside:
+            y = y * scale
+        return y
 
     def affine(self, other: "Rounded", bias: Tensor | None) -> Tensor:
-        if self.scale is None:
+        if self.numbers.dtype.itemsize > 1:
             return multiply(self.numbers, other.numbers, bias)
         y = self.times(other)
         return y if bias is None else y + bias
 
 
-def _by_sixteens(x: Tensor) -> Tensor:
-    """Row by row in memory; zeros up to the next multiple of 16 add nothing to a product."""
+def _fit(x: Tensor, to: Format) -> Tensor:
+    """In float8; past its largest number e4m3fn has NaN alone."""
+    return x.clamp(-to.largest, to.largest).to(FLOAT8[to.exponent])
+
+
+def _in_four_bits(x: Tensor) -> Tensor:
+    """Numbers of e2m1 -> uint8: the sign above their place among 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+    twice = (x.abs() * 2).to(torch.uint8)
+    place = twice.clamp(max=4) + (twice > 4) + (twice > 6) + (twice > 8)
+    return place | x.signbit().to(torch.uint8) << 3
+
+
+def _row_by_row(x: Tensor) -> Tensor:
+    """In memory; zeros up to the next multiple of 16 bytes add nothing to a product. Of four bits
+    two neighbours share a byte."""
+    half = x.dtype == torch.uint8
+    kind = torch.float4_e2m1fn_x2 if half else x.dtype
+    x = x.contiguous().view(torch.uint8)
+    x = x[:, ::2] | x[:, 1::2] << 4 if half else x
     rows, columns = (-n % 16 for n in x.shape)
-    x = x.contiguous()
-    filled = (0, columns, 0, rows)
-    return F.pad(x.view(torch.uint8), filled).view(x.dtype) if any(filled) else x
+    x = F.pad(x, (0, columns, 0, rows)) if rows or columns else x
+    return x.view(kind)
+
+
+def _in_tiles(scales: Tensor) -> Tensor:
+    """Scales (rows, blocks) as tensor cores read them: tiles of 128 x 4, in each the rows 0, 32, 64
+    and 96 beside each other, then 1, 33 ..., filled up with zeros."""
+    rows, columns = scales.shape
+    x = F.pad(scales.view(torch.uint8), (0, -columns % 4, 0, -rows % 128))
+    x = x.view(-(-rows // 128), 4, 32, -(-columns // 4), 4).permute(0, 3, 2, 1, 4)
+    return x.reshape(-1).view(scales.dtype)
 
 
 class RoundedProduct(torch.autograd.Function):

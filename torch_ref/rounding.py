@@ -1,5 +1,7 @@
 """float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -74,26 +76,40 @@ def quantize(
         return quantize(x.to(torch.float32), to, axis, draws, scale).to(x.dtype)
     if not to.shared or scale is not None:
         return round_to(x, to, scale)
+    numbers, scale, whole = share(x, to, axis)
+    drawn = None if draws is None else draws.reshape(numbers.shape)
+    if whole is None:
+        return round_to(numbers, to, scale, drawn).reshape(x.shape)
+    return round_to(numbers * (1 / scale), to, draws=drawn).mul_(scale).reshape(x.shape)
+
+
+class Shared(NamedTuple):
+    """Numbers beside those that share a scale with them, and the scales."""
+
+    numbers: Tensor  # an axis more, of those that share one, after that of the sum
+    scale: Tensor  # 1 in the further axis; of a tensor (1, 1), and no axis more
+    whole: Tensor | None = None  # (), the power of two of which the scales are e4m3 numbers
+
+
+def share(x: Tensor, to: Format, axis: int) -> Shared:
+    """x (M, N), as `quantize` has it, with the scales that its numbers ask for."""
     axis %= x.ndim
     length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
     split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
-    blocks, drawn = x.reshape(split), None if draws is None else draws.reshape(split)
-    dims = axis + 1 if length else (0, 1)
-    sizes = blocks.abs().amax(dims, keepdim=True)
+    numbers = x.reshape(split)
+    sizes = numbers.abs().amax(axis + 1 if length else (0, 1), keepdim=True)
     if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # whose rows are of all devices
         sizes = largest(sizes)
-    if to.scale == "e4m3":
-        return _quantize_twice(blocks, sizes, to, drawn).reshape(x.shape)
-    scale = power_of_two(sizes, to.scale, to.largest)
-    return round_to(blocks, to, scale, drawn).reshape(x.shape)
+    if to.scale != "e4m3":
+        return Shared(numbers, power_of_two(sizes, to.scale, to.largest))
+    return Shared(numbers, *_scale_twice(sizes, to))
 
 
-def _quantize_twice(x: Tensor, sizes: Tensor, to: Format, draws: Draws | None) -> Tensor:
-    """Each block's scale is rounded under the tensor's; none becomes zero."""
+def _scale_twice(sizes: Tensor, to: Format) -> tuple[Tensor, Tensor]:
+    """Each block's scale, rounded under the tensor's, and that; none becomes zero."""
     whole = power_of_two(largest(sizes.max()), "up", to.largest * E4M3.largest)
     scale = round_to(sizes * to.reciprocal, E4M3, whole)
-    scale = torch.maximum(scale, E4M3.smallest * whole)
-    return round_to(x * (1 / scale), to, draws=draws).mul_(scale)
+    return torch.maximum(scale, E4M3.smallest * whole), whole
 
 
 def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:

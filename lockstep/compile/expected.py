@@ -14,34 +14,36 @@ from lockstep.compile.program import (
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
 from lockstep.config.policy import Roles
-from lockstep.formats.table import NATIVE
+from lockstep.formats.table import E2M1, RECIPES
 from lockstep.model.attention import block_edges
 from lockstep.model.segments import recomputed
 
-FLOAT8 = "float8"  # both kinds
-
 
 def matmuls(
-    config: Config, target: Target, fused: Collection[str], blocks: int = 1
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
 ) -> list[Matmul]:
     """Of one optimizer step, layers unrolled; attention's own are inside a kernel where they
-    compute in one of the dtypes `fused`, else in so many blocks of queries."""
-    return gather_matmuls(_each(config, target, fused, blocks))
+    compute in one of the dtypes `fused`, else in so many blocks of queries. Rows and columns of
+    what has scales of blocks are filled up to multiples of the tile."""
+    return gather_matmuls(_each(config, target, fused, blocks, tile))
 
 
 def flops(
-    config: Config, target: Target, fused: Collection[str], blocks: int = 1
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
 ) -> Counter[tuple[str, str]]:
     """By units and phase."""
     found: Counter[tuple[str, str]] = Counter()
-    for m in matmuls(config, target, fused, blocks):
+    for m in matmuls(config, target, fused, blocks, tile):
         found[m.units, m.phase] += m.flops
     return found
 
 
-def has_float8(own: Roles, target: Target) -> bool:
-    """Whether a module's matmuls are left to the device's units for fp8."""
-    return target.float8 and f"native {own.recipe}" in NATIVE
+def narrow_units(own: Roles, target: Target) -> str:
+    """The device's units for narrow formats that a module's matmuls are left to; "" without."""
+    if own.recipe not in target.recipes or own.compute == "float64":
+        return ""
+    of_x = RECIPES[own.recipe].x
+    return "float4" if of_x and of_x.exponent == E2M1.exponent else "float8"  # all kinds
 
 
 def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:
@@ -73,7 +75,9 @@ def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -> Iterator[Matmul]:
+def _each(
+    config: Config, target: Target, fused: Collection[str], blocks: int, tile: int
+) -> Iterator[Matmul]:
     model, accum = config.model, config.optim.accum
     rows = config.optim.batch_size * model.context
     tf32 = config.precision.roles.tf32
@@ -81,7 +85,11 @@ def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -
     def add(module: str, size: tuple[int, int, int], phase: str, times: int) -> Iterator[Matmul]:
         own = config.dtypes.modules[module]
         compute = own.grads or own.compute if phase == BACKWARD else own.compute
-        compute = FLOAT8 if has_float8(own, target) else compute
+        if narrow := narrow_units(own, target):
+            compute = narrow
+            if RECIPES[own.recipe].block > 1:
+                m, n, k = size
+                size = (-(-m // tile) * tile, -(-n // tile) * tile, k)
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

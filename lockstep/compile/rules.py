@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lockstep.compile import expected
-from lockstep.compile.expected import FLOAT8, attention_dtype, has_float8
+from lockstep.compile.expected import attention_dtype, narrow_units
 from lockstep.compile.program import PHASES, Program
 from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
+from lockstep.compile.xla import TILE
 from lockstep.config import Config
 from lockstep.model.attention import has_flash, wants_fused, written_out_blocks
 from lockstep.model.stacked import scans_layers
@@ -26,7 +27,7 @@ def units(program: Program, config: Config, target: Target) -> Iterator[str]:
     modules = config.dtypes.modules.values()
     computes = {kind for own in modules for kind in (own.compute, own.grads) if kind}
     allowed = {target.units(dtype, tf32) for dtype in computes}
-    allowed |= {FLOAT8 for own in modules if has_float8(own, target)}
+    allowed |= {narrow for own in modules if (narrow := narrow_units(own, target))}
     found: Counter[str] = Counter()
     for m in program.matmuls:
         found[m.units] += m.times
@@ -58,8 +59,9 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
     if program.framework == "jax" and scans_layers(config):
         return
     in_blocks = written_out_blocks(config.precision, config.model.context)
-    blocks = in_blocks if program.framework == "jax" else 1
-    wanted = expected.flops(config, target, {a.dtype for a in program.attention}, blocks)
+    blocks, tile = (in_blocks, TILE) if program.framework == "jax" else (1, 1)
+    fused = {a.dtype for a in program.attention}
+    wanted = expected.flops(config, target, fused, blocks, tile)
     found: Counter[tuple[str, str]] = Counter()
     for m in program.matmuls:
         found[m.units, m.phase] += m.flops

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import devices
-from lockstep.devices import AMPERE, FLOAT8, Device
+from lockstep.devices import AMPERE, Device
 from lockstep.errors import require
+from lockstep.formats.table import native_recipes
 
 FOLDER = Path(__file__).parent / "targets"
 GPUS = ("h100", "h200", "b200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090",
@@ -50,9 +51,9 @@ class Target(ABC):
     bandwidth: int
 
     @property
-    def float8(self) -> bool:
-        """Whether it has units for fp8."""
-        return False
+    def recipes(self) -> frozenset[str]:
+        """The narrow formats whose operands its units multiply."""
+        return frozenset()
 
     @property
     def ampere(self) -> bool:
@@ -85,8 +86,8 @@ class Gpu(Target):
     threads: int
 
     @property
-    def float8(self) -> bool:
-        return self.capability >= FLOAT8
+    def recipes(self) -> frozenset[str]:
+        return native_recipes(self.capability)
 
     @property
     def ampere(self) -> bool:
@@ -111,7 +112,7 @@ class Gpu(Target):
     def rate(self, units: str) -> float | None:
         half, device = self.device.half, self.device
         return {"float32": device.single, "tf32": device.tf32, "bfloat16": half, "float16": half,
-                "float8": 2 * half}.get(units)  # fmt: skip
+                "float8": 2 * half, "float4": device.float4}.get(units)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

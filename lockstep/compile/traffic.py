@@ -92,7 +92,7 @@ def moved(module: Module, kernel: Instruction) -> int:
     written = sum(shape.bytes for shape in kernel.shapes)
     if kernel.opcode in STARTS:  # from one memory of a TPU to another
         copy, (source,) = kernel.shapes[STARTS[kernel.opcode]], scope[kernel.operands[0]].shapes
-        size = copy.elements * BYTES[copy.dtype]
+        size = int(copy.elements * BYTES[copy.dtype])
         return size * ((not copy.on_chip) + (not source.on_chip))
     if kernel.opcode in SLICES:
         return 2 * written

@@ -91,7 +91,7 @@ class Dtypes(Roles):
     policy: Roles  # of the whole model
     modules: Mapping[str, Roles]  # of each module that multiplies matrices
     rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
-    float8: bool = False  # whether the device has units for fp8
+    native: frozenset[str] = frozenset()  # recipes that units of the device multiply
     wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
     gather_again: bool = False  # a weight of several devices, for the backward pass
     path: str = ""  # the module's name; "" is the model
@@ -106,8 +106,9 @@ class Dtypes(Roles):
     @property
     def form(self) -> str:
         """Of its products: what is rounded, and by whom."""
-        native = f"native {self.rounding}"
-        return native if self.float8 and native in NATIVE else self.rounding
+        wide = self.compute == "float64"  # whose sums no unit for narrow formats has
+        own = self.rounding in self.native and not wide
+        return f"native {self.rounding}" if own else self.rounding
 
     @property
     def emulated(self) -> list[str]:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from lockstep.compile.targets import PASSES, Tpu
 from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import POLICIES, Roles, resolve
-from lockstep.devices import FLOAT8
 from lockstep.doctor.facts import Facts, Framework
-from lockstep.formats.table import NATIVE as FORMS
+from lockstep.formats.table import native_recipes
 
 NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
 # Half precision that is converted and multiplied in float32 cannot be faster than float32. Native
@@ -60,7 +59,6 @@ def ability(roles: Roles, framework: Framework, *, tf32_off: bool = False) -> Ab
     return _on_cuda(roles, device.capability)
 
 
-# Of the recipes of `lockstep.formats` fp8 alone is left to a device.
 BY_HAND = Ability(EMULATED, "operands are rounded to it, and multiplied in float32")
 
 
@@ -92,8 +90,7 @@ def _on_tpu(roles: Roles) -> Ability:
 
 def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
     if roles.recipe:
-        native = f"native {roles.recipe}" in FORMS and capability >= FLOAT8
-        return Ability(NATIVE) if native else BY_HAND
+        return Ability(NATIVE) if roles.recipe in native_recipes(capability) else BY_HAND
     kind = "TF32" if roles.tf32 else roles.compute
     least = FROM.get(kind, (0, 0))
     if capability >= least:

@@ -125,5 +125,16 @@ RECIPES = {
     "nvfp4": _recipe("nvfp4", "nvfp4", "nvfp4 stochastic"),
 }
 DELAYED = RECIPES["fp8-delayed"]
-# What units for fp8 multiply: numbers of a tensor's one scale. By the name of a form of product.
-NATIVE = {f"native {name}": replace(RECIPES[name], native=True) for name in ("fp8", "fp8-delayed")}
+# What units of NVIDIA's devices multiply, and the least compute capability that has them: fp8 with
+# scales of a tensor or a row, which stay outside of the sum, from Ada on; blocks from Blackwell on.
+UNITS = {
+    **dict.fromkeys(("fp8", "fp8-delayed", "fp8-rowwise"), (8, 9)),
+    **dict.fromkeys(("mxfp8", "nvfp4"), (10, 0)),
+}
+# By the name of a form of product.
+NATIVE = {f"native {name}": replace(RECIPES[name], native=True) for name in UNITS}
+
+
+def native_recipes(capability: tuple[int, int] | None) -> frozenset[str]:
+    """Those that the units of a device multiply; capability: NVIDIA's, None of other devices."""
+    return frozenset(name for name, least in UNITS.items() if capability and capability >= least)

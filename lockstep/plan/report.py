@@ -6,6 +6,7 @@ from typing import Any
 from lockstep.compile import targets
 from lockstep.config.policy import POLICIES
 from lockstep.devices import CPU, Device
+from lockstep.formats.table import native_recipes
 from lockstep.plan import sizes
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.roofline import ASSUMED
@@ -108,7 +109,12 @@ def proof(device: Device) -> str:
 def assumptions(device: Device) -> str:
     """Where memory and seconds come from, and what of it is not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
-    emulated = f"Not planned: {narrow}. They are emulated, in at least fp32's memory and time.\n"
+    native = native_recipes(device.capability)
+    by_hand = "They are emulated, in at least fp32's memory and time"
+    if native:
+        own = ", ".join(name for name in POLICIES if name in native)
+        by_hand = f"Units of the device multiply {own}; in memory and time that is not counted yet"
+    emulated = f"Not planned: {narrow}. {by_hand}.\n"
     if device.resident:
         reached = ", ".join(f"{name} {share:.0%}" for name, share in CPU["efficiency"].items())
         return emulated + (

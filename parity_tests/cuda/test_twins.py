@@ -71,6 +71,25 @@ def test_fp8_has_units_of_its_own(policy: str, units: str, compilers: dict[str, 
             assert said == (own == 0)
 
 
+@pytest.mark.parametrize(
+    ("policy", "units", "frameworks"),
+    [("mxfp8", "float8", ("jax", "torch")), ("nvfp4", "float4", ("torch",))],
+)  # XLA compiles the draws of nvfp4 for minutes
+def test_blackwell_multiplies_blocks(
+    policy: str, units: str, frameworks: tuple[str, ...], compilers: dict[str, Compiler]
+) -> None:
+    """In the middle layer, with sizes that XLA fills up to tiles; before it they are emulated."""
+    cell = config({"policy": policy, "n_layer": 3, "numerics": "strict"})
+    for framework in frameworks:
+        for device, own in (("b200", 4 * 3), ("h100", 0))[: 1 + (framework == "torch")]:
+            target = targets.find(device)
+            program = compilers[framework].program(cell, device)
+            assert rules.violations(program, cell, target) == []
+            assert sum(m.times for m in program.matmuls if m.units == units) == own
+            said = any("emulated" in line for line in report.warnings(program, cell, target, []))
+            assert said == (own == 0)
+
+
 def test_float8_takes_rows_that_are_no_multiple_of_16(compilers: dict[str, Compiler]) -> None:
     cell = config({"policy": "fp8", "n_layer": 3, "batch_size": 3, "context": 20})
     for each in compilers.values():

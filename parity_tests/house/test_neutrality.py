@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "remat": {"onednn", "scan"},
     "rounding": {"processes"},
     "amaxes": {"processes", "rounding"},
-    "products": {"onednn", "processes", "rounding"},
+    "products": {"onednn", "processes", "remat", "rounding"},
     "functional": {"gather", "products", "remat"},
     "gradients": {"functional", "products", "remat"},
     "kernels": {"functional"},

@@ -12,6 +12,7 @@ from lockstep.config.policy import POLICIES, resolve
 from lockstep.doctor import command, machine, policies, rules
 from lockstep.doctor.facts import Device, Facts, Framework, Machine
 from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN, UNSUPPORTED
+from lockstep.formats.table import native_recipes
 from lockstep.process import ROOT
 
 GIB = 2**30
@@ -210,11 +211,12 @@ NARROW = [name for name, roles in POLICIES.items() if roles.recipe]
     (V100, {"tf32", "bf16"}),
     (gpu("Maxwell", 5, 2), {"tf32", "bf16", "fp16"}),
     (gpu("T4 by name, H100 by capability", 9, 0), set()),
+    (gpu("B200", 10, 0), set()),
 ])  # fmt: skip
 def test_the_capability_decides(device: Device, emulated: set[str]) -> None:
     found = states(device, cuda={"claims_bfloat16": True})
     narrow = {name for name in NARROW if found.pop(name) == NATIVE}  # the others by hand
-    assert narrow == ({"fp8", "fp8-delayed"} if (device.capability or (0, 0)) >= (8, 9) else set())
+    assert narrow == native_recipes(device.capability)
     assert {name for name, state in found.items() if state == EMULATED} == emulated
     assert {found[name] for name in found.keys() - emulated} == {NATIVE}
 

@@ -1,5 +1,5 @@
-"""fp8 by units made for it: the numbers that are emulated elsewhere, bit for bit, and their
-products; on a CPU both frameworks multiply them by hand."""
+"""Narrow formats by units made for them: the numbers that are emulated elsewhere, bit for bit, and
+their products; on a CPU both frameworks multiply fp8 by hand, and we the blocks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ import torch_ref.precision
 import torch_ref.products
 from jax_impl.kernels import compiles_float16
 from lockstep.config import from_flags
-from lockstep.formats.table import NATIVE, RECIPES
+from lockstep.formats.table import NATIVE, RECIPES, native_recipes
 from parity_tests.pair import norm_gap
 
 RECIPE = RECIPES["fp8"]
@@ -66,11 +66,56 @@ def in_torch(
     return [y.detach().numpy(), dx, dweight.T, *others]
 
 
+def block_scaled_in_jax(a: Any, b: Any, of_a: Any, of_b: Any, preferred_element_type: Any) -> Any:
+    """By what `jax.nn.scaled_matmul` says of itself, which a CPU has not: (1, M, K), (1, N, K)."""
+    a, b = (
+        each.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), size, axis=-1)
+        for each, scales in ((a, of_a), (b, of_b))
+        for size in [each.shape[-1] // scales.shape[-1]]
+    )
+    return jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=preferred_element_type)
+
+
+FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def scale_blocks_by_hand(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Rows (M, K) in float32: each number and its scale, where NVIDIA's tensor cores read them."""
+    size = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}[scales.dtype]
+    if x.dtype == torch.float4_e2m1fn_x2:  # the lower half of a byte is the first
+        codes = x.contiguous().view(torch.uint8).int()
+        x = FOUR_BITS[torch.stack([codes & 15, codes >> 4], -1)].flatten(1)
+    (rows, columns), columns_of_tiles = x.shape, -(-x.shape[1] // size // 4)
+    row, block = torch.arange(rows)[:, None], torch.arange(columns)[None] // size
+    tile = row // 128 * columns_of_tiles + block // 4
+    place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
+    assert scales.numel() == -(-rows // 128) * columns_of_tiles * 512
+    return x.float() * scales.float()[place]
+
+
+def block_scaled_in_torch(
+    a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor, **more: Any
+) -> torch.Tensor:
+    if of_a.dtype == torch.float32:
+        return SCALED_MM(a, b, of_a, of_b, **more)
+    assert not [n for n in (*a.shape, *b.shape) if n % 16] and b.stride(0) == 1
+    return scale_blocks_by_hand(a, of_a) @ scale_blocks_by_hand(b.mT, of_b).mT
+
+
+SCALED_MM = torch._scaled_mm
+
+
 @pytest.mark.parametrize("name", [name.removeprefix("native ") for name in NATIVE])
 @pytest.mark.parametrize("run", [in_jax, in_torch])
-def test_a_native_product_is_the_emulated_one(run: Callable, name: str) -> None:
+def test_a_native_product_is_the_emulated_one(
+    run: Callable, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if run is in_jax and not compiles_float16(jax.devices("cpu")[0]):
         pytest.skip("XLA makes float8 of float16, which it cannot compile for this CPU")
+    monkeypatch.setattr(jax.nn, "scaled_matmul", block_scaled_in_jax)
+    monkeypatch.setattr(torch, "_scaled_mm", block_scaled_in_torch)
+    blocks = RECIPES[name].block > 1
+    run = partial(run, sizes=(160, 288, 96)) if blocks else run  # more than a tile of 128 x 4
     scales = SCALES if name == "fp8-delayed" else None
     ours, theirs = run(f"native {name}", scales), run(name, scales)
     assert len(ours) == len(theirs) >= 4
@@ -118,7 +163,7 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp8 is, where there are no units for it; blocks always are."""
+    """What there are no units for: fp8 on a CPU, blocks before Blackwell."""
     module = {"jax": jax_impl.precision, "torch": torch_ref.precision}[framework]
     device = jax.devices("cpu")[0] if framework == "jax" else torch.device("cpu")
 
@@ -128,8 +173,12 @@ def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPat
         )
 
     assert [named(policy=p) for p in ("fp8", "nvfp4", "bf16")] == ["fp8", "nvfp4", ""]
-    monkeypatch.setattr(module, "has_float8_units", lambda device: True)
-    assert named(policy="fp8") == named(policy="fp8-delayed") == ""
-    assert (named(policy="mxfp8"), named(policy="fp8-rowwise")) == ("mxfp8", "fp8-rowwise")
+    hopper, blackwell = native_recipes((9, 0)), native_recipes((10, 0))
+    monkeypatch.setattr(module, "multiplied_natively", lambda device: blackwell)
+    assert [named(policy=p) for p in ("fp8", "mxfp8", "nvfp4")] == [""] * 3
+    monkeypatch.setattr(module, "multiplied_natively", lambda device: hopper)
+    assert named(policy="fp8") == named(policy="fp8-delayed") == named(policy="fp8-rowwise") == ""
+    assert named(policy="mxfp8") == "mxfp8"
+    assert named(policy="fp64", formats="blocks.1.mlp=fp8") == "fp8"  # of float64, by hand
     mixed = partial(named, policy="bf16")
     assert mixed(formats="blocks.1.mlp=fp8,blocks.2.mlp=nvfp4") == "nvfp4"

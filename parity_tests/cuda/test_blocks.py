@@ -1,0 +1,48 @@
+"""nvfp4 in JAX, whose whole step takes minutes to compile for its draws: one layer's products."""
+
+import subprocess
+import sys
+
+from lockstep.process import ROOT
+
+PROGRAM = """
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_gpu_enable_triton_gemm=false"
+
+from lockstep_compiler.side_jax import absent_mesh
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jax_impl.products import NARROW
+from lockstep.compile import hlo, targets, xla
+from lockstep.config import Config
+
+target = targets.find("b200")
+place = NamedSharding(absent_mesh(Config(), target), PartitionSpec())
+x, weight, dy = (jax.ShapeDtypeStruct(s, jnp.float32, sharding=place)
+                 for s in ((64, 192), (192, 96), (64, 96)))
+
+def run(x, weight, dy):
+    y, back = jax.vjp(NARROW[FORM](jnp.matmul), x, weight)
+    return y, back(dy)
+
+text = jax.jit(run).lower(x, weight, dy).compile().as_text()
+found = sorted(xla.matmuls(hlo.read(text), target))
+print([(m.units, m.size, m.phase) for m in found])
+"""
+
+
+def ask(form: str) -> str:
+    program = PROGRAM.replace("FORM", repr(form))
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout, ran.stderr[-2000:]
+    return ran.stdout.splitlines()[-1]
+
+
+def test_cudnn_is_left_blocks_of_four_bits() -> None:
+    """All three products, rows and columns filled up to tiles."""
+    assert ask("native nvfp4") == str([
+        ("float4", (128, 128, 192), "forward"), ("float4", (128, 256, 64), "backward"),
+        ("float4", (128, 256, 96), "backward"),
+    ])  # fmt: skip
