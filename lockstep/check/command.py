@@ -140,7 +140,8 @@ def _record(given: argparse.Namespace) -> int:
             running.close()
     else:
         compare.write_trace(given.program, given.python, out, options, _say)
-    print(f"{out}: {trace.read(out).about['program']}")
+    about = trace.read(out).about
+    print(f"{out}: {about['program']}, {about['framework']} on {about['device']}")
     return DONE
 
 

@@ -320,6 +320,15 @@ def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
     assert check_inside(trace.read(tmp_path / "t"), path).verdict == "equal"
 
 
+def test_a_program_whose_framework_has_not_the_kind_is_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["record", str(small(tmp_path)), "-o", str(tmp_path / "t"), "--steps", "3"]
+    assert commands.main([*words, "--device", "tpu", "--own-precision"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 't'}: small.py, torch on cpu\n"
+    assert trace.read(tmp_path / "t").about["device"] == "cpu"
+
+
 def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
     from lockstep.check import report
 
