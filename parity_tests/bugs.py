@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lockstep.exits import exit_status
+from lockstep.flags import Parser
+
 DEFAULT = "make test"
 
 
@@ -113,7 +116,8 @@ class Collected:
         }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    Parser(prog="python -m parity_tests.bugs", description=__doc__).parse_args(argv)
     collected, said = Collected(), io.StringIO()
     with contextlib.redirect_stdout(said):
         status = pytest.main(["parity_tests", "--collect-only", "-qq"], plugins=[collected])
@@ -131,4 +135,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

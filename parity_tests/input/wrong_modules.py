@@ -122,6 +122,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("learn nothing", ["CELL", "nothing", "unknown"]),
         ("run nothing --list", ["NAME", "nothing", "parity"]),
     ],
+    "parity_tests.bugs": [("no-clip", ["no-clip", "--help"])],
     "parity_tests.input.fuzz": [
         ("letters", ["READER", "letters", "checkpoint"]),
         ("--cases 0", ["--cases", "0", "at least 1"]),
