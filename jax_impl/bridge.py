@@ -66,12 +66,25 @@ def _place(arrays: Arrays, name: str, like: Any, mesh: Mesh | None) -> Array:
             found = np.stack([turn(each, arrays[each][turn_index(each, index)]) for each in layers])
         else:
             found = turn(name, np.asarray(arrays[name][turn_index(name, index)]))
-        # A copy: the step donates its state, and must not give away numpy's memory.
-        return jnp.array(found, like.dtype, copy=True)
+        return _copy(found.astype(like.dtype))
 
     if mesh is None:
         return part((slice(None),) * like.ndim)
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
+
+
+def _copy(array: np.ndarray) -> Array:
+    """The step donates its state, and must not give away numpy's memory. XLA compiles a program for
+    each shape that `jnp.array` and `jnp.zeros` are asked for, and here none."""
+    return jax.device_put(array, may_alias=False)
+
+
+def _zeros(like: Any, mesh: Mesh | None) -> Array:
+    if mesh is None:
+        return _copy(np.zeros(like.shape, like.dtype))
+    return jax.make_array_from_callback(
+        like.shape, shardings(like, mesh), lambda index: np.zeros(like.shape, like.dtype)[index]
+    )
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
@@ -81,14 +94,15 @@ def load(trainer: Trainer, state: TrainState) -> None:
         for arrays in (state.params, state.mu, state.nu)
     )
     frozen = {name: params.pop(name) for name in [*params] if name not in trainer.params}
-    fresh = trainer.optimizer.init(params)
-    moved = optax.tree.set(fresh, mu=mu, nu=nu, count=jnp.int32(state.updates))
-    scalars = jnp.float32(state.loss_scale), jnp.int32(state.good_steps), jnp.int32(state.step)
-    amaxes = {name: jnp.array(x) for name, x in histories(trainer.config, state.amaxes).items()}
-    whole = State(params, moved, *scalars, frozen, amaxes)
-    # Adam's and the schedule's count are one buffer here, and a buffer can be donated only once.
-    whole = jax.tree.map(lambda a: a if a.ndim else jnp.copy(a), whole)
-    trainer.state = trainer.place_state(whole)
+    # What an optimizer begins with is zero; only its shapes are asked for.
+    fresh = jax.eval_shape(trainer.optimizer.init, params)
+    moved = optax.tree.set(fresh, mu=mu, nu=nu, count=np.int32(state.updates))
+    moved = jax.tree.map(
+        lambda x: _zeros(x, trainer.mesh) if isinstance(x, jax.ShapeDtypeStruct) else x, moved
+    )
+    scalars = np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step)
+    amaxes = {name: _copy(x) for name, x in histories(trainer.config, state.amaxes).items()}
+    trainer.state = trainer.place_state(State(params, moved, *scalars, frozen, amaxes))
 
 
 def pieces(tensors: Params, config: ModelConfig) -> Arrays:

@@ -6,6 +6,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import SingleDeviceSharding
 
 from lockstep import provenance
 from lockstep.config import PrecisionConfig
@@ -44,7 +45,8 @@ def works(function: Callable[..., Array], compute: str, d_head: int) -> bool:
 def compiles_float16(device: jax.Device) -> bool:
     """Whether XLA does: for a CPU without F16C it calls functions that its linker does not have."""
     try:
-        jax.jit(lambda x: x + x).lower(jnp.zeros(1, "float16", device=device)).compile()
+        x = jax.ShapeDtypeStruct((1,), "float16", sharding=SingleDeviceSharding(device))
+        jax.jit(lambda x: x + x).lower(x).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -47,7 +47,8 @@ def adamw(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
 ) -> optax.GradientTransformation:
     """The rate is read from the schedule's table: the two twins' rates are the same numbers."""
-    rates = jnp.asarray(learning_rates(config), jnp.promote_types(param_dtype, jnp.float32))
+    dtype = jnp.promote_types(param_dtype, jnp.float32)
+    rates = jnp.asarray(learning_rates(config).astype(dtype))  # numpy's cast: nothing to compile
     return optax.chain(
         clip_by_global_norm(config.clip),
         optax.adamw(
