@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
@@ -100,7 +99,9 @@ def load(trainer: Trainer, state: TrainState) -> None:
     moved = jax.tree.map(
         lambda x: _zeros(x, trainer.mesh) if isinstance(x, jax.ShapeDtypeStruct) else x, moved
     )
-    scalars = np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step)
+    scalars: tuple[Any, Any, Any] = (  # on the host, until they are placed
+        np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step),
+    )  # fmt: skip
     amaxes = {name: _copy(x) for name, x in histories(trainer.config, state.amaxes).items()}
     trainer.state = trainer.place_state(State(params, moved, *scalars, frozen, amaxes))
 

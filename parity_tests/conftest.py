@@ -1,6 +1,7 @@
 """Fixtures and strictness shared by the suite, and the table of rungs it ends with."""
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -119,6 +120,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "device" not in getattr(item, "fixturenames", ()):
                 item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays, a million objects: to look for garbage among them takes half a second
+    each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

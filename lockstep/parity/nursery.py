@@ -6,8 +6,11 @@ Importing a framework takes longer than most mutants' answers. A nursery itself 
 thread and no compiled program is there to be copied. It ends with the process that started it.
 """
 
+import ast
 import atexit
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -20,10 +23,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.parity import worker
-from lockstep.process import NO_CHANGE, end_after, start_module, wait_for_close
+from lockstep.process import NO_CHANGE, ROOT, end_after, start_module, wait_for_close
 
 ORDER = 10_000  # bytes of one, at most
 RUNNING = 4  # at once, at most: each has a framework in memory, some 0.4 GB
@@ -90,10 +94,14 @@ def _start(module: str, environment: Mapping[str, str], python: str) -> Nursery:
 
 def main(descriptor: str, module: str) -> int:
     os.dup2(2, 1)  # for what a library prints
+    gc.disable()
     with suppress(ModuleNotFoundError):
         worker.plants(module)  # and with them the framework; of the twin they are its makers
+    with suppress(ImportError, OSError):  # which a worker says to who asks
+        import_frameworks(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker
     gc.freeze()  # what is imported stays: no collection looks at it again, or copies its pages
+    gc.enable()
     with socket.socket(fileno=int(descriptor)) as orders:
         while True:
             order, connections, *_ = socket.recv_fds(orders, ORDER, 1)
@@ -114,6 +122,22 @@ def main(descriptor: str, module: str) -> int:
                         except Exception:  # told before who asked sees the connection close
                             traceback.print_exc()
                             return 1
+
+
+def import_frameworks(module: str) -> None:
+    """What a twin's file imports of others. The file itself is imported by a worker, for a mutant
+    may change what it imports of ours."""
+    spec = importlib.util.find_spec(module)
+    for node in ast.parse(Path(str(spec and spec.origin)).read_text()).body:
+        if isinstance(node, ast.Import):
+            wanted = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            wanted = [(node.module, alias.name) for alias in node.names]
+        else:
+            continue
+        for name, member in wanted:  # a package may import a member when it is asked for it
+            if not (ROOT / name.partition(".")[0]).is_dir():
+                getattr(importlib.import_module(name), member or "__name__", None)
 
 
 def _leave(connection: int) -> None:

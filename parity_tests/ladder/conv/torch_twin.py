@@ -27,6 +27,7 @@ from parity_tests.ladder.conv import (
     WIDTHS,
     examples,
 )
+from torch_ref.optim import AdamW
 from torch_ref.precision import autocast, configure, dtype, grad_scaler
 
 Examples = tuple[Tensor, Tensor]  # images (..., B, 8, 8) float32, labels (..., B) int64
@@ -87,7 +88,7 @@ class TorchTwin:
              "weight_decay": optim.weight_decay * decay}
             for decay in (True, False)
         ]  # fmt: skip
-        self.optimizer = torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=1e-8)
+        self.optimizer = AdamW(groups, betas=(optim.beta1, optim.beta2), eps=1e-8)
         self.scaler = grad_scaler(config.precision, self.device)
         self.rates = learning_rates(optim)
 
