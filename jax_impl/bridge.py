@@ -5,6 +5,7 @@ With scanned layers the blocks' parameters are stacked, with a leading axis L.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,37 +54,26 @@ def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
 def from_canonical(arrays: Arrays, shapes: Params, mesh: Mesh | None = None) -> Params:
     """Those of the trainer's shapes that there are."""
     found = {name: like for name, like in shapes.items() if in_first_layer(name) in arrays}
-    return {name: _place(arrays, name, like, mesh) for name, like in found.items()}
+    return {
+        name: _place(like, mesh, partial(_part, arrays, name, like)) for name, like in found.items()
+    }
 
 
-def _place(arrays: Arrays, name: str, like: Any, mesh: Mesh | None) -> Array:
-    """Each process reads the parts of its own devices, and no others."""
+def _part(arrays: Arrays, name: str, like: Any, index: Any) -> np.ndarray:
+    if is_stacked(name):
+        layers, index = layer_names(name, like)[index[0]], index[1:]
+        found = np.stack([turn(each, arrays[each][turn_index(each, index)]) for each in layers])
+    else:
+        found = turn(name, np.asarray(arrays[name][turn_index(name, index)]))
+    return found.astype(like.dtype)
 
-    def part(index: Any) -> Array:
-        if is_stacked(name):
-            layers, index = layer_names(name, like)[index[0]], index[1:]
-            found = np.stack([turn(each, arrays[each][turn_index(each, index)]) for each in layers])
-        else:
-            found = turn(name, np.asarray(arrays[name][turn_index(name, index)]))
-        return _copy(found.astype(like.dtype))
 
-    if mesh is None:
-        return part((slice(None),) * like.ndim)
+def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> Array:
+    """Each process reads the parts of its own devices, and no others. No program is compiled, as
+    one is for each shape that `jnp.array` or `jnp.zeros` meets."""
+    if mesh is None:  # a copy: the step donates its state, and must not give away numpy's memory
+        return jax.device_put(part((slice(None),) * like.ndim), may_alias=False)
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
-
-
-def _copy(array: np.ndarray) -> Array:
-    """The step donates its state, and must not give away numpy's memory. XLA compiles a program for
-    each shape that `jnp.array` and `jnp.zeros` are asked for, and here none."""
-    return jax.device_put(array, may_alias=False)
-
-
-def _zeros(like: Any, mesh: Mesh | None) -> Array:
-    if mesh is None:
-        return _copy(np.zeros(like.shape, like.dtype))
-    return jax.make_array_from_callback(
-        like.shape, shardings(like, mesh), lambda index: np.zeros(like.shape, like.dtype)[index]
-    )
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
@@ -92,18 +82,23 @@ def load(trainer: Trainer, state: TrainState) -> None:
         from_canonical(arrays, trainer.model.shapes, trainer.mesh)
         for arrays in (state.params, state.mu, state.nu)
     )
+
+    def zeros(like: Any) -> Any:
+        """What an optimizer begins with, where nothing else is put."""
+        if not isinstance(like, jax.ShapeDtypeStruct):
+            return like
+        return _place(like, trainer.mesh, lambda at: np.zeros(like.shape, like.dtype)[at])
+
     frozen = {name: params.pop(name) for name in [*params] if name not in trainer.params}
-    # What an optimizer begins with is zero; only its shapes are asked for.
     fresh = jax.eval_shape(trainer.optimizer.init, params)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=np.int32(state.updates))
-    moved = jax.tree.map(
-        lambda x: _zeros(x, trainer.mesh) if isinstance(x, jax.ShapeDtypeStruct) else x, moved
-    )
-    scalars: tuple[Any, Any, Any] = (  # on the host, until they are placed
+    scalars: tuple[Any, Any, Any] = (
         np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step),
     )  # fmt: skip
-    amaxes = {name: _copy(x) for name, x in histories(trainer.config, state.amaxes).items()}
-    trainer.state = trainer.place_state(State(params, moved, *scalars, frozen, amaxes))
+    amaxes = jax.device_put(histories(trainer.config, state.amaxes), may_alias=False)
+    trainer.state = trainer.place_state(
+        State(params, jax.tree.map(zeros, moved), *scalars, frozen, amaxes)
+    )
 
 
 def pieces(tensors: Params, config: ModelConfig) -> Arrays:
