@@ -60,7 +60,8 @@ def fork(
         python: the interpreter.
         changes: to the worker's environment; a variable that ends in FLAGS is added to.
     """
-    key = module, python, *sorted(environment.items())
+    others = {name: x for name, x in environment.items() if os.environ.get(name) != x}
+    key = module, python, *sorted(others.items())  # what is so already asks for no other nursery
     if key in running and running[key].process.poll() is not None:
         running.pop(key).close()
     if key not in running:

@@ -72,6 +72,20 @@ def test_as_many_nurseries_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     nursery.close()
 
 
+def test_what_the_environment_has_already_is_no_other_nursery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery, "running", OrderedDict())
+    monkeypatch.setenv("THREADS", "1")
+    for environment in ({}, {"THREADS": "1"}, {"THREADS": "2"}):
+        nursery.fork("no.framework", "", environment, sys.executable).close()
+    assert [*nursery.running] == [
+        ("no.framework", sys.executable),
+        ("no.framework", sys.executable, ("THREADS", "2")),
+    ]
+    nursery.close()
+
+
 def test_a_nursery_that_cannot_start_is_one_line() -> None:
     with (
         closing(Side("torch", CONV.modules["torch"], environment={"PYTHONHOME": "/none"})) as side,
