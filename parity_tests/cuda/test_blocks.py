@@ -1,4 +1,4 @@
-"""nvfp4 in JAX, whose whole step takes minutes to compile for its draws: one layer's products."""
+"""nvfp4 in JAX: one layer's products, since XLA compiles the whole step for minutes."""
 
 import subprocess
 import sys
