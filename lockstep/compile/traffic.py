@@ -103,11 +103,19 @@ def _read(module: Module, parameter: Instruction) -> int:
     """At most all of it, and no more than its users need."""
     size, elements = (sum(getattr(shape, what) for shape in parameter.shapes)
                       for what in ("bytes", "elements"))  # fmt: skip
-    return min(size, _needed(module, parameter) * size // max(1, elements))
+    return min(size, _needed(module, parameter, {}) * size // max(1, elements))
 
 
-def _needed(module: Module, value: Instruction) -> int:
-    """Elements of a value inside a fusion, which computes only what is asked of it."""
+def _needed(module: Module, value: Instruction, known: dict[str, int]) -> int:
+    """Elements of a value inside a fusion, which computes only what is asked of it; `known`: those
+    of others. (Where users fork and meet again, as in a generator of random numbers, paths are too
+    many to follow each.)"""
+    if value.name not in known:
+        known[value.name] = _count_needed(module, value, known)
+    return known[value.name]
+
+
+def _count_needed(module: Module, value: Instruction, known: dict[str, int]) -> int:
     total = 0
     for user in module.users(value):
         first = user.operands[0] == value.name and value.name not in user.operands[1:]
@@ -120,7 +128,7 @@ def _needed(module: Module, value: Instruction) -> int:
         elif user.root or user.opcode in GATHER:
             return sum(shape.elements for shape in value.shapes)
         else:
-            total += _needed(module, user)
+            total += _needed(module, user, known)
     return total
 
 

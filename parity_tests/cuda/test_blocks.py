@@ -1,4 +1,4 @@
-"""nvfp4 in JAX: one layer's products, since XLA compiles the whole step for minutes."""
+"""nvfp4 in JAX: one layer's products, which are cheaper to compile than a whole step."""
 
 import subprocess
 import sys
