@@ -107,13 +107,9 @@ def plan(device: str) -> Suite:
 
 
 def emulation(device: str) -> Suite:
-    whole = {"device": device, "warmup": 2, "windows": 5, "steps": 2}
-    rows = [*policies(SMALL | {"batch_size": 4}, "fp32", "tf32"),
-            *policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32")]  # fmt: skip
-    narrow = policies({"model": "tiny", "batch_size": 16}, *NARROW)
+    rows = policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32", *NARROW)
     return Suite("what it costs a CPU to round to TF32 and to narrower formats", device, 2, [
-        *cells("emulation", OURS, rows, **whole),
-        *cells("emulation", ("jax", "torch"), narrow, **whole),
+        *cells("emulation", ("jax", "torch"), rows, device=device, warmup=2, windows=5, steps=2),
     ])  # fmt: skip
 
 

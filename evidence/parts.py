@@ -125,7 +125,7 @@ PARTS = [
           "lockstep", "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE,
           alone=True),
-    _suite("cpu", alone=True), _suite("drift"),
+    _suite("cpu", alone=True), _suite("drift"), _suite("emulation", alone=True),
     _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS, alone=True),
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),

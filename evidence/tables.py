@@ -11,6 +11,7 @@ from benchmarks import (
     best_islands,
     claims,
     cuda_grid,
+    emulation,
     estimators,
     exported,
     fit,
@@ -154,6 +155,14 @@ def exports() -> str:
     return f"{exported.markdown(rows)}\n\n{origin(BY_NAME['exported'].call(), rows.values())}"
 
 
+def emulated() -> str:
+    part = BY_NAME["emulation"]
+    rows = results.read(ROOT / part.file)
+    if not rows:
+        return f"Not measured yet. `{part.call()}` does it."
+    return f"{emulation.table(ROOT / part.file)}\n\n{origin(part.call(), rows.values())}"
+
+
 def example() -> str:
     """A command of the plan's, and what it prints."""
     words = "plan --model gpt2 --device t4 --framework torch --tokens 1e9 --price 0.35"
@@ -169,7 +178,8 @@ OTHERS: dict[str, Callable[[], str]] = {
     "cuda_grid": lambda: cuda_grid.markdown(results.read(cuda_grid.FILE)),
     "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
-    "startup": start, "exported": exports, "claims": lambda: claims.table(claims.Results()),
+    "startup": start, "exported": exports, "emulation": emulated,
+    "claims": lambda: claims.table(claims.Results()),
 }  # fmt: skip
 KINDS: dict[str, Callable[[str], str]] = {
     "learn": learn, "experiment": experiment, "state": experiment,
