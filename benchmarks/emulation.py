@@ -31,7 +31,7 @@ def table(file: Path) -> str:
     ]
     return markdown(HEAD, [
         [f"`{policy}`", *(cell for framework in ("jax", "torch") for cell in (
-            f"{found[framework, policy]:.3g}",
+            f"{found[framework, policy]:,.0f}",
             f"{found[framework, policy] / found[framework, 'fp32']:.2f}",
         ))]
         for policy in policies

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measure, report, run, suites
+from benchmarks import emulation, measure, report, run, suites
 from benchmarks.cells import Cell, workload
 from benchmarks.suites import NARROW, OURS, PEERS, SUITES, Command, Suite
 from benchmarks.suites import POLICIES as SUITE_POLICIES
@@ -311,6 +311,21 @@ def test_a_report_is_made_from_files_alone(tmp_path: Path) -> None:
     path = report.write(tmp_path / "a.jsonl")
     assert "| torch | fp32 |" in path.read_text()
     assert (tmp_path / "a" / "t.png").exists()
+
+
+def test_emulation_is_shown_over_the_same_frameworks_float32(tmp_path: Path) -> None:
+    steps = {("jax", "fp32"): 0.25, ("jax", "tf32"): 0.5, ("torch", "fp32"): 1.0,
+             ("torch", "tf32"): 1.1, ("jax", "bf16"): 9.0}  # fmt: skip
+    results.put(tmp_path / "a.jsonl", [
+        result(contender=framework, flags={"policy": policy}, seconds_per_step=[seconds])
+        for (framework, policy), seconds in steps.items()
+    ])  # fmt: skip
+    lines = emulation.table(tmp_path / "a.jsonl").splitlines()
+    assert lines[2:] == [
+        "| `fp32` | 250 | 1.00 | 1,000 | 1.00 |", "| `tf32` | 500 | 2.00 | 1,100 | 1.10 |",
+    ]  # fmt: skip
+    results.put(tmp_path / "a.jsonl", [result(final_loss=9.0)])
+    assert emulation.table(tmp_path / "a.jsonl").startswith("Refused: under fp32 the final losses")
 
 
 def test_the_suites_are_in_the_help(capsys: pytest.CaptureFixture) -> None:
