@@ -25,6 +25,7 @@ SHA256 = re.compile("[0-9a-f]{64}")
 # In the order they are deleted: a folder whose config.json is still there is still a run.
 SAMPLE = "sample.txt"
 OWNED = ("checkpoints", "log.jsonl", SAMPLE, "tensorboard", "init", "config.json")
+BEGUN = (lock.NAME, "config.json.tmp")  # all that a trainer leaves if killed before it is a run
 RUNS = Path("runs")
 SIZE_LIMIT = 1_000_000  # bytes of a config.json; ours has some 2,000
 
@@ -43,10 +44,12 @@ def require_free(out: Path, *, overwrite: bool) -> None:
     """Raises UserError if a run or anything else is at `out` and may not be replaced."""
     try:
         if out.is_dir() and any(out.iterdir()):
-            if not is_run(out):
+            begun = all(path.name in BEGUN for path in out.iterdir()) and lock.is_ours(out)
+            if not is_run(out) and not begun:
                 remedy = "so --overwrite leaves it" if overwrite else "but not empty"
                 raise UserError(f"--out {out}: is not a run, {remedy}; name another directory")
-            require(overwrite, "--out", out, "is a run; use --resume, --overwrite or another name")
+            remedy = "is a run; use --resume, --overwrite or another name"
+            require(overwrite or begun, "--out", out, remedy)
             lock.require_free(out)
         require_writable(out)
     except OSError as error:

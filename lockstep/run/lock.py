@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.errors import UserError
+from lockstep.files.untrusted import Refused, open_regular
 
 NAME = "lock"
 
@@ -46,6 +47,15 @@ def require_free(run: Path) -> None:
             _acquire(descriptor, run)
         finally:
             os.close(descriptor)
+
+
+def is_ours(run: Path) -> bool:
+    """Whether the file is there, and a trainer's: empty, or with its holder's name."""
+    try:
+        with open_regular(run / NAME, limit=1000) as file:
+            return file.read(8) in (b"", b"process ")
+    except (OSError, Refused):
+        return False
 
 
 def is_held(run: Path) -> bool:

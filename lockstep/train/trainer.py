@@ -114,8 +114,9 @@ def _with_twin(
             raise UserError(f"{out}: another trainer went on with it just now; try again")
         if not resume:
             directory.empty(out)
-            beside.keep(config, out)
         directory.write_record(out, record)
+        if not resume:
+            beside.keep(config, out)
         checkpoint.sweep(out)  # before another process writes a part
         twin.tell(str(out))
         return _run_loop(config, twin, data, out, state, notices, watching)

@@ -100,3 +100,26 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
     assert train() == exits.DONE
+
+
+@pytest.mark.parametrize("left", [{"lock": ""}, {"lock": "process 7 on there\n"},
+                                  {"lock": "", "config.json.tmp": "{"}])  # fmt: skip
+def test_what_is_killed_before_it_is_a_run_is_begun_again(left: dict[str, str]) -> None:
+    Path("run").mkdir()
+    for name, text in left.items():
+        Path("run", name).write_text(text)
+    with lock.hold_lock(Path("run")):
+        assert train() == exits.MISTAKE  # by another, who is not dead
+    assert train() == exits.DONE
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json.tmp", "notes.txt"])
+def test_what_is_not_a_trainers_is_not_begun_again(name: str, capsys: Any) -> None:
+    Path("run").mkdir()
+    Path("run", "lock").touch()
+    Path("run", name).write_text("mine")
+    kept = name != "config.json.tmp"
+    assert train() == train("--overwrite") == (exits.MISTAKE if kept else exits.DONE)
+    if kept:
+        assert "is not a run, but not empty" in capsys.readouterr().err
+        assert Path("run", name).read_text() == "mine"
