@@ -61,7 +61,8 @@ def _cpu(measured: Row) -> str:
     cpu = measured["cpu"]
     cores = "" if cpu["cores"] is None else f", {cpu['cores']} cores"
     flags = "".join(f" {flag}" for flag in cpu["flags"] or ())
-    return f"{cpu['model'] or 'model unknown'}{flags}{cores}"
+    family = f" {cpu['family']}" if cpu.get("family") else ""  # older rows have none
+    return f"{cpu['model'] or 'model unknown'}{family}{flags}{cores}"
 
 
 def _software(measured: Row) -> str:

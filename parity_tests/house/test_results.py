@@ -57,6 +57,20 @@ def test_a_row_says_where_it_was_measured() -> None:
     assert {"numpy", "jax", "torch"} <= set(found["versions"])
 
 
+def test_cpus_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: avx2 fma\n"
+
+    def told(text: str) -> dict[str, Any]:
+        monkeypatch.setattr(Path, "read_text", lambda path: text)
+        return provenance.cpu.__wrapped__()
+
+    assert (told(text)["model"], told(text)["family"], told(text)["flags"]) == (
+        "AMD EPYC", "25/17", ["avx2"],
+    )  # fmt: skip
+    assert told(text) != told(text.replace("17", "2"))
+    assert told("")["family"] is None and told("")["flags"] is None
+
+
 def committed_files() -> Iterator[Path]:
     for folder in process.RESULTS:
         yield from (ROOT / folder).glob("*")
