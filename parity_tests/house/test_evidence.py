@@ -121,7 +121,7 @@ def test_parts_stand_beside_each_other_but_for_those_that_measure_time(
         "import pathlib, sys, time\n"
         "me, other = map(pathlib.Path, sys.argv[1:])\n"
         "me.touch()\n"
-        "for _ in range(6000):\n"
+        "for _ in range(60_000):\n"
         "    if other.exists(): break\n"
         "    time.sleep(0.01)\n"
         "else: sys.exit('alone')\n"
