@@ -9,6 +9,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+# Bytecode is written as modules are imported: pip's compiling of all of them takes half a minute,
+# and without any the suite's many processes would compile our modules every time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup train test test-rest test-cuda test-tpu finetune check evidence
 
@@ -17,7 +22,8 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP_INSTALL) -e '.[dev]'
+	$(BIN)/python -c 'import jax_impl.train, torch_ref.train'
 	touch $@
 
 train: setup
@@ -34,8 +40,7 @@ test-cuda: .venv-aot/.ready
 
 .venv-aot/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aot,peers]' \
-		pytest pytest-xdist
+	.venv-aot/bin/$(PIP_INSTALL) -e '.[aot,peers]' pytest pytest-xdist
 	touch $@
 
 test-tpu: .venv-tpu/.ready
@@ -43,8 +48,7 @@ test-tpu: .venv-tpu/.ready
 
 .venv-tpu/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-tpu
-	.venv-tpu/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu-aot]' \
-		pytest pytest-xdist
+	.venv-tpu/bin/$(PIP_INSTALL) -e '.[tpu-aot]' pytest pytest-xdist
 	touch $@
 
 finetune: setup

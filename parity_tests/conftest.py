@@ -37,7 +37,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given t
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 # Or freed tensors stay with the process: its threshold rises with the largest array that it freed.
+# What is smaller is kept, or a quarter of all page faults are of memory given back and taken anew.
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000")
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "64000000")
 
 # The suite's time is the compiler's: LLVM's optimizer is half of it, and MLIR's emitters, which
 # jax 0.10 can do without, are half of the rest.
