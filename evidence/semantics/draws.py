@@ -10,15 +10,8 @@ from flax import nnx
 
 import jax_impl.bridge
 import jax_impl.dropout
-import jax_impl.model
-import jax_impl.optim
-import jax_impl.precision
 import jax_impl.step
 import torch_ref.dropout
-import torch_ref.model
-import torch_ref.optim
-import torch_ref.precision
-import torch_ref.step
 from evidence.semantics.row import Row, as_torch
 from lockstep.model.params import initial
 from lockstep.parity.toy import start, toy

@@ -13,17 +13,11 @@ from flax import nnx
 from torch import Tensor
 
 import jax_impl.bridge
-import jax_impl.dropout
 import jax_impl.functional
-import jax_impl.loss
 import jax_impl.model
-import jax_impl.optim
 import jax_impl.precision
 import jax_impl.step
-import torch_ref.dropout
-import torch_ref.loss
 import torch_ref.model
-import torch_ref.optim
 import torch_ref.precision
 import torch_ref.step
 from evidence.semantics.row import (

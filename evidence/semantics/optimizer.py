@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 import jax_impl.accumulate
-import jax_impl.bridge
-import jax_impl.dropout
-import jax_impl.model
 import jax_impl.optim
-import jax_impl.precision
-import jax_impl.step
-import torch_ref.dropout
 import torch_ref.model
 import torch_ref.optim
-import torch_ref.precision
-import torch_ref.step
 from evidence.semantics.row import Row, error, gradient_of, normal
 from lockstep.config import OptimConfig
 from lockstep.parity.toy import toy

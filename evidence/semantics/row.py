@@ -10,12 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import jax_impl.bridge
-import jax_impl.dropout
-import jax_impl.model
-import jax_impl.optim
 import jax_impl.precision
-import jax_impl.step
 from lockstep.parity.toy import toy
 from torch_ref.bridge import from_numpy, to_numpy
 

@@ -13,17 +13,8 @@ import optax
 import torch
 from flax.training.dynamic_scale import DynamicScale
 
-import jax_impl.bridge
-import jax_impl.dropout
-import jax_impl.model
-import jax_impl.optim
 import jax_impl.precision
-import jax_impl.step
-import torch_ref.dropout
-import torch_ref.model
-import torch_ref.optim
 import torch_ref.precision
-import torch_ref.step
 from evidence.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
 from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates

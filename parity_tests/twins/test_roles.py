@@ -20,7 +20,6 @@ from torch.func import functional_call
 import jax_impl.functional
 import jax_impl.model
 import jax_impl.pure
-import jax_impl.step
 import torch_ref.model
 import torch_ref.step
 from lockstep.config import Config
