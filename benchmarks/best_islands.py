@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import markdown
 from lockstep import results, twin
 from lockstep.config import Config, from_flags
 from lockstep.exits import DONE, exit_status
@@ -57,16 +58,13 @@ def measure(side: Side, config: Config) -> list[dict[str, Any]]:
 
 
 def table(rows: dict[str, results.Row]) -> str:
-    lines = ["| choice | islands | step time | gradient's error | the same, held out |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for row in rows.values():
-        for each in row["sets"]:
-            errors = " | ".join(f"{error:.2e}" for error in each["errors"])
-            islands = f"`{each['patterns']}`" if each["patterns"] else ""
-            added = f"{each['time']:+.1%}" + " (over the budget)" * (each["time"] > BUDGET)
-            cells = (each["name"], islands, added, errors)
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    head = ["choice", "islands", "step time", "gradient's error", "the same, held out"]
+    return markdown(head, [
+        [each["name"], f"`{each['patterns']}`" if each["patterns"] else "",
+         f"{each['time']:+.1%}" + " (over the budget)" * (each["time"] > BUDGET),
+         *(f"{error:.2e}" for error in each["errors"])]
+        for row in rows.values() for each in row["sets"]
+    ])  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

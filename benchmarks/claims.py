@@ -16,11 +16,12 @@ from benchmarks import report
 from benchmarks.experiments import formats, overflow, policies
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
 from benchmarks.experiments.formats import Gap
-from benchmarks.experiments.outcome import markdown, memory, milliseconds
+from benchmarks.experiments.outcome import memory, milliseconds
 from benchmarks.experiments.run import RECORDED, load_arms
 from benchmarks.matmul import LAYOUTS
 from benchmarks.measure import Result, state_bytes
 from benchmarks.process import ROOT, relative_path
+from benchmarks.tables import markdown
 from lockstep import results
 from lockstep.config import Config
 from lockstep.errors import require

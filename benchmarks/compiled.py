@@ -24,6 +24,7 @@ from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Program
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 
 FOLDER = Path(__file__).parent / "results"
@@ -138,14 +139,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("groups", metavar="GROUP", nargs="*",
                         help="how its name begins, as 'half gpt2' (default: all)")  # fmt: skip
     given = parser.parse_args(argv)
-    try:
-        twin.require_known(given.framework)
-        left = unfinished(given.framework, given.groups)
-        require(bool(left) or not given.groups, "GROUP", given.groups, "unknown, or finished")
-        compiler = Compiler(given.framework)
-    except UserError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
+    twin.require_known(given.framework)
+    left = unfinished(given.framework, given.groups)
+    require(bool(left) or not given.groups, "GROUP", given.groups, "unknown, or finished")
+    compiler = Compiler(given.framework)
     for number, (name, (device, flags)) in enumerate(left.items()):
         began = time.perf_counter()
         config = from_flags({**flags, "steps": 1}, accelerator=True)
@@ -159,8 +156,8 @@ def main(argv: list[str] | None = None) -> int:
         said = found.get("refused") or f"{found['peak'] / 1e9:.2f} GB"
         print(f"[{number + 1}/{len(left)}] {name}: {said}", flush=True)
     compiler.close()
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -9,8 +9,8 @@ import sys
 from contextlib import closing
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.compiled import FOLDER
-from benchmarks.experiments import outcome
 from lockstep import results, twin
 from lockstep.compile import rules, targets
 from lockstep.compile.ask import Compiler
@@ -52,7 +52,7 @@ def markdown(stored: dict[str, results.Row]) -> str:
         peak, moved = ([row[what][f] / 1e9 for f in twin.MODULES] for what in ("peak", "moved"))
         figures = f"{peak[0]:.2f}", f"{peak[1]:.2f}", f"{peak[0] / peak[1]:.2f}"
         rows.append([name, *figures, *(f"{each:.1f}" for each in moved)])
-    return outcome.markdown(HEAD, rows)
+    return tables.markdown(HEAD, rows)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,10 +5,10 @@ On a CPU, which has no units for these formats: what is timed is the emulation.
 
 from pathlib import Path
 
-from benchmarks.experiments.outcome import markdown
 from benchmarks.measure import Result, tokens_per_step
 from benchmarks.report import load, merge_rounds, refusal
 from benchmarks.suites import NARROW
+from benchmarks.tables import markdown
 from lockstep.config import Config
 
 HEAD = ["policy", "JAX, ms", "over fp32's", "PyTorch, ms", "over fp32's"]

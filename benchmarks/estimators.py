@@ -10,14 +10,17 @@ no formula: it compiles the program, as `lockstep compile` does.
 import json
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.compiled import FOLDER
 from lockstep import devices, results
 from lockstep.compile.ask import Compiler
 from lockstep.config import Config, from_flags
 from lockstep.config.policy import BYTES
 from lockstep.errors import UserError
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.plan import memory, shape
 from lockstep.plan.setting import Setting, backend
@@ -90,36 +93,31 @@ def with_formulas(row: dict[str, Any]) -> dict[str, Any]:
 
 def markdown(stored: dict[str, results.Row]) -> str:
     """GB, and of an estimate what it is off by."""
-    lines = [f"| GB | {' | '.join(COLUMNS.values())} |", "| --- |" + " --- |" * len(COLUMNS)]
+    rows = []
     for name, row in stored.items():
-        found, cells = with_formulas(row), []
+        found, cells = with_formulas(row), [name]
         for column in COLUMNS:
             value, truth = found[column], found["jax" if column == "plan jax" else "torch"]
             text = "" if value is None else f"{value / 1e9:.2f}"
             if value is not None and column not in ("torch", "jax"):
                 text += f" ({value / truth - 1:+.1%})"
             cells.append(text)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return tables.markdown(["GB", *COLUMNS.values()], rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line, which takes no words."""
     Parser(prog="python -m benchmarks.estimators", description=__doc__).parse_args(argv)
     known = results.read(FILE)
-    try:
-        compilers = {name: Compiler(name) for name in ("torch", "jax")}
+    with closing(Compiler("torch")) as torch, closing(Compiler("jax")) as jax:
+        compilers = {"torch": torch, "jax": jax}
         for name, cell in names().items():
             if name not in known:
                 results.put(FILE, [results.row(name, DEVICE, **measure(cell, compilers))])
-    except UserError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
-    for compiler in compilers.values():
-        compiler.close()
     print(markdown(results.read(FILE)))
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

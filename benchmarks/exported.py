@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import tables
 from benchmarks.process import say
 from lockstep import results, twin
 from lockstep.data import batches, corpus
@@ -145,17 +146,16 @@ def write(logits: Logits, context: int) -> str:
 
 def markdown(rows: dict[str, Row]) -> str:
     """The least time of all turns, which other load disturbs least."""
-    head = "| | MB | validation loss | text as PyTorch's | ms, least | of PyTorch's time |"
-    lines = [head, "| --- |" + " --- |" * 5]
-    base = rows["PyTorch twin"]
+    head = ["", "MB", "validation loss", "text as PyTorch's", "ms, least", "of PyTorch's time"]
+    base, lines = rows["PyTorch twin"], []
     for name, row in rows.items():
         least = min(row["seconds"])
         same = sum(a == b for a, b in zip(row["text"], base["text"]))
-        lines.append(
-            f"| {name} | {row['bytes'] / 1e6:.1f} | {row['loss']:.5f} | {same} of {LENGTH} bytes | "
-            f"{least * 1e3:.1f} | {least / min(base['seconds']):.2f} |"
-        )
-    return "\n".join(lines)
+        lines.append([
+            name, f"{row['bytes'] / 1e6:.1f}", f"{row['loss']:.5f}", f"{same} of {LENGTH} bytes",
+            f"{least * 1e3:.1f}", f"{least / min(base['seconds']):.2f}",
+        ])  # fmt: skip
+    return tables.markdown(head, lines)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import compiled
+from benchmarks import compiled, tables
 from benchmarks import memory as measured
 from benchmarks.cells import Flags
 from lockstep import devices, twin
@@ -245,18 +245,17 @@ def fit_all() -> dict[str, Any]:
 
 def markdown(content: dict[str, Any]) -> str:
     """Of each group the errors on cells that were not fitted."""
-    lines = [
-        "| group | held out | lowest | median | highest | fresh | lowest | highest | raised "
-        "| seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["group", "held out", "lowest", "median", "highest", "fresh", "lowest", "highest",
+            "raised", "seconds"]  # fmt: skip
+    rows = []
     for name, errors in content["errors"].items():
         fresh, seconds = content["fresh"][name], content["seconds"].get(name, [])
-        row = [name, str(len(errors)), *_percent(errors, min, np.median, max), str(len(fresh)),
-               *_percent(fresh, min, max), f"{content['groups'][name]['raised'] - 1:.1%}",
-               " to ".join(_percent(seconds, min, max))]  # fmt: skip
-        lines.append(f"| {' | '.join(row)} |".replace("  to  ", " "))
-    return "\n".join(lines)
+        rows.append([
+            name, str(len(errors)), *_percent(errors, min, np.median, max), str(len(fresh)),
+            *_percent(fresh, min, max), f"{content['groups'][name]['raised'] - 1:.1%}",
+            " to ".join(filter(None, _percent(seconds, min, max))),
+        ])  # fmt: skip
+    return tables.markdown(head, rows)
 
 
 def _percent(errors: list[float], *figures: Callable[[list[float]], float]) -> list[str]:

@@ -15,7 +15,7 @@ from benchmarks.cells import Flags
 from benchmarks.laws import Curve, Law
 from lockstep import results, twin
 from lockstep.config import Config, from_flags
-from lockstep.errors import UserError
+from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser
 from lockstep.model import params
 from lockstep.model.state import initial_state
@@ -129,16 +129,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE", type=Path, required=True,
                         help="where the row goes, as a line of JSON; the picture goes into the "
                         "folder FILE without its suffix")  # fmt: skip
-    try:
-        given = parser.parse_args(argv)
-        twin.require_known(given.framework)
-        require_writable_file(given.out)
-        measure, began = Measure(given.framework, given.device), time.perf_counter()
-        panels = curves(measure)
-        found = judge(measure, panels)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    twin.require_known(given.framework)
+    require_writable_file(given.out)
+    measure, began = Measure(given.framework, given.device), time.perf_counter()
+    panels = curves(measure)
+    found = judge(measure, panels)
     row = results.row(
         f"growth {given.framework}", given.device, time.perf_counter() - began, base=BASE,
         curves=panels, laws=[law.to_json() for law in found],
@@ -148,8 +144,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = given.out.with_suffix("")
     folder.mkdir(exist_ok=True)
     plot.laws(panels, folder / f"growth-{given.framework}.png")
-    return 0 if all(law.holds or not law.binding for law in found) else 1
+    return DONE if all(law.holds or not law.binding for law in found) else FAILED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

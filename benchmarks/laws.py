@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tables import markdown
+
 COPIES = 1.02  # of the gradients: one more is needed to add to, and a few scalars
 WORST_RESIDUAL = 0.05  # of a fit, relative: beyond it the law is another one
 SQRT_SLOPE = 3.0  # residuals for each sqrt(L): two inputs kept a segment, and what rounds up
@@ -116,9 +118,8 @@ def ratios(what: str, base: float, others: dict[str, float], bounds: dict[str, f
 
 def table(row: dict[str, Any]) -> str:
     """Of a row of `benchmarks.growth`."""
-    lines = ["| law | fit, or figures | figure | bound | verdict |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    rows = []
     for law in map(Law.from_json, row["laws"]):
         held = "holds" if law.holds else "**does not hold**" if law.binding else "not bounded here"
-        lines.append(f"| {law.what} | {law.said} | {law.figure:.3g} | {law.bound:.3g} | {held} |")
-    return "\n".join(lines)
+        rows.append([law.what, law.said, f"{law.figure:.3g}", f"{law.bound:.3g}", held])
+    return markdown(["law", "fit, or figures", "figure", "bound", "verdict"], rows)

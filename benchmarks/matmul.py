@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import tables
 from lockstep import results
-from lockstep.errors import UserError, require, require_range
+from lockstep.errors import require, require_range
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.run.directory import require_writable_file
 
@@ -99,14 +101,13 @@ def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
 
 def markdown(row: dict[str, Any]) -> str:
     single, n = row["rows"][0]["flops_per_second"], row["size"]
-    lines = [f"| {row['framework']}, {n} x {n} | layout | multiplied in | GFLOP/s | "
-             "over float32's x w |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for each in row["rows"]:
-        rate = each["flops_per_second"]
-        cells = [each["dtype"], each["layout"], each["multiplied"] or "unknown",
-                 f"{rate / 1e9:,.0f}", f"{rate / single:.3g}"]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    head = [f"{row['framework']}, {n} x {n}", "layout", "multiplied in", "GFLOP/s",
+            "over float32's x w"]  # fmt: skip
+    return tables.markdown(head, [
+        [each["dtype"], each["layout"], each["multiplied"] or "unknown",
+         f"{rate / 1e9:,.0f}", f"{rate / single:.3g}"]
+        for each in row["rows"] for rate in [each["flops_per_second"]]
+    ])  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -119,27 +120,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
     )
-    try:
-        given = parser.parse_args(argv)
-        names = ", ".join(FRAMEWORKS)
-        require(given.framework in FRAMEWORKS, "FRAMEWORK", given.framework, f"use {names}")
-        devices = ("cpu", "cuda")
-        require(given.device in devices, "--device", given.device, "unknown; use cpu or cuda")
-        require_range("--size", given.size, 2, LARGEST)
-        if given.out:
-            require_writable_file(given.out)
-        began = time.perf_counter()
-        rows = measure(given.framework, given.device, given.size)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    names = ", ".join(FRAMEWORKS)
+    require(given.framework in FRAMEWORKS, "FRAMEWORK", given.framework, f"use {names}")
+    devices = ("cpu", "cuda")
+    require(given.device in devices, "--device", given.device, "unknown; use cpu or cuda")
+    require_range("--size", given.size, 2, LARGEST)
+    if given.out:
+        require_writable_file(given.out)
+    began = time.perf_counter()
+    rows = measure(given.framework, given.device, given.size)
     row = results.row(f"matmul {given.framework}", given.device, time.perf_counter() - began,
                       framework=given.framework, size=given.size, rows=rows)  # fmt: skip
     print(markdown(row))
     if given.out:
         results.put(given.out, [row])
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -18,7 +18,7 @@ from benchmarks.suites import REMAT
 from lockstep import results, twin
 from lockstep.config import from_flags
 from lockstep.config.policy import BYTES
-from lockstep.errors import UserError
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -101,19 +101,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("framework", metavar="FRAMEWORK", help="jax, torch")
     parser.add_argument("--fresh", action="store_true", help="the cells that are never fitted")
     given = parser.parse_args(argv)
-    try:
-        twin.require_known(given.framework)
-    except UserError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
+    twin.require_known(given.framework)
     cells, measured, began = drawn(given.fresh), [], time.perf_counter()
     for number, cell in enumerate(cells):
         measured.append(measure(given.framework, cell))
         print(f"[{number + 1}/{len(cells)}] {measured[-1]}", flush=True)
     name, seconds = given.framework + "-fresh" * given.fresh, time.perf_counter() - began
     results.put(RESULTS, [results.row(name, "cpu", seconds, cells=measured)])
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import tables
 from benchmarks.experiments.arm import TOY
 from lockstep import results, twin
 from lockstep.config import from_flags
-from lockstep.errors import UserError, require
+from lockstep.errors import require
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.model import params
 from lockstep.model.state import initial_state
@@ -103,15 +105,14 @@ def measure(framework: str) -> dict[str, Any]:
 
 def markdown(content: dict[str, Any]) -> str:
     kinds = ("weights", "moments", "gradients")
-    lines = [f"| {content['framework']}: bytes a parameter | {' | '.join(kinds)} | in all |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for label, sizes in content["bytes"].items():
-        cells = [f"{sizes[kind]:g}" for kind in kinds]
-        lines.append(f"| {label} | {' | '.join(cells)} | {sum(sizes.values()):g} |")
-    lines += ["", "| optimizer | parameters | moments |", "| --- | --- | --- |"]
-    for row in content["moments"]:
-        lines.append(f"| {row['made']} | {row['parameters']} | {', '.join(row['moments'])} |")
-    return "\n".join(lines)
+    sizes = tables.markdown([f"{content['framework']}: bytes a parameter", *kinds, "in all"], [
+        [label, *(f"{sizes[kind]:g}" for kind in kinds), f"{sum(sizes.values()):g}"]
+        for label, sizes in content["bytes"].items()
+    ])  # fmt: skip
+    moments = tables.markdown(["optimizer", "parameters", "moments"], [
+        [row["made"], row["parameters"], ", ".join(row["moments"])] for row in content["moments"]
+    ])  # fmt: skip
+    return f"{sizes}\n\n{moments}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,24 +122,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
     )
-    try:
-        given = parser.parse_args(argv)
-        names = ", ".join(twin.MODULES)
-        require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
-        if given.out:
-            require_writable_file(given.out)
-        began = time.perf_counter()
-        content = measure(given.framework)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    names = ", ".join(twin.MODULES)
+    require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
+    if given.out:
+        require_writable_file(given.out)
+    began = time.perf_counter()
+    content = measure(given.framework)
     print(markdown(content))
     if given.out:
         seconds = time.perf_counter() - began
         results.put(given.out, [results.row(f"optimizer-state {given.framework}", "cpu", seconds,
                                             **content)])  # fmt: skip
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

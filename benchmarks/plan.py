@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import fit
+from benchmarks import fit, tables
 from benchmarks.measure import tokens_per_step
 from benchmarks.memory import with_accumulators
 from benchmarks.report import load, merge_rounds
@@ -151,22 +151,21 @@ def fit_all() -> dict[str, Any]:
 
 def markdown(content: dict[str, Any]) -> str:
     """The fitted figures, and the errors on programs that were not fitted."""
-    lines = ["| fitted | to | programs | median error | worst |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    rows = []
     for name, errors in content["seconds off"].items():
         share = f"{content['efficiency'][name]:.0%}"
-        lines.append(_row(f"share of the roofline's speed: {name}", share, errors))
+        rows.append(_row(f"share of the roofline's speed: {name}", share, errors))
     for name, errors in content["resident off"].items():
         kept = f"{content['libraries'][name] / 2**20:.0f} MiB"
-        lines.append(_row(f"what libraries keep resident: {name}", kept, errors))
-    return "\n".join(lines)
+        rows.append(_row(f"what libraries keep resident: {name}", kept, errors))
+    return tables.markdown(["fitted", "to", "programs", "median error", "worst"], rows)
 
 
-def _row(what: str, fitted: str, errors: list[float]) -> str:
-    off = " | "
+def _row(what: str, fitted: str, errors: list[float]) -> list[str]:
+    off = ["", ""]
     if errors:
-        off = f"{statistics.median(map(abs, errors)):.0%} | {max(errors, key=abs):+.0%}"
-    return f"| {what} | {fitted} | {len(errors)} | {off} |"
+        off = [f"{statistics.median(map(abs, errors)):.0%}", f"{max(errors, key=abs):+.0%}"]
+    return [what, fitted, str(len(errors)), *off]
 
 
 def main(argv: list[str] | None = None) -> int:

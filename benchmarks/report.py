@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks import laws, matmul, plot, speed
 from benchmarks.cells import CONTENDERS, workload
-from benchmarks.experiments.outcome import markdown
 from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.process import words
+from benchmarks.tables import markdown
 from benchmarks.tolerances import final_loss
 from lockstep import results as stored
 from lockstep.config import Config
@@ -157,8 +157,7 @@ def table(results: list[Result]) -> str:
         return f"Refused: {why}."
     order = list(CONTENDERS)
     results = sorted(results, key=lambda r: (_rows(r), order.index(r["cell"]["contender"])))
-    lines = [HEAD, ["---"] * len(HEAD), *map(_row, results)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return markdown(HEAD, map(_row, results))
 
 
 def _rows(result: Result) -> tuple:

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.cells import CONTENDERS, Cell, Flags
 from benchmarks.measure import take
 from benchmarks.suites import SMALL
 from lockstep import results
 from lockstep.errors import UserError, require, require_range
+from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -155,18 +157,17 @@ def holds(result: dict[str, Any]) -> bool:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    lines = ["| race | speed, theirs = 1 | 95 % interval | pairs of turns | floor | verdict |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    rows = []
     for result in results:
         bounded = result["floor"] is not None
-        cells = [
+        rows.append([
             result["name"].removeprefix("race "), f"{result['speed']:.3f}",
             f"{result['low']:.3f} to {result['high']:.3f}", str(len(result["seconds"])),
             f"{result['floor']:g}" if bounded else "",
             ("holds" if holds(result) else "**falls short**") if bounded else "",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ])  # fmt: skip
+    head = ["race", "speed, theirs = 1", "95 % interval", "pairs of turns", "floor", "verdict"]
+    return tables.markdown(head, rows)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -179,31 +180,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="where the rows go, as lines of JSON"
     )
-    try:
-        given = parser.parse_args(argv)
-        require_range("--pairs", given.pairs, 20)
+    given = parser.parse_args(argv)
+    require_range("--pairs", given.pairs, 20)
+    if given.out:
+        require_writable_file(given.out)
+    found = []
+    for name in given.ours:
+        require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")
+    for race in (race for race in RACES if race.ours in given.ours):
+        began = time.perf_counter()
+        measured = run(race, given.pairs)
+        took = time.perf_counter() - began
+        found.append(results.row(f"race {race.name}", "cpu", took, **measured, base=SMALL))
+        print(json.dumps({k: v for k, v in measured.items() if k != "seconds"}), flush=True)
         if given.out:
-            require_writable_file(given.out)
-        found = []
-        for name in given.ours:
-            require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")
-        for race in (race for race in RACES if race.ours in given.ours):
-            began = time.perf_counter()
-            measured = run(race, given.pairs)
-            took = time.perf_counter() - began
-            found.append(results.row(f"race {race.name}", "cpu", took, **measured, base=SMALL))
-            print(json.dumps({k: v for k, v in measured.items() if k != "seconds"}), flush=True)
-            if given.out:
-                results.put(given.out, found)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            results.put(given.out, found)
     print(markdown(found))
-    return 0 if all(map(holds, found)) else 1
+    return DONE if all(map(holds, found)) else FAILED
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--racer"]:
         answer(*sys.argv[2:])
     else:
-        sys.exit(main())
+        sys.exit(exit_status(main))

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.process import say
 from lockstep import results
 from lockstep.cli import trainers
@@ -76,14 +77,13 @@ def train_one_step(framework: str) -> int:
 
 
 def markdown(rows: dict[str, Row]) -> str:
-    lines = ["| command | CPU-s, least | median | at most | imports, s |", "| --- |" + " --- |" * 4]
+    lines = []
     for name, row in rows.items():
         seconds, (_, most) = row["cpu_seconds"], COMMANDS[name]
         imports = ", ".join(f"{each} {took:.2f}" for each, took in row["imports"].items())
-        cells = [f"`{name}`", f"{min(seconds):.2f}", f"{statistics.median(seconds):.2f}",
-                 f"{most:g}", imports]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([f"`{name}`", f"{min(seconds):.2f}", f"{statistics.median(seconds):.2f}",
+                      f"{most:g}", imports])  # fmt: skip
+    return tables.markdown(["command", "CPU-s, least", "median", "at most", "imports, s"], lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.outcome import markdown
+from benchmarks.tables import markdown
 from lockstep import results, twin
 from lockstep.config import Config, from_flags
 from lockstep.errors import require_range

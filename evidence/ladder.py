@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.experiments.outcome import markdown
+from benchmarks.tables import markdown
 from evidence import bounds
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS

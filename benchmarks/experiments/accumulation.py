@@ -5,13 +5,13 @@ from benchmarks.experiments.outcome import (
     Arms,
     closing,
     failure_row,
-    markdown,
     mebibytes,
     memory,
     milliseconds,
     share,
 )
 from benchmarks.plot import Panel
+from benchmarks.tables import markdown
 
 WHAT = "128 rows in 1, 4, 16 micro-batches; and 8 rows directly"
 ROWS, SPLITS = 128, (1, 4, 16)

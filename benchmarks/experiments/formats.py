@@ -10,9 +10,10 @@ import numpy as np
 
 from benchmarks.cells import Flags
 from benchmarks.experiments.arm import SEEDS, TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
+from benchmarks.experiments.outcome import Arms, closing, failure_row
 from benchmarks.measure import Result
 from benchmarks.plot import Panel, steps
+from benchmarks.tables import markdown
 
 WHAT = "loss against format, over five seeds"
 SINGLE, HALF, NEAREST = "fp32", "bf16", "nvfp4, to nearest"

@@ -54,11 +54,6 @@ def milliseconds(result: Result) -> float:
     return 1e3 * result["tokens_per_step"] / result["tokens_per_second"]
 
 
-def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def failure_row(result: Result, head: list[str], told: int) -> list[str] | None:
     """The row of an arm that could not run, after its first cells; None if it could."""
     if result["status"] == "ok":

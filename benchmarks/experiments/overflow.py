@@ -4,8 +4,9 @@ import math
 
 from benchmarks.cells import Flags
 from benchmarks.experiments.arm import TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
+from benchmarks.experiments.outcome import Arms, closing, failure_row
 from benchmarks.plot import Curve, Panel, steps
+from benchmarks.tables import markdown
 from lockstep.config.model import LARGEST
 
 WHAT = "fp16 at lr 3e-3: the loss scale at work, and none at all"

@@ -5,13 +5,13 @@ from benchmarks.experiments.outcome import (
     Arms,
     closing,
     failure_row,
-    markdown,
     mebibytes,
     memory,
     milliseconds,
     share,
 )
 from benchmarks.plot import Panel, steps
+from benchmarks.tables import markdown
 
 WHAT = "fp32, bf16 and fp16: time, memory and loss"
 POLICIES = ("fp32", "bf16", "fp16")

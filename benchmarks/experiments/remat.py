@@ -9,12 +9,12 @@ from benchmarks.experiments.outcome import (
     Arms,
     closing,
     failure_row,
-    markdown,
     mebibytes,
     memory,
     milliseconds,
 )
 from benchmarks.plot import Panel
+from benchmarks.tables import markdown
 
 WHAT = "the 30m model with it, without, and with half the micro-batch"
 PLAIN, BLOCK, HALVES = "none", "block", "two halves"

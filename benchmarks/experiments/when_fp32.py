@@ -1,9 +1,10 @@
 """Where bfloat16 fails and float32 does not: small updates to master weights, and long sums."""
 
 from benchmarks.experiments.arm import TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failure_row, markdown
+from benchmarks.experiments.outcome import Arms, closing, failure_row
 from benchmarks.experiments.sums import NARROW, WIDE
 from benchmarks.plot import Panel, steps
+from benchmarks.tables import markdown
 
 WHAT = "master weights at a small rate, and long sums: bf16 or fp32"
 SINGLE, HALF, SUMS = "fp32 weights", "bf16 weights", "sums"

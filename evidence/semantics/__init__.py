@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 import jax
 
+from benchmarks.tables import markdown
 from evidence.semantics.draws import bernoulli, initialisation
 from evidence.semantics.losses import cross_entropy, ignored_targets
 from evidence.semantics.numerics import (
@@ -61,8 +62,7 @@ def rows() -> Iterator[Row]:
 def table(measured: list[Row]) -> str:
     head = ("what", "PyTorch", "JAX's or the library's default", "figure for the default",
             "what Lockstep does", "figure for Lockstep")  # fmt: skip
-    lines = [head, ("---",) * len(head), *(row.cells() for row in measured)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(head, (row.cells() for row in measured))
 
 
 def versions() -> str:
