@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from zlib import crc32
 
 import numpy as np
@@ -136,15 +137,15 @@ def test_the_median_is_the_middle_figure() -> None:
 
 def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
     built = start(framework, config, perturbed_state(config))
+    windows = np.stack([window(config, step) for step in range(config.optim.steps)])
 
+    @cache
     def of(perturbation: Perturbation) -> Made:
         built.load(perturbation.state(perturbed_state(config)))
-        windows = np.stack([window(config, step) for step in range(config.optim.steps)])
         given = perturbation.windows(windows)
         return Made(np.array([built.step(built.place(w))().loss for w in given]))
 
-    runs: dict[Perturbation, Made] = {}
-    return lambda perturbation: runs.setdefault(perturbation, of(perturbation))
+    return of
 
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
