@@ -15,7 +15,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c c
 # and without any the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup train test test-rest test-cuda test-tpu finetune check evidence
+.PHONY: setup train test suite test-rest test-cuda test-tpu finetune check evidence
 
 setup: .venv/.ready
 
@@ -29,7 +29,10 @@ setup: .venv/.ready
 train: setup
 	$(BIN)/python -m jax_impl.train --policy bf16
 
-test: setup check
+test: setup  # mypy is one process: beside it the suite has the other cores
+	$(MAKE) --no-print-directory -j 2 check suite
+
+suite: setup
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10
 
 test-rest: setup
