@@ -8,6 +8,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import CodeType
 from typing import Any
 
 FRAMES = 4  # the last ones of the user's, shown with an exception
@@ -19,6 +21,14 @@ class Mistake(Exception):
     def __init__(self, line: str, frames: Sequence[str] = ()) -> None:
         super().__init__(line)
         self.frames = list(frames)
+
+
+class AsWritten(SourceFileLoader):
+    """Compiled each time, as `python FILE` does: kept bytecode is taken for that of another
+    text of the same length, written in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 class User:
@@ -53,7 +63,8 @@ class User:
             if not os.path.isfile(path):
                 raise Mistake(f"{name}: no such file; name a file with build and loss")
             sys.path.insert(0, os.path.dirname(path))
-            spec = importlib.util.spec_from_file_location("lockstep_user_program", path)
+            loader = AsWritten("lockstep_user_program", path)
+            spec = importlib.util.spec_from_file_location(loader.name, loader=loader)
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses look their module up

@@ -1,6 +1,7 @@
 """What a user or a trace gets wrong: one clear line, and the user's own last frames."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -95,6 +96,17 @@ def test_an_exception_is_shown_with_the_user_s_own_last_frames(tmp_path: Path) -
     assert [frame.partition(": ")[2] for frame in caught.value.frames] == [
         "return inner(batch)", "return x['y']"
     ]  # fmt: skip
+
+
+def test_a_program_is_read_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes kept bytecode for that of a text of one length and one second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for value in (1, 2):
+        path = small(tmp_path, text=f"SAME = {value}")
+        os.utime(path, (1e9, 1e9))
+        assert value == User(str(path)).module.SAME
 
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
