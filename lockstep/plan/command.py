@@ -72,6 +72,8 @@ def _plan(given: argparse.Namespace) -> int:
         device = replace(device, memory=given.memory * devices.GB)
     names = list(device.frameworks) if given.framework is None else [given.framework]
     twin.require_known(names[0])
+    remedy = f"does not run on {device.name}; use {', '.join(device.frameworks)}"
+    require(names[0] in device.frameworks, "--framework", names[0], remedy)
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
     if given.devices is not None:
         return many.run(given, model, device, names, tokens)

@@ -18,7 +18,7 @@ from lockstep.plan.recommend import SAME, Choice
 from lockstep.plan.shape import Shape
 
 ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
-ALONE = ("exact", "measure", "price")
+ALONE = ("exact", "measure", "price", "tokens")
 
 
 def add_flags(sub: argparse.ArgumentParser) -> None:
