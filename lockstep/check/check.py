@@ -57,7 +57,7 @@ def run(
                 rungs.accumulation(port, reference, entries, bounds),
                 rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
-    roots, echoes = locate.find_roots(climbed, calls, partnerless)
+    roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
     roots = _unmatched(found, climbed[1]) + roots
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]

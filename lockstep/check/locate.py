@@ -45,17 +45,18 @@ class Root:
         )  # fmt: skip
 
 
-def find_roots(rungs: list[Rung], calls: Calls, partnerless: list[str]) -> tuple[list[Root], int]:
+def find_roots(
+    rungs: list[Rung], calls: Calls, partnerless: list[str], tapped: set[str]
+) -> tuple[list[Root], int]:
     """The roots, first in the order of the program, and how many findings follow from them."""
     by_number = {rung.number: rung for rung in rungs}
     forward = _fold_inputs(by_number["2i"].spots if "2i" in by_number else [], calls)
     backward = by_number["3i"].spots if "3i" in by_number else []
-    suspects = _suspects(forward, calls)
+    suspects = _suspects(forward, calls, partnerless)
     own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
     own = _first_backward(own, calls)
-    roots = _group(forward, "forward", calls, partnerless) + _group(
-        own, "backward", calls, partnerless
-    )
+    roots = _group(forward, "forward", calls, partnerless, tapped)
+    roots += _group(own, "backward", calls, partnerless, tapped)
     updates = by_number["4i"].spots if "4i" in by_number else []
     roots += group_updates(updates)
     initial = by_number["0"].spots if "0" in by_number else []
@@ -102,8 +103,11 @@ def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
     return kept
 
 
-def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
-    """The calls whose cotangent passes a place where the forward pass is wrong."""
+def _suspects(forward: list[Spot], calls: Calls, partnerless: list[str]) -> set[str]:
+    """The calls whose cotangent passes a place where the forward pass is wrong.
+
+    Inside one without a partner, whose cotangent is not the reference's then, all are.
+    """
     parents = calls.parents()
     children: dict[str, list[str]] = {}
     for call in calls.names:
@@ -126,6 +130,13 @@ def _suspects(forward: list[Spot], calls: Calls) -> set[str]:
             found |= {s for s in siblings if ended[s] < ended[call]}
             call = parents.get(call, "")
         found.add(spot.where)
+    for call in calls.names:
+        for outer in above(call, parents):
+            if outer not in partnerless:
+                break
+            if outer in found:
+                found.add(call)
+                break
     return found
 
 
@@ -139,8 +150,10 @@ def _follows(
                        for a in calls.aliases.get(spot.where.partition("[")[0], []))}  # fmt: skip
     if any(root.where.partition("#")[0] in owners for root in forward):
         return True
-    # A parameter whose module was not looked at belongs to whoever holds it.
     looked_at = {call.partition("#")[0] for call in calls.names if call not in partnerless}
+    if (owners - looked_at) & {call.partition("#")[0] for call in suspects}:
+        return True
+    # A parameter whose module was not looked at belongs to whoever holds it.
     return not owners & looked_at and any(
         o.startswith(scope)
         for o in owners
@@ -166,7 +179,7 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
         last: dict[str, Spot] = {}
         for spot in sorted(inside, key=lambda spot: ended[spot.where]):
             last[parents.get(spot.where, "")] = spot
-        follow = _suspects(list(last.values()), calls)
+        follow = _suspects(list(last.values()), calls, [])
         tensors = {c.partition("#")[0] for c in follow} | {d.where.partition("#")[0] for d in dead}
         rest = [
             s for s in spots if s not in dead and s.where not in follow
@@ -180,11 +193,13 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
     return cotangents + [spot for spot in spots if spot.rule == "gradient"]
 
 
-def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[str]) -> list[Root]:
+def _group(
+    spots: list[Spot], direction: str, calls: Calls, partnerless: list[str], tapped: set[str]
+) -> list[Root]:
     """The same place in several layers is one root."""
     groups: dict[str, list[Spot]] = {}
     for spot in spots:
-        groups.setdefault(_place(spot, calls, partnerless), []).append(spot)
+        groups.setdefault(_place(spot, calls, partnerless, tapped), []).append(spot)
     roots = []
     for place, members in groups.items():
         root = _root_of(members[0].rung, place, direction, members)
@@ -194,7 +209,7 @@ def _group(spots: list[Spot], direction: str, calls: Calls, partnerless: list[st
     return roots
 
 
-def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
+def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -> str:
     """In words, for all layers at once."""
     here = names.wildcard(spot.where.partition("[")[0])
     if spot.rule == "state":
@@ -221,7 +236,9 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str]) -> str:
     ]
     if spot.rule == "cotangent":
         return f"what uses {here}"
-    return f"{here}, after {names.wildcard(inner[-1])}" if inner else here
+    if inner:
+        return f"{here}, after {names.wildcard(inner[-1])}"
+    return f"up to {here}" if spot.where in tapped else here
 
 
 def _are_layers(a: str, b: str, calls: Calls) -> bool:

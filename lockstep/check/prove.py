@@ -30,6 +30,12 @@ class Trial:
         """The modules, and "loss"."""
         return {where.partition("#")[0] for where, _ in self.spots}
 
+    @property
+    def tapped(self) -> set[str]:
+        """The reference's calls of which the port shows what comes out, and not what goes in."""
+        kinds = self.free.calls.kinds
+        return {r for p, r in self.pairing.calls.items() if kinds[p] == "tap"}
+
     def touches(self, entry: Entry) -> bool:
         owner = (entry.alias or entry.reference.name).rpartition(".")[0]
         return not self.wrong.isdisjoint({owner, owner.rpartition(".")[0]})

@@ -67,6 +67,27 @@ def test_four_bugs_of_a_jax_port_have_four_causes(
     ]  # fmt: skip
 
 
+def test_a_tap_is_blamed_with_what_stands_before_it(
+    torch_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain JAX shows what comes out of a layer, and not what goes in; and not all layers."""
+    text = (EXAMPLES / "gpt_jax.py").read_text()
+    renamed = {'f"blocks.{i}"': 'f"h.{i}"', "attn.proj": "attn.c_proj", "mlp.down": "mlp.c_proj"}
+    bugs = {"approximate=True": "approximate=False", "(D // H) ** 0.5": "D**0.5", "1e-5": "1e-6"}
+    for old, new in (renamed | bugs).items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "port.py").write_text(text)
+    found = tmp_path / "report.json"
+    run(capsys, str(torch_folder), str(tmp_path / "port.py"), "--json", str(found))
+    roots = json.loads(found.read_text())["roots"]
+    assert {(root["where"], root["cause"]) for root in roots} == {
+        ("up to h.*.ln_1; up to h.*.ln_2; up to ln_f", "LayerNorm, eps 1e-06, for eps 1e-05"),
+        ("up to h.*.attn.c_proj", "attention, scale: 1/sqrt(width), for 1/sqrt(head size)"),
+        ("up to h.*.mlp.c_proj", "GELU (erf) for GELU (tanh)"),
+    }
+
+
 @pytest.mark.parametrize("port", ["gpt_jax.py", "gpt_nnx.py", "gpt_lockstep.py"])
 def test_ports_of_transformers_gpt2(
     port: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -72,28 +72,28 @@ class Scene:
 
 
 def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
-    """The place itself; and where it ends with a linear layer, what that layer is given."""
+    """The place itself; and where it ends with a linear layer, what that layer is given.
+
+    A tap after a linear layer is such a place, too: what it shows begins at the tap before it.
+    """
     calls = evidence.calls
     if spot.ours is None or spot.theirs is None:
         return
     parents = calls.parents()
     leaf = spot.rule == "output" and spot.where not in parents.values()
     around = parents.get(spot.where, "") if spot.rule == "input" else spot.where
-    operands: Arrays = {}
-    if f"in/{around}" in calls.arrays:
-        operands["input"] = calls.arrays[f"in/{around}"]
-    for call in calls.names:
-        if call == spot.where:
-            break
-        if parents.get(call) == around and f"act/{call}" in calls.arrays:
-            operands[call] = calls.arrays[f"act/{call}"]
+    operands = _operands(around, spot.where, calls)
     weights = _weights_of(spot.where, evidence) if leaf else {}
     scene = Scene(spot.rule, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
                   weights, evidence.framework, evidence.reference.group("batch/0"))  # fmt: skip
     yield scene
-    inner = next((c for c in reversed(operands) if c != "input"), "")
-    same = inner and np.array_equal(operands[inner].ravel(), spot.theirs.ravel())
-    held = _weights_of(inner, evidence) if same else {}
+    if leaf and spot.where in evidence.trial.tapped:
+        inner, operands = spot.where, _operands(parents[spot.where], spot.where, calls)
+    else:
+        inner = next((c for c in reversed(operands) if c != "input"), "")
+        same = inner and np.array_equal(operands[inner].ravel(), spot.theirs.ravel())
+        inner = inner if same else ""
+    held = _weights_of(inner, evidence) if inner else {}
     kernel, given = held.get("weight", held.get("kernel")), calls.arrays.get(f"in/{inner}")
     if kernel is None or given is None or kernel.ndim != 2 or spot.rule != "output":
         return
@@ -101,6 +101,20 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
     if kernel.shape == (given.shape[-1], spot.theirs.shape[-1]):
         others = {name: x for name, x in operands.items() if name != inner}
         yield replace(scene, operands=others, before=given.shape, last=(kernel, held.get("bias")))
+
+
+def _operands(around: str, before: str, calls: Calls) -> Arrays:
+    """What the reference's module `around` is given, and what it has made before a call in it."""
+    found: Arrays = {}
+    if f"in/{around}" in calls.arrays:
+        found["input"] = calls.arrays[f"in/{around}"]
+    parents = calls.parents()
+    for call in calls.names:
+        if call == before:
+            break
+        if parents.get(call) == around and f"act/{call}" in calls.arrays:
+            found[call] = calls.arrays[f"act/{call}"]
+    return found
 
 
 def _weights_of(call: str, evidence: Evidence) -> Arrays:
