@@ -1,5 +1,5 @@
 """A small Llama from end to end: made, tuned on chats with adapters in both frameworks, exported,
-loaded by transformers, asked. Two minutes on one CPU core.
+loaded by transformers, asked. A minute on one CPU core.
 
     python examples/finetune/finetune.py [FOLDER]
 """
