@@ -15,45 +15,42 @@ WIDE = (jnp.float64, jnp.complex128)
 
 def narrow_operations(jaxpr: Any) -> Iterator[str]:
     """The operations that make a narrower float of a float64, in inner programs too."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         wide = any(getattr(v.aval, "dtype", None) in WIDE for v in eqn.invars)
         for out in eqn.outvars:
             dtype = getattr(out.aval, "dtype", None)
             narrower = dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
             if wide and narrower and dtype not in WIDE and out.aval.size > 1:
                 yield f"{eqn.primitive.name} gives {dtype}"
-        for inner in inner_programs(eqn):
-            yield from narrow_operations(inner)
 
 
 def rounded_values(jaxpr: Any) -> Iterator[str]:
     """The narrower floats of which float64 is made, such as a table that was made in float32."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         if eqn.primitive is lax.convert_element_type_p:
             x, y = eqn.invars[0].aval, eqn.outvars[0].aval
             if y.dtype in WIDE and x.dtype not in WIDE and jnp.issubdtype(x.dtype, jnp.inexact):
                 yield from [f"{x.dtype} of shape {x.shape}"] * (x.size > 1)
-        for inner in inner_programs(eqn):
-            yield from rounded_values(inner)
 
 
-def inner_programs(eqn: Any) -> Iterator[Any]:
-    for value in eqn.params.values():
-        for inner in value if isinstance(value, (list, tuple)) else [value]:
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield inner
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Those of inner programs too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (list, tuple)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
 
 
 def formats(jaxpr: Any) -> Iterator[str]:
     """The float formats of what the operations give."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         for out in eqn.outvars:
             dtype = getattr(out.aval, "dtype", None)
             if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
                 yield str(dtype)
-        for inner in inner_programs(eqn):
-            yield from formats(inner)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """One check: the reference's trace, the port's program, all rungs, the roots."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +9,13 @@ from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, Run, aliases_of, tensors_of
+from lockstep.check.program import Say
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Rung
 from lockstep.check.trace import Trace
 from lockstep.parity.compare import norm_gap
 from lockstep_recorder.recording import STATISTICS
 
-Say = Callable[[str], None]
 ROUNDED = 1e-6  # relative: some ulps of float32
 
 
@@ -150,10 +149,7 @@ def _unmatched(found: mapping.Mapping, rung: Rung) -> list[locate.Root]:
     for side, names in (("reference", found.only_reference), ("port", found.only_port)):
         if names:
             spots = [spot for spot in rung.spots if spot.where in names]
-            listed = ", ".join(names[:4]) + (
-                f" and {len(names) - 4} more" if len(names) > 4 else ""
-            )
-            root = locate.Root("1", listed, "mapping", spots, names, spots[0])
+            root = locate.Root("1", locate.list_some(names), "mapping", spots, names, spots[0])
             root.cause = f"tensors of the {side} alone: nothing on the other side fits them"
             root.remedy = "add them to the port, or pair them by hand: --map MAP"
             roots.append(root)

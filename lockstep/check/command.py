@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,8 @@ def _record(given: argparse.Namespace) -> int:
     require_python("--python", given.python)
     if given.like:
         reference = trace.read(Path(given.like))
-        running = options.program(given.program, given.python, _say)
-        try:
+        with closing(options.program(given.program, given.python, _say)) as running:
             record_like(running, reference, out)
-        finally:
-            running.close()
     else:
         compare.write_trace(given.program, given.python, out, options, _say)
     about = trace.read(out).about

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,7 @@ def compare_programs(
         asked = RecordedPort(other, recorded)
         return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
     traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
-    running = options.program(port, options.python, say)
-    try:
+    with closing(options.program(port, options.python, say)) as running:
         if options.device == "cpu":  # a GPU's memory is the reference's while it is recorded
             running.ask("facts")  # what is wrong with the port is told before the reference runs
         recorded = traced or read_reference(reference, options, say)
@@ -60,8 +60,6 @@ def compare_programs(
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say)
-    finally:
-        running.close()
 
 
 def assert_equivalent(
@@ -89,11 +87,8 @@ def read_reference(name: str, options: Options, say: Say) -> trace.Trace:
 
 
 def write_trace(name: str, python: str, out: Path, options: Options, say: Say) -> None:
-    running = options.program(name, python, say)
-    try:
+    with closing(options.program(name, python, say)) as running:
         running.record(out, options.steps)
-    finally:
-        running.close()
 
 
 def require_side(field: str, name: str, flag: str, python: str) -> None:

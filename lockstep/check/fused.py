@@ -1,9 +1,10 @@
 """A fused tensor, such as that of query, key and value, beside the tensors that make it up."""
 
 from itertools import permutations
+from math import prod
 
 from lockstep.check import names
-from lockstep.check.layout import Shape, fitting_permutations
+from lockstep.check.layout import fitting_permutations
 from lockstep.check.tensors import Tensors
 
 
@@ -22,10 +23,8 @@ def parts_of(
     for n in (3, 2):
         for members in _together(near, n, parts):
             for axis in range(len(shape)):
-                along = 1
-                for at, size in enumerate(shape):
-                    along *= size if at != axis else 1
-                lengths = [size_of(parts.shapes[m]) // along for m in members]
+                along = prod((*shape[:axis], *shape[axis + 1 :]))
+                lengths = [prod(parts.shapes[m]) // along for m in members]
                 pieces = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
                 fits = sum(lengths) == shape[axis] and all(
                     fitting_permutations(piece, parts.shapes[m])
@@ -39,13 +38,6 @@ def parts_of(
         if best:
             return best[1]
     return None
-
-
-def size_of(shape: Shape) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _together(pool: list[str], n: int, side: Tensors) -> list[tuple[str, ...]]:

@@ -1,8 +1,9 @@
 """Rung 0: mean, spread and shape of each tensor as `build` leaves it, against sampling errors."""
 
+from math import prod
+
 import numpy as np
 
-from lockstep.check.fused import size_of
 from lockstep.check.layout import Entry
 from lockstep.check.port import Port
 from lockstep.check.rungs import Rung
@@ -22,7 +23,7 @@ def compare_initial_values(entries: list[Entry], port: Port, reference: Trace) -
         if key in done or entry.reference.name not in moments or entry.alias:
             continue
         done.add(key)
-        theirs = {**moments[entry.reference.name], "size": size_of(entry.shape)}
+        theirs = {**moments[entry.reference.name], "size": prod(entry.shape)}
         figure, said = farthest_moment(port.moments(entry.port), theirs)
         rung.add("initial", str(entry.reference), figure, SIGMAS, str(entry.port), detail=said)
     return rung

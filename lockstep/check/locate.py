@@ -49,31 +49,30 @@ def find_roots(
     rungs: list[Rung], calls: Calls, partnerless: list[str], tapped: set[str]
 ) -> tuple[list[Root], int]:
     """The roots, first in the order of the program, and how many findings follow from them."""
-    by_number = {rung.number: rung for rung in rungs}
-    forward = _fold_inputs(by_number["2i"].spots if "2i" in by_number else [], calls)
-    backward = by_number["3i"].spots if "3i" in by_number else []
+    by_number = {rung.number: rung.spots for rung in rungs}
+    forward = _fold_inputs(by_number.get("2i", []), calls)
+    backward = by_number.get("3i", [])
     suspects = _suspects(forward, calls, partnerless)
     own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
     own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless, tapped)
     roots += _group(own, "backward", calls, partnerless, tapped)
-    updates = by_number["4i"].spots if "4i" in by_number else []
-    roots += group_updates(updates)
-    initial = by_number["0"].spots if "0" in by_number else []
-    if initial:
-        roots.append(_root_of("0", _listed(initial), "initial values", initial))
+    roots += group_updates(by_number.get("4i", []))
+    if initial := by_number.get("0", []):
+        kinds = sorted({names.wildcard(spot.where) for spot in initial})
+        roots.append(_root_of("0", list_some(kinds), "initial values", initial))
     roots += _unexplained(by_number, roots)
     found = sum(len(rung.spots) for rung in rungs)
     return roots, max(found - sum(len(root.spots) for root in roots), 0)
 
 
-def _unexplained(rungs: dict[str, Rung], roots: list[Root]) -> list[Root]:
+def _unexplained(rungs: dict[str, list[Spot]], roots: list[Root]) -> list[Root]:
     """What only the free runs show: the first of them, for the others follow."""
     shown = {root.direction for root in roots if root.largest.rule != "state"}
-    shown |= {"mapping"} if rungs["1"].spots else set()
+    shown |= {"mapping"} if rungs["1"] else set()
     states = any(root.largest.rule == "state" for root in roots)
     for number, (direction, after) in FREE.items():
-        spots = rungs[number].spots if not shown & after else []
+        spots = rungs[number] if not shown & after else []
         spots = [spot for spot in spots if spot.rule != "state" or not states]
         if spots:
             return [_root_of(number, spots[0].where, direction, spots[:1])]
@@ -118,9 +117,7 @@ def _suspects(forward: list[Spot], calls: Calls, partnerless: list[str]) -> set[
         if spot.rule == "state":
             continue
         if spot.rule == "loss":
-            found |= set(children.get("", [])) | {"(root)"}
-            last = children.get("(root)", [])
-            found |= set(last)
+            found |= {"(root)", *children.get("", []), *children.get("(root)", [])}
             continue
         inner = parents.get(spot.where, "") if spot.rule == "input" else spot.where
         found |= set(children.get(inner, []))
@@ -212,11 +209,9 @@ def _group(
 def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -> str:
     """In words, for all layers at once."""
     here = names.wildcard(spot.where.partition("[")[0])
-    if spot.rule == "state":
-        return here
     if spot.rule == "loss":
         return "loss"
-    if spot.rule == "gradient":
+    if spot.rule in ("state", "gradient"):
         return here
     if spot.rule == "input":
         before = calls.before(set(calls.names) - set(partnerless)).get(spot.where, "")
@@ -289,11 +284,9 @@ def group_updates(spots: list[Spot]) -> list[Root]:
 
 def _update_place(spots: list[Spot], tensors: list[str]) -> str:
     kinds = sorted({names.wildcard(t.partition("[")[0]) for t in tensors})
-    listed = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
     first = spots[0].where.split(", ")[1:]
-    return f"optimizer: {listed}, from {', '.join(first)}"
+    return f"optimizer: {list_some(kinds)}, from {', '.join(first)}"
 
 
-def _listed(spots: list[Spot]) -> str:
-    kinds = sorted({names.wildcard(spot.where) for spot in spots})
-    return ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
+def list_some(words: list[str]) -> str:
+    return ", ".join(words[:4]) + (f" and {len(words) - 4} more" if len(words) > 4 else "")

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.fused import parts_of, size_of
+from lockstep.check.fused import parts_of
 from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
@@ -47,9 +48,9 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         for entry in mapping.entries:
             if side == "port" or not entry.alias:
                 name = getattr(entry, side).name
-                sizes[name] = sizes.get(name, 0) + size_of(entry.shape)
+                sizes[name] = sizes.get(name, 0) + prod(entry.shape)
         for name, size in sizes.items():
-            whole = size_of(tensors.shapes[name])
+            whole = prod(tensors.shapes[name])
             require(size == whole, "--map", name,
                     f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
 
@@ -89,7 +90,7 @@ def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
     found: dict[str, int] = {}
     seen: dict[tuple[tuple[int, ...], int], list[str]] = {}
     for name in side.order:
-        owners = seen.setdefault((indexes[name], size_of(side.shapes[name])), [])
+        owners = seen.setdefault((indexes[name], prod(side.shapes[name])), [])
         owner = name.rpartition(".")[0]
         owners += [owner] * (owner not in owners)
         found[name] = owners.index(owner)

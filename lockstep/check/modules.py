@@ -200,7 +200,7 @@ def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     fits = [
         r for r in reference.names
         if r not in taken and _same_size(p, r, reference, port)
-        and [c for c in wildcard_digits(r)] == digits
+        and list(_digits(r)) == digits
     ]  # fmt: skip
     scored = [(_likeness(p, r, reference, port) / len(names.words(p) | names.words(r)), r)
               for r in fits]  # fmt: skip
@@ -208,7 +208,7 @@ def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     return best[1] if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1 else ""
 
 
-def wildcard_digits(name: str) -> str:
+def _digits(name: str) -> str:
     return "".join(c for part in names.segments(name) if part.isdigit() for c in part)
 
 

@@ -65,7 +65,7 @@ def words(name: str) -> set[str]:
         if (short := without_prefix(word)) is not None:
             word = f"w{short}" if f"w{short}" in MEANING else short
         stem = word if word in MEANING else word.rstrip("0123456789")
-        if (stem and stem not in LEAVES | {"value"}) or stem in ("value",):
+        if stem and stem not in LEAVES:
             found |= MEANING.get(stem, {stem})
     return found
 
@@ -120,7 +120,7 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
     `ln_1` holds a weight and a bias alone: its number is no layer's.
     """
     paths = {name: segments(name) for name in names}
-    ends = {name: len(path) - (2 if path[-1].lower() in LEAVES | BIASES | STATISTICS else 1)
+    ends = {name: len(path) - (2 if path[-1].lower() in LEAVES | STATISTICS else 1)
             for name, path in paths.items()}  # fmt: skip
     siblings: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for name, path in paths.items():

@@ -71,8 +71,7 @@ class RecordedPort(Port):
 
 
 def require_same_batches(port: Trace, reference: Trace, name: str) -> None:
-    theirs = {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
-    ours = {n: x for n, x in port.arrays.items() if n.startswith("batch/")}
+    theirs, ours = (trace.group("batch") for trace in (reference, port))
     alike = theirs.keys() == ours.keys() and all(
         np.array_equal(x, ours[n], equal_nan=True) for n, x in theirs.items())  # fmt: skip
     if not alike:

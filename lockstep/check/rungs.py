@@ -122,7 +122,7 @@ def _largest(arrays: Arrays) -> float:
 
 
 def _gradient_gap(ours: np.ndarray, theirs: np.ndarray, whole: float) -> float:
-    """None where the true gradient is zero, as of a key's bias: rounding beside the others."""
+    """Zero where the true gradient is, as of a key's bias: rounding beside the others."""
     zero = np.max([np.linalg.norm(x) for x in (ours, theirs)]) <= NORM.bound * whole
     return 0.0 if zero else norm_gap(ours, theirs)
 

@@ -7,6 +7,7 @@ torch's are those of the operations that its step dispatches on fake CUDA tensor
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import prod
 from typing import Any
 
 PARTS = ("weights", "moments", "accumulators", "gathered", "gradients", "activations", "logits",
@@ -210,9 +211,7 @@ class Parts:
 
     def of(self, dims: tuple[int, ...], dtype: str) -> str:
         """`rows` are B times T, `chunks` the loss's; a byte array is some library's workspace."""
-        elements = 1
-        for n in dims:
-            elements *= n
+        elements = prod(dims)
         if self.vocab in dims and elements in self.logits:
             return "logits"
         if tuple(sorted(n for n in dims if n != 1)) in self.weights:

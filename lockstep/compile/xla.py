@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from lockstep.compile.convolution import conv_size
@@ -100,25 +101,14 @@ def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
         (batch, m, k), n = left, right[1]
         return matmul_size(m, n, k, batch)
     contracted, batched = (dot.numbers(f"lhs_{axes}_dim{s}") for axes, s in _axes(dot))
-    k, batch = 1, 1
-    for axis in contracted:
-        k *= left[axis]
-    for axis in batched:
-        batch *= left[axis]
-    m, n = _product(left) // (k * batch), _product(right) // (k * batch)
+    k, batch = (prod(left[axis] for axis in axes) for axes in (contracted, batched))
+    m, n = prod(left) // (k * batch), prod(right) // (k * batch)
     return matmul_size(m, n, k, batch)
 
 
 def _axes(dot: Instruction) -> tuple[tuple[str, str], tuple[str, str]]:
     s = "s" if dot.opcode == "dot" else "ensions"
     return ("contracting", s), ("batch", s)
-
-
-def _product(dims: tuple[int, ...]) -> int:
-    total = 1
-    for n in dims:
-        total *= n
-    return total
 
 
 def allows_tf32(dot: Instruction) -> bool:
@@ -164,7 +154,7 @@ def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
     wide = kernel.shapes[0].dims
     shapes = [*kernel.shapes, *(s for o in kernel.operands for s in scope[o].shapes)]
     b, h, t = next(s.dims for s in shapes if s.dtype == "f32" and len(s.dims) == 3)
-    return b, h, t, _product(wide) // (b * h * t)
+    return b, h, t, prod(wide) // (b * h * t)
 
 
 def operations(asked: Module) -> list[Operation]:

@@ -1,7 +1,5 @@
 """A program in this process: torch alone, for JAX's settings are the process's."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,3 @@ class Inside:
 
 def check_inside(reference: Trace, file: Path, own: bool = False, **options: Any) -> check.Result:
     return check.run(reference, Port(Inside(file, own), reference), **options)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def no_context() -> Iterator[None]:
-    yield

@@ -1,7 +1,6 @@
 """Runs of two frameworks that nobody trained: config.json and log.jsonl alone."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,7 @@ import pytest
 from lockstep.config import from_flags
 from lockstep.run import directory
 
-Make = Callable[..., Path]
 SHAPE = {"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8, "steps": 40}
-
-
 MODULES = ("embed", "blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.attn.qkv",
            "blocks.1.mlp.up", "head")  # fmt: skip
 

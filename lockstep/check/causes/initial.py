@@ -15,9 +15,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         return None
     theirs = initial[entry.reference.name]
     ours = entry.port.take(evidence.port.initial)
-    shape = entry.shape
-    said = [rule_of(std, n, shape) for std, n in ((float(ours.std()), ours.size),
-                                                  (theirs["std"], ours.size))]  # fmt: skip
+    said = [rule_of(std, ours.size, entry.shape) for std in (float(ours.std()), theirs["std"])]
     if not all(said) or said[0] == said[1]:
         return None
     return Cause(
@@ -39,6 +37,5 @@ def rule_of(std: float, n: int, shape: tuple[int, ...]) -> str:
             f"1/sqrt({out})": out**-0.5,
         }  # fmt: skip
     error = 5 * (1 / (2 * n)) ** 0.5
-    near = [(abs(math.log(std / value)), name) for name, value in rules.items()]
-    best = min(near)
-    return best[1] if best[0] <= error else ""
+    off, name = min((abs(math.log(std / value)), name) for name, value in rules.items())
+    return name if off <= error else ""
