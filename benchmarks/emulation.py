@@ -3,10 +3,8 @@
 On a CPU, which has no units for these formats: what is timed is the emulation.
 """
 
-from pathlib import Path
-
 from benchmarks.measure import Result, tokens_per_step
-from benchmarks.report import load, merge_rounds, refusal
+from benchmarks.report import merge_rounds, refusal
 from benchmarks.suites import NARROW
 from benchmarks.tables import markdown
 from lockstep.config import Config
@@ -14,9 +12,9 @@ from lockstep.config import Config
 HEAD = ["policy", "JAX, ms", "over fp32's", "PyTorch, ms", "over fp32's"]
 
 
-def table(file: Path) -> str:
+def table(measured: dict[str, Result]) -> str:
     """One row for each policy that has been measured; why there is none otherwise."""
-    rows = merge_rounds(load(file))
+    rows = merge_rounds(row for row in measured.values() if "cell" in row)
     if why := refusal(rows):
         return f"Refused: {why}."
     found = {

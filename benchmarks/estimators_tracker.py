@@ -35,16 +35,12 @@ def peak(config: Config) -> int:
     return next(found["Total"] for on, found in by_device.items() if on.type == "cuda")
 
 
-def main(given: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    (given,) = words(argv, "benchmarks.estimators_tracker", "CONFIG", about=__doc__)
     print(peak(Config.from_json(parse_word(given))))
     return DONE
 
 
-def command(argv: list[str] | None = None) -> int:
-    """The command line."""
-    module = "benchmarks.estimators_tracker"
-    return exit_status(lambda: main(*words(argv, module, "CONFIG", about=__doc__)))
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(exit_status(main))

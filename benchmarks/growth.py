@@ -18,10 +18,9 @@ from lockstep.config import Config, from_flags
 from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser
 from lockstep.model import params
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.run.directory import require_writable_file
-from lockstep.twin import Twin
 
 # Narrow, so that 64 layers compile in seconds and a row's residuals outweigh the gradients, which
 # else make the peak; strict, so that attention is written out in both.
@@ -49,14 +48,9 @@ class Measure:
     def config(self, **flags: Any) -> Config:
         return from_flags({**BASE, **flags, "device": self.device}, accelerator=False)
 
-    def twin(self, config: Config) -> Twin:
-        built = twin.load(self.framework, config)
-        built.load(initial_state(config))
-        return built
-
     def bytes(self, **flags: Any) -> int:
         config = self.config(**flags)
-        return self.twin(config).step_bytes(GPT.window(config, 0))
+        return start(self.framework, config).step_bytes(GPT.window(config, 0))
 
     def residuals(self, **flags: Any) -> float:
         """Activation memory in residuals: see `benchmarks.laws`."""
@@ -66,14 +60,14 @@ class Measure:
 
     def flops(self, **flags: Any) -> int:
         config = self.config(**flags)
-        return self.twin(config).step_flops(GPT.window(config, 0))
+        return start(self.framework, config).step_flops(GPT.window(config, 0))
 
     def seconds(self, rows: dict[str, Flags]) -> dict[str, float]:
         """Median seconds of a step of each, measured in turn."""
         twins = {}
         for name, flags in rows.items():
             config = self.config(**flags)
-            built = self.twin(config)
+            built = start(self.framework, config)
             built.prepare()
             twins[name] = built, built.place(GPT.window(config, 0))
             built.step(twins[name][1])()

@@ -16,8 +16,8 @@ from lockstep.config import from_flags
 from lockstep.errors import require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 
 GPT2 = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "vocab": 12_544, "context": 512,
         "batch_size": 2, "policy": "fp32", "device": "cpu"}  # fmt: skip
@@ -37,9 +37,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def ratio(framework: str, chunks: str, rounds: int) -> dict[str, Any]:
     configs = [from_flags({**GPT2, "loss_chunks": n}, accelerator=False) for n in ("1", chunks)]
-    built = [twin.load(framework, config) for config in configs]
-    for each, config in zip(built, configs):
-        each.load(initial_state(config))
+    built = [start(framework, config) for config in configs]
+    for each in built:
         each.prepare()
     window = GPT.window(configs[0], 0)
     plain, chunked = (each.step_flops(window) for each in built)

@@ -148,7 +148,9 @@ def guard(work: Callable[[], Result]) -> Result:
         return {"status": status, "why": text.splitlines()[0][:300], "printed": printed}
 
 
-def main(text: str, name: str, out: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    text, name, out = words(argv, "benchmarks.measure", "CELL", "NAME", "FILE", about=__doc__)
     asked, began = parse_word(text), time.perf_counter()
     cell = build(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -162,12 +164,5 @@ def about(cell: Cell) -> Result:
     return {"cell": vars(cell), "config": cell.config.to_json()}
 
 
-def command(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return exit_status(
-        lambda: main(*words(argv, "benchmarks.measure", "CELL", "NAME", "FILE", about=__doc__))
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(exit_status(main))

@@ -20,8 +20,8 @@ from lockstep.config import from_flags
 from lockstep.config.policy import BYTES
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.plan import shape
 from lockstep.plan.setting import Setting
 
@@ -80,9 +80,7 @@ def draw(random: np.random.Generator, among: Range, group: Flags) -> Flags:
 
 def measure(framework: str, flags: Flags) -> dict[str, Any]:
     config = from_flags({**flags, "device": "cpu", "steps": 1}, accelerator=False)
-    built = twin.load(framework, config)
-    built.load(initial_state(config))
-    return {**flags, "step_bytes": built.step_bytes(GPT.window(config, 0))}
+    return {**flags, "step_bytes": start(framework, config).step_bytes(GPT.window(config, 0))}
 
 
 def with_accumulators(framework: str, step: float, given: shape.Shape, how: Setting) -> float:

@@ -19,8 +19,8 @@ from lockstep.errors import require
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.model import params
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.run.directory import require_writable_file
 
 PURE = "params=bfloat16,compute=bfloat16,output=float32"
@@ -30,8 +30,7 @@ POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE
 def parts(framework: str, policy: str) -> dict[str, float]:
     """Bytes a parameter, by what they are for, after one step."""
     config = from_flags({**TOY, "policy": policy, "device": "cpu"}, accelerator=False)
-    built: Any = twin.load(framework, config)
-    built.load(initial_state(config))
+    built: Any = start(framework, config)
     window = GPT.window(config, 0)
     built.step(built.place(window))()
     state, count = built.state(), params.count(config.model)

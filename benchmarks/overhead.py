@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from benchmarks.worlds import bare_loop
 from lockstep import twin
 from lockstep.config import from_flags
 from lockstep.errors import require_range
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, reader
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.run.runlog import Display
 
 NARROW = {"model": "gpt2", "n_layer": 12, "n_head": 1, "d_model": 16, "context": 8, "vocab": 256,
@@ -66,16 +67,7 @@ def torch_step() -> Callable[[], float]:
     built, window = _load("torch"), GPT.window(CONFIG, 0)
     trainer = built.trainer  # type: ignore[attr-defined]
     batch = torch.from_numpy(window[0]).long()
-
-    def bare() -> None:
-        logits = trainer.model(batch[:, :-1]).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad(set_to_none=True)
-        loss.item()
-
+    bare = bare_loop(trainer.model, trainer.optimizer, batch)
     return lambda: milliseconds(lambda: built.step(built.place(window))()) - milliseconds(bare)
 
 
@@ -107,8 +99,7 @@ def showing(*, live: bool, drawn: bool) -> Callable[[], float]:
 
 
 def _load(framework: str) -> twin.Twin:
-    built = twin.load(framework, CONFIG)
-    built.load(initial_state(CONFIG))
+    built = start(framework, CONFIG)
     built.prepare()
     return built
 

@@ -8,12 +8,11 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 
 ROWS, DEVICES = 64, (2, 4, 8, 16, 64)
 MODEL = {"model": "tiny", "n_layer": 2, "context": 64, "vocab": 256, "device": "cpu"}
@@ -25,10 +24,7 @@ def make_config(policy: str, rows: int) -> Config:
 
 def gradient(policy: str, rows: np.ndarray) -> np.ndarray:
     """All numbers in one row."""
-    config = make_config(policy, len(rows))
-    built = twin.load("torch", config)
-    built.load(initial_state(config))
-    _, found = built.loss_and_grads(rows)
+    _, found = start("torch", make_config(policy, len(rows))).loss_and_grads(rows)
     return np.concatenate([x.astype(np.float64).ravel() for _, x in sorted(found.items())])
 
 

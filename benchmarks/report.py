@@ -226,7 +226,9 @@ def _name(result: Result) -> str:
     return " ".join(_row(result)[:3]) + f" {result['config']['execution']['remat']}"
 
 
-def main(file: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    (file,) = words(argv, "benchmarks.report", "FILE", about=__doc__)
     path = Path(file)
     if not load(path):
         raise UserError(f"{file}: holds no cells; name the --out of `benchmarks.run`")
@@ -234,10 +236,5 @@ def main(file: str) -> int:
     return 0
 
 
-def command(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.report", "FILE", about=__doc__)))
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(exit_status(main))

@@ -14,8 +14,8 @@ from lockstep.config import from_flags
 from lockstep.errors import UserError, require
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.process import run_module
 from lockstep.train.memory import ResidentGrowth
 
@@ -63,8 +63,7 @@ def measure(framework: str, policy: str, rows: int) -> dict[str, int]:
     """Bytes: how far the resident set grows over some steps, and the twin's account of one."""
     flags = {**GPT2, "policy": policy, "batch_size": rows}
     config = from_flags(flags, accelerator=False)
-    built = twin.load(framework, config)
-    built.load(initial_state(config))
+    built = start(framework, config)
     built.prepare()
     growth = ResidentGrowth()
     for step in range(STEPS):

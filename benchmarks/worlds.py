@@ -23,8 +23,8 @@ from lockstep.config import Config, from_flags
 from lockstep.errors import require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.process import start_module
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
@@ -50,8 +50,7 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
 def measure(framework: str, devices: int, steps: int) -> dict[str, list[tuple[float, float]]]:
     """ms of each of our steps, and of a bare loop's; this process may be one of several."""
     config = make_config(devices)
-    built, window = twin.load(framework, config), GPT.window(config, 0)
-    built.load(initial_state(config))
+    built, window = start(framework, config), GPT.window(config, 0)
     built.prepare()
 
     def ours() -> None:
@@ -60,7 +59,8 @@ def measure(framework: str, devices: int, steps: int) -> dict[str, list[tuple[fl
 
     loops = {"ours": ours}
     if framework == "torch" and devices > 1:
-        loops["bare"] = bare_loop(built, window)
+        trainer = built.trainer  # type: ignore[attr-defined]
+        loops["bare"] = bare_loop(trainer.parallel, trainer.optimizer, built.place(window)[0])
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     for number in range(steps + 3):  # those that go first go second the next time
         for name in sorted(loops, reverse=bool(number % 2)):
@@ -69,12 +69,9 @@ def measure(framework: str, devices: int, steps: int) -> dict[str, list[tuple[fl
     return {name: each[3:] for name, each in times.items()}
 
 
-def bare_loop(built: Any, window: Any) -> Callable[[], None]:
-    """A tutorial's, on our model in its DDP."""
+def bare_loop(model: Any, optimizer: Any, batch: Any) -> Callable[[], None]:
+    """A step of a tutorial's loop."""
     import torch
-
-    trainer = built.trainer
-    model, optimizer, batch = trainer.parallel, trainer.optimizer, built.place(window)[0]
 
     def bare() -> None:
         logits = model(batch[:, :-1]).flatten(0, 1)

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -146,22 +147,11 @@ def learn(name: str) -> str:
     return lesson.table(cell, rows, lesson.PAGE.read_text())
 
 
-def start() -> str:
-    rows = results.read(startup.FILE)
-    return f"{startup.markdown(rows)}\n\n{origin(BY_NAME['startup'].call(), rows.values())}"
-
-
-def exports() -> str:
-    rows = results.read(exported.FILE)
-    return f"{exported.markdown(rows)}\n\n{origin(BY_NAME['exported'].call(), rows.values())}"
-
-
-def emulated() -> str:
-    part = BY_NAME["emulation"]
+def of_part(name: str, make: Callable[[dict[str, Row]], str]) -> str:
+    """All rows of a part, and where they come from."""
+    part = BY_NAME[name]
     rows = results.read(ROOT / part.file)
-    if not rows:
-        return f"Not measured yet. `{part.call()}` does it."
-    return f"{emulation.table(ROOT / part.file)}\n\n{origin(part.call(), rows.values())}"
+    return f"{make(rows)}\n\n{origin(part.call(), rows.values())}"
 
 
 def example() -> str:
@@ -179,7 +169,9 @@ OTHERS: dict[str, Callable[[], str]] = {
     "cuda_grid": lambda: cuda_grid.markdown(results.read(cuda_grid.FILE)),
     "estimators": lambda: estimators.markdown(results.read(estimators.FILE)),
     "plan_cpu": lambda: plan.markdown(CPU), "plan_example": example,
-    "startup": start, "exported": exports, "emulation": emulated,
+    "startup": partial(of_part, "startup", startup.markdown),
+    "exported": partial(of_part, "exported", exported.markdown),
+    "emulation": partial(of_part, "emulation", emulation.table),
     "claims": lambda: claims.table(claims.Results()),
 }  # fmt: skip
 KINDS: dict[str, Callable[[str], str]] = {

@@ -13,12 +13,11 @@ from typing import NamedTuple
 from benchmarks import process
 from benchmarks.experiments.arm import FRAMEWORKS, Arm
 from benchmarks.process import ROOT, build, words
-from lockstep import twin
 from lockstep.config import Config
 from lockstep.errors import require
 from lockstep.exits import exit_status
-from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.process import run_module
 
 # What changes the numbers of a step and not the time that it takes; or, remat, not by much.
@@ -71,17 +70,18 @@ def costs(arms: Iterable[Arm]) -> list[Cost]:
 
 def cost(framework: str, config: Config) -> Cost:
     began = time.perf_counter()
-    built = twin.load(framework, config)
-    built.load(initial_state(config))
+    built = start(framework, config)
     built.prepare()
     window = built.place(GPT.window(config, 0))
     built.step(window)()
-    start = time.perf_counter()
+    started = time.perf_counter()
     built.step(window)()
-    return Cost(start - began, time.perf_counter() - start)
+    return Cost(started - began, time.perf_counter() - started)
 
 
-def main(given: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    (given,) = words(argv, "benchmarks.experiments.expected", "ARMS")
     fields = process.parse_word(given)
     require(type(fields) is list, "ARMS", repr(given[:40]), "no list; give one as JSON")
     arms = [build(Arm, each) for each in fields]
@@ -89,10 +89,5 @@ def main(given: str) -> int:
     return 0
 
 
-def command(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return exit_status(lambda: main(*words(argv, "benchmarks.experiments.expected", "ARMS")))
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(exit_status(main))

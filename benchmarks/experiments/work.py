@@ -26,6 +26,7 @@ from lockstep.formats.table import FORMATS, RECIPES
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
 from lockstep.twin import Trace, Twin
 
 BATCHES, ROWS = 32, 8  # of the held-out loss: the same rows whatever an arm's micro-batch is
@@ -41,12 +42,6 @@ def held_out(twin: Twin, config: Config) -> float:
             step=0, batch_size=ROWS, context=config.model.context,
         )
     )  # fmt: skip
-
-
-def load(framework: str, config: Config, state: TrainState) -> Twin:
-    built = twin.load(framework, config)
-    built.load(state)
-    return built
 
 
 def train(arm: Arm) -> Result:
@@ -83,7 +78,7 @@ def train_to_nearest(arm: Arm) -> Result:
 
 def train_on(framework: str, config: Config, state: TrainState, steps: int) -> TrainState:
     """The state after so many steps more."""
-    built = load(framework, config, state)
+    built = start(framework, config, state)
     for step in range(state.step, state.step + steps):
         built.step(built.place(GPT.window(config, step)))()
     return built.state()
@@ -92,9 +87,9 @@ def train_on(framework: str, config: Config, state: TrainState, steps: int) -> T
 def measure_flushed(arm: Arm) -> Result:
     """Of the initial weights, and of those after the arm's steps under fp32."""
     config = arm.config
-    start = initial_state(config)
-    end = train_on(arm.framework, config.replace(policy="fp32"), start, arm.steps)
-    return {"weights": {"initial": flushed_shares(arm, start), "trained": flushed_shares(arm, end)}}
+    begun = initial_state(config)
+    end = train_on(arm.framework, config.replace(policy="fp32"), begun, arm.steps)
+    return {"weights": {"initial": flushed_shares(arm, begun), "trained": flushed_shares(arm, end)}}
 
 
 def flushed_shares(arm: Arm, state: TrainState) -> Result:
@@ -147,7 +142,7 @@ def inject_overflow(arm: Arm) -> Result:
     chosen[at] = True
     assert GPT.overflowing
     config, state, windows = GPT.overflowing(arm.config, windows, chosen)
-    built = load(arm.framework, config, state)
+    built = start(arm.framework, config, state)
     taken = []
     for step, window in enumerate(windows):
         before = built.state().params if step == at else {}
@@ -171,8 +166,8 @@ def updates(arm: Arm) -> Result:
     """
     config = arm.config.replace(steps=2 * arm.steps)
     before = config.replace(**PRETRAINING, warmup=arm.steps // 10)
-    start = train_on(arm.framework, before, initial_state(before), arm.steps)
-    built = load(arm.framework, config, start)
+    begun = train_on(arm.framework, before, initial_state(before), arm.steps)
+    built = start(arm.framework, config, begun)
     first = held_out(built, config)
     state, losses, lost = built.state(), [], []
     for step in range(arm.steps, 2 * arm.steps):
@@ -202,7 +197,9 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 }  # fmt: skip
 
 
-def main(given: str, name: str, out: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    given, name, out = words(argv, "benchmarks.experiments.work", "ARM", "NAME", "FILE")
     arm, began = build(Arm, process.parse_word(given)), time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
@@ -211,12 +208,5 @@ def main(given: str, name: str, out: str) -> int:
     return 0
 
 
-def command(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return exit_status(
-        lambda: main(*words(argv, "benchmarks.experiments.work", "ARM", "NAME", "FILE"))
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(exit_status(main))

@@ -14,6 +14,7 @@ from benchmarks import measure
 from benchmarks.cells import Cell
 from lockstep import results
 from lockstep.errors import UserError
+from lockstep.exits import exit_status
 
 REFUSED = "XlaRuntimeError: INTERNAL: CUDNN_STATUS_NOT_SUPPORTED in cudnnFinalize"
 
@@ -49,4 +50,4 @@ def fake(cell: Cell) -> dict[str, Any]:
 
 if __name__ == "__main__":
     measure.measure = fake  # type: ignore[assignment]
-    sys.exit(measure.command())
+    sys.exit(exit_status(measure.main))

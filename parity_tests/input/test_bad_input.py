@@ -79,8 +79,7 @@ def status_of(command: str, words: list[str]) -> int:
         print(done.stderr, end="", file=sys.stderr)
         return done.returncode
     module = importlib.import_module(command + (".__main__" if command == "evidence" else ""))
-    main: Callable[[list[str]], int] = getattr(module, "command", None) or module.main
-    return exit_status(partial(main, words))
+    return exit_status(partial(module.main, words))
 
 
 @pytest.mark.parametrize(
