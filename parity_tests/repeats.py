@@ -19,7 +19,6 @@ REPEATS = {
         "fp64, and gpt2 in bf16",
     r"test_peers_hf_runner.py::test_evaluation_is_ours\[.*-tiny-": "gpt2",
     r"test_peers_hf_loop.py::test_compiled_equals_eager\[accelerate": "hf-trainer",
-    r"test_benchmarks.py::test_our_two_compute_the_same": "rung 8",
     r"test_experiments.py::test_(flushed|small).*\[jax": "torch",
     r"test_islands.py::test_the_ladder_with_islands\[(\*.*-(bf16-2|fp64-3)|blocks.*-fp64-3)\]":
         "rung 2 in fp64, rung 3 in bf16",

@@ -24,7 +24,7 @@ from benchmarks.experiments import (
 from benchmarks.experiments.arm import FRAMEWORKS, Arm, both
 from benchmarks.experiments.outcome import Arms
 from benchmarks.experiments.run import EXPERIMENTS, SCALES
-from benchmarks.measure import Result, guard
+from benchmarks.measure import Result
 from lockstep import results
 from lockstep.model import params
 from lockstep.process import ROOT
@@ -185,27 +185,6 @@ def test_an_arm_runs_in_a_process_and_its_time_is_known_before(tmp_path: Path) -
     said = run.perform("no", arm(work="no such"), out, "smoke")
     assert said.startswith("failed: KeyError")
     assert list(results.read(out)) == ["it", "no"]
-
-
-def test_an_arm_that_cannot_run_is_a_result() -> None:
-    def fails() -> Result:
-        raise RuntimeError("CUDA out of memory")
-
-    assert guard(fails)["status"] == "OOM"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["policies", "--scale", "huge"], ["policies", "--device", "tpu"],
-        ["smoke", "--scale", "full"], ["policies", "--minutes", "3"],
-        ["policies", "--rehearse"], ["cpu", "--device", "cpu"],
-    ],
-)  # fmt: skip
-def test_bad_input(words: list[str], capsys: pytest.CaptureFixture) -> None:
-    assert command.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
 
 
 # --- what is said follows from the figures

@@ -252,21 +252,3 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_fits_nowhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", "--model", "1b", "--device", "t4", "--memory", "4"]) == 0
     assert "nothing fits" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--model nonsense --device t4", "--model gpt2 --device abacus", "--device t4",
-        "--model gpt2", "--model gpt2 --device t4 --context 0",
-        "--model gpt2 --device t4 --memory -1", "--model gpt2 --device t4 --price 1",
-        "--model gpt2 --device t4 --tokens nan", "--model gpt2 --device t4 --framework tf",
-        "--model missing.json --device t4", "--model gpt2 --device t4 --micro-batch x",
-        "--model gpt2 --device t4 --tokens-per-step 0",
-        "--model gpt2 --device t4 --loss-chunks 0",
-    ],
-)  # fmt: skip
-def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["plan", *words.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
