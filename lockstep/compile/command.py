@@ -48,6 +48,8 @@ def _compile(given: argparse.Namespace) -> int:
     name, device, as_json, hlo, _ = (
         flags.pop(key) for key in ("framework", "device", "json", "hlo", "command")
     )
+    islands, remedy = flags.get("fp32_islands"), "is chosen by a trainer, by measurement; name them"
+    require(islands != "auto", "--fp32-islands", islands, remedy)
     target, config = targets.find(device), from_flags(flags, accelerator=True)
     remedy = f"programs are compiled for at most {MOST_DEVICES} devices; use less"
     require(config.mesh.size <= MOST_DEVICES, "--mesh", config.mesh, remedy)

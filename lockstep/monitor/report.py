@@ -41,5 +41,5 @@ def _report(given: argparse.Namespace) -> int:
         durable.replace(out, text)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
-    print(f"written: {out}, {len(histories)} runs")
+    print(f"written: {out}, runs: {len(histories)}")
     return DONE

@@ -109,6 +109,10 @@ def _check(given: argparse.Namespace, model: Shape) -> None:
             require(given.model in PRESETS, f"--{name}", given.model, remedy)
     if given.exact:
         targets.find(given.device)
+    if given.devices is None:
+        for name in many.TOGETHER:
+            value = getattr(given, name)
+            require(value is None, flag_name(name), value, "is of several; give --devices, too")
 
 
 def plan(model: Shape, device: Device, framework: str, tokens: int,

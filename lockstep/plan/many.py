@@ -19,6 +19,8 @@ from lockstep.plan.shape import Shape
 
 ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 ALONE = ("exact", "measure", "price", "tokens")
+TOGETHER = ("link", "inter", "per_machine")
+PER_MACHINE = 8
 
 
 def add_flags(sub: argparse.ArgumentParser) -> None:
@@ -28,9 +30,9 @@ def add_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--link", metavar=names,
                      help="between devices of a machine, one direction (default: nvlink where the "
                      "device has it, else pcie)")  # fmt: skip
-    sub.add_argument("--inter", metavar=names, default="infiniband",
+    sub.add_argument("--inter", metavar=names,
                      help="from a device to other machines (default: infiniband, 50)")  # fmt: skip
-    sub.add_argument("--per-machine", type=reader(int), metavar="N", default=8,
+    sub.add_argument("--per-machine", type=reader(int), metavar="N",
                      help="devices of a machine (default: 8)")  # fmt: skip
 
 
@@ -61,13 +63,14 @@ None of it is measured; lockstep compile --mesh asks the compilers. docs/plan.md
 
 def _links(given: argparse.Namespace, device: Device) -> world.Links:
     require_range("--devices", given.devices, 1, MOST)
+    given.per_machine = PER_MACHINE if given.per_machine is None else given.per_machine
     require_range("--per-machine", given.per_machine, 1, MOST)
     for name in ALONE:
         require(not getattr(given, name), f"--{name}", getattr(given, name),
                 f"is for one device; drop it or --devices {given.devices}")  # fmt: skip
     chosen = given.link or world.usual_link(device)
     return world.Links(inside=world.link("--link", chosen, device),
-                       between=world.link("--inter", given.inter, device),
+                       between=world.link("--inter", given.inter or "infiniband", device),
                        per_machine=given.per_machine)  # fmt: skip
 
 

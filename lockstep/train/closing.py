@@ -39,7 +39,7 @@ def text(
         f"  {_python()} -m lockstep sample {out} --prompt 'class '",
         *[f"  {_python()} -m lockstep export {out} --to {out}-hf"] * bool(config.run.init),
         "  # the same run in the other framework:",
-        f"  {_python()} -m {others[0]} {shlex.join(to_flags(config))}",
+        f"  {command(others[0], config)}",
     ]
     return "\n".join(lines)
 
@@ -73,6 +73,13 @@ def sample(config: Config, twin: Twin, data: Corpus) -> str:
 
 def _quote(text: str) -> list[str]:
     return [f"  | {line}" for line in text.split("\n")]
+
+
+def command(module: str, config: Config) -> str:
+    """What trains by this config. PyTorch takes a process a device; one of JAX has them all."""
+    ranks = f"torch.distributed.run --nproc-per-node {config.mesh.size} -m "
+    alone = config.mesh.size == 1 or module != MODULES["torch"]
+    return f"{_python()} -m {'' if alone else ranks}{module} {shlex.join(to_flags(config))}"
 
 
 def _python() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.data import corpus
-from lockstep.errors import require, require_range
+from lockstep.errors import UserError, require, require_range
 from lockstep.flags import reader
 from lockstep.train import track
 
@@ -32,8 +32,12 @@ class Watching:
         """
         sets = {}
         for name, file in self.files.items():
-            data = corpus.load(file, config.data.tokenizer, config.data.rows)
-            corpus.check(data, config.model.vocab, config.model.context)
+            try:
+                data = corpus.load(file, config.data.tokenizer, config.data.rows)
+                corpus.check(data, config.model.vocab, config.model.context)
+            except UserError as error:  # it is about a file, and names the flag of the other
+                line = str(error).replace(f"--data {file}", f"--eval-data {name}={file}", 1)
+                raise UserError(line) from None
             sets[name] = data.val
         return dataclasses.replace(self, sets=sets)
 
