@@ -9,10 +9,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP_INSTALL := pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# Bytecode is written as modules are imported: pip's compiling of all of them takes half a minute,
-# and without any the suite's many processes would compile our modules every time.
+# Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup train test suite test-rest test-cuda test-tpu finetune check evidence
@@ -23,7 +22,6 @@ setup: .venv/.ready
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/$(PIP_INSTALL) -e '.[dev]'
-	$(BIN)/python -c 'import jax_impl.train, torch_ref.train'
 	touch $@
 
 train: setup
