@@ -51,7 +51,7 @@ REPEATS = {
 REST = {
     r"test_fuzz.py::test_reader\[(ckpt|parquet)\]": "a bug planted in each reader",
     r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|(bf|fp)16.*=2-11)":
-        "rung 11 of documents in fp64 on data=2; test_mesh's runs",
+        "rung 11 of documents in fp64 on data=2",
     r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|8|11)\]|fp8-delayed)":
         "fp8 on rung 3, and a bug of fp8-delayed",
     r"test_ladder.py::test_rung\[(tf32.*-8|(bf16-dots-4|fp32-block-1)-tiny.*-(8|10)|fp16-none.*-(8|9|10))\]":
@@ -65,6 +65,9 @@ REST = {
         "e4m3-gradients, output-not-scaled, amaxes-recorded-twice, all in torch",
     r"test_ranks.py::test_(who_is|a_rank_that|a_launcher|two_launchers|a_process_reads)":
         "what outlives process 0, counts that stand still, and parts of a file",
+    r"test_mesh.py::test_a_run_is_one_curve_on_any_mesh": "rung 11; the hand-over on one device",
+    r"test_learning.py::test_validation_loss_falls.*-(nvfp4|mxfp8|fp8-)": "bf16, fp16 and fp8",
+    r"test_compile.py::test_narrow_formats_are_traced_too\[mxfp8": "fp8-delayed",
     r"test_runs.py::test_a_run_stopped_again_and_again": "test_kills' fake, and rung 10",
     r"test_second_pair.py::": "the ladder of the first",
     r"check/test_mutants.py::test_a_(bug_is_named_first_with_its_cause|rewrite_is_equal)\[(resnet|conv)":
