@@ -65,7 +65,7 @@ REST = {
         "e4m3-gradients, output-not-scaled, amaxes-recorded-twice, all in torch",
     r"test_ranks.py::test_(who_is|a_rank_that|a_launcher|two_launchers|a_process_reads)":
         "what outlives process 0, counts that stand still, and parts of a file",
-    r"test_mesh.py::test_a_run_is_one_curve_on_any_mesh": "rung 11; the hand-over on one device",
+    r"runs/test_mesh.py::test_a_run_is_one_curve_on_any_mesh": "rung 11; a hand-over on one device",
     r"test_learning.py::test_validation_loss_falls.*-(nvfp4|mxfp8|fp8-)": "bf16, fp16 and fp8",
     r"test_compile.py::test_narrow_formats_are_traced_too\[mxfp8": "fp8-delayed",
     r"test_runs.py::test_a_run_stopped_again_and_again": "test_kills' fake, and rung 10",
