@@ -111,12 +111,12 @@ PARTS = [
     _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
           choose=_of_rungs, alone=True),
+    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: specificity.PARTS,
+          *LADDER, "mutants", choose=" ".join),
     _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
           "mutants", choose=" ".join),
     _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,
           "mutants"),
-    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: specificity.PARTS,
-          *LADDER, "mutants", choose=" ".join),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
           lambda: twin.MODULES, *LADDER, alone=True),
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
@@ -143,6 +143,6 @@ PARTS = [
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),
-    _docs("learn", "python -m evidence learn", lesson.code_cells, *PROGRAM),
+    _docs("learn", "python -m evidence learn", lesson.code_cells, *PROGRAM, alone=True),
 ]  # fmt: skip
 BY_NAME = {part.name: part for part in PARTS}

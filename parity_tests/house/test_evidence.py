@@ -89,7 +89,7 @@ def test_what_follows_is_run_and_what_this_machine_has_not_is_named(part: Part) 
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(UserError, match=r"NAME none: unknown; use parity, power"):
+    with pytest.raises(UserError, match=r"NAME none: unknown; use parity, specificity"):
         run.run(["none"], print)
 
 
