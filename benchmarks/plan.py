@@ -26,7 +26,7 @@ from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 
 RESULTS = Path(__file__).parent / "results"
-SUITES = ("cpu", "plan")
+CELLS = RESULTS / "calibration.jsonl"  # suites `cpu` or `plan`, and matmuls, of one machine
 Groups = dict[str, list["Program"]]
 
 
@@ -47,7 +47,7 @@ class Program(NamedTuple):
 
 def rates() -> dict[str, Any]:
     """The fastest product in each dtype, and who multiplies 16 bit in float32."""
-    stored = results.read(RESULTS / "cpu.jsonl")
+    stored = results.read(CELLS)
     rows = {name: stored[f"matmul {name}"]["rows"] for name in twin.MODULES}
 
     def fastest(dtype: str) -> float:
@@ -67,12 +67,11 @@ def rates() -> dict[str, Any]:
 def programs() -> list[Program]:
     """The twins' cells that are run as the plan would have them run, each program once."""
     found: dict[str, list[Program]] = {}
-    for suite in SUITES:
-        for result in merge_rounds(load(RESULTS / f"{suite}.jsonl")):
-            config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
-            if framework in twin.MODULES and is_planned(framework, config):
-                each = program(framework, config, result)
-                found.setdefault(repr(each[:2]), []).append(each)
+    for result in merge_rounds(load(CELLS)):
+        config, framework = Config.from_json(result["config"]), result["cell"]["contender"]
+        if framework in twin.MODULES and is_planned(framework, config):
+            each = program(framework, config, result)
+            found.setdefault(repr(each[:2]), []).append(each)
     return [
         same[0]._replace(
             seconds=statistics.median(p.seconds for p in same),

@@ -19,7 +19,10 @@ from lockstep.provenance import TRAINING
 from lockstep.results import Row
 
 LADDER = (*TRAINING, "lockstep/parity", "lockstep/run")
-PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks")
+# What makes something of rows decides no figure in them.
+OF_ROWS = tuple(f":!benchmarks/{name}.py" for name in ("claims", "fit", "plan", "plot", "report"))
+MEASURED = (*CODE, *OF_ROWS)
+PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *OF_ROWS)
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
 READERS = ("checkpoint", "config", "run", "log", "data", "rows", "parquet", "bin", "tokenizer",
            "curves", "prepared", "cache", "plan", "weights", "llmc", "ckpt", "debug state",
@@ -38,7 +41,7 @@ class Part:
     file: str
     command: str
     units: Callable[[], Iterable[str]]
-    paths: tuple[str, ...] = CODE  # what the figures depend on
+    paths: tuple[str, ...] = MEASURED  # what the figures depend on
     choose: Callable[[list[str]], str] = lambda units: ""
     needs: str = ""  # what this machine may not have: shown, and not run
     alone: bool = False  # it measures time, or takes every core itself
@@ -123,7 +126,7 @@ PARTS = [
           lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
           "lockstep", "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
-    _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *CODE,
+    _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,
           alone=True),
     _suite("cpu", alone=True), _suite("drift"), _suite("emulation", alone=True),
     _benchmark("startup", "startup", "startup", lambda: startup.COMMANDS, alone=True),
@@ -140,6 +143,10 @@ PARTS = [
     Part(name="exported", file="benchmarks/results/exported.jsonl", needs="a run of tiny",
          command="python -m benchmarks.exported runs/torch-tiny-fp32",
          units=lambda: exported.CONTENDERS, paths=PROGRAM),
+    Part(name="calibration", file="benchmarks/results/calibration.jsonl",
+         needs="the machine that lockstep plan calls cpu",
+         command="python -m benchmarks.run cpu --out {file}",
+         units=lambda: results.read(ROOT / "benchmarks" / "results" / "calibration.jsonl")),
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),
