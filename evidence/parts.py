@@ -23,6 +23,8 @@ LADDER = (*TRAINING, "lockstep/parity", "lockstep/run")
 OF_ROWS = tuple(f":!benchmarks/{name}.py" for name in ("claims", "fit", "plan", "plot", "report"))
 MEASURED = (*CODE, *OF_ROWS)
 PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *OF_ROWS)
+PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
+RIGHT = [part for part in specificity.PARTS if part != "rewrites"]  # programs nobody changed
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
 READERS = ("checkpoint", "config", "run", "log", "data", "rows", "parquet", "bin", "tokenizer",
            "curves", "prepared", "cache", "plan", "weights", "llmc", "ckpt", "debug state",
@@ -114,12 +116,12 @@ PARTS = [
     _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
           choose=_of_rungs, alone=True),
-    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: specificity.PARTS,
-          *LADDER, "mutants", choose=" ".join),
+    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: RIGHT, *LADDER,
+          choose=" ".join),
     _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
-          "mutants", choose=" ".join),
+          *PLANTED, choose=" ".join),
     _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,
-          "mutants"),
+          *PLANTED),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
           lambda: twin.MODULES, *LADDER, alone=True),
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
@@ -151,5 +153,8 @@ PARTS = [
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),
     _docs("learn", "python -m evidence learn", lesson.code_cells, *PROGRAM, alone=True),
+    # Last: where all of the specificity was to measure, these have been.
+    Part(name="rewrites", file="docs/results/specificity.jsonl", paths=(*LADDER, "mutants"),
+         command="lockstep specificity rewrites --out {file}", units=lambda: ["rewrites"]),
 ]  # fmt: skip
 BY_NAME = {part.name: part for part in PARTS}

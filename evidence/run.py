@@ -105,6 +105,8 @@ def measure_all(parts: list[Part], say: Callable[[str], None]) -> Iterator[tuple
 def measure(part: Part, say: Callable[[str], None]) -> bool:
     """Runs a part's command for what is missing; whether nothing is missing then."""
     units = part.unfinished()
+    if not units:  # another part's command has measured them, too
+        return True
     everything = len(units) == len(list(part.units()))
     command = part.call([] if everything else units)
     say(f"{part.name}: {command}")

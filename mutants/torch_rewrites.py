@@ -24,13 +24,18 @@ from torch_ref.step import Trainer
 
 
 def split_qkv(self: model.Attention, *args: Any) -> None:
-    """Queries, keys and values by three matmuls in place of one."""
+    """Queries, keys and values by three matmuls in place of one, whose gradients to x are summed
+    widely and rounded once: three rounded ones are another rounding, which bfloat16 shows."""
 
     def forward(x: Tensor, *keys: Any) -> Tensor:
-        layer = self.qkv
-        biases = (None,) * 3 if layer.bias is None else layer.bias.chunk(3)
-        parts = zip(layer.weight.chunk(3), biases)
-        return torch.cat([F.linear(x, weight, bias) for weight, bias in parts], dim=-1)
+        device, layer = x.device.type, self.qkv
+        under = torch.is_autocast_enabled(device)
+        compute = torch.get_autocast_dtype(device) if under else x.dtype
+        wide = torch.promote_types(compute, torch.float32)
+        with torch.autocast(device, enabled=False):
+            x, weight = x.to(compute).to(wide), layer.weight.to(compute).to(wide)
+            y = torch.cat([F.linear(x, part) for part in weight.chunk(3)], dim=-1)
+            return (y if layer.bias is None else y + layer.bias.to(compute).to(wide)).to(compute)
 
     self.qkv.forward = forward
 
