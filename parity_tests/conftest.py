@@ -151,9 +151,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs_end_with_their_tests() -> Iterator[None]:
+    """Nor do a twin's switches outlast a module: float64, left on, would fail another one."""
     yield
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
+        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_default_matmul_precision", None)
 
 
 @pytest.fixture(scope="session")
