@@ -1,5 +1,6 @@
 """`make evidence`: runs what is missing, goes on after a kill, and says how long it takes."""
 
+import dataclasses
 import shlex
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_what_follows_is_run_and_what_this_machine_has_not_is_named(part: Part) 
     assert run.run([], said.append, parts=[other], after=fails) == 1
     assert "  far                   not run here, needs a GPU: x" in said
     assert said[-1] == f"not finished: {fails[0]}"
+
+
+def test_what_another_command_has_measured_is_not_run_again(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "start", pytest.fail)
+    assert run.measure(dataclasses.replace(part, units=lambda: ""), print)
 
 
 def test_an_unknown_name() -> None:
