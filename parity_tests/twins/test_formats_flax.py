@@ -15,12 +15,19 @@ from jax_impl import amaxes
 from jax_impl.products import rounded_linear
 from jax_impl.rounding import quantize
 from lockstep.formats.table import DELAYED, E4M3, FORMATS, HISTORY
+from parity_tests.twins.float8 import require_float8
 
 # The largest of a history. 448 and 57344 are 14 times powers of two, so their scales are such too.
 POWER, ODD = 14.0, 10.0
 LAYER = "it"
 FLAX_HISTORY = theirs.Fp8DotGeneral.amax_history_length
 Answer = tuple[Array, Array, Array, Array]  # y, dx, dweight, amaxes (3,)
+
+
+@pytest.fixture(autouse=True)
+def _theirs_are_float8() -> None:
+    """Ours are rounded in float32, which every CPU has."""
+    require_float8()
 
 
 def sheet(seed: int, *shape: int) -> Array:

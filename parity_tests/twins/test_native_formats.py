@@ -16,10 +16,10 @@ import jax_impl.precision
 import jax_impl.products
 import torch_ref.precision
 import torch_ref.products
-from jax_impl.kernels import compiles_float16
 from lockstep.config import from_flags
 from lockstep.formats.table import NATIVE, RECIPES, native_recipes
 from parity_tests.pair import norm_gap
+from parity_tests.twins.float8 import require_float8
 
 RECIPE = RECIPES["fp8"]
 SCALES = np.array([2.0**-7, 2.0**-9, 2.0**-14], np.float32)
@@ -110,8 +110,8 @@ SCALED_MM = torch._scaled_mm
 def test_a_native_product_is_the_emulated_one(
     run: Callable, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if run is in_jax and not compiles_float16(jax.devices("cpu")[0]):
-        pytest.skip("XLA makes float8 of float16, which it cannot compile for this CPU")
+    if run is in_jax:
+        require_float8()
     monkeypatch.setattr(jax.nn, "scaled_matmul", block_scaled_in_jax)
     monkeypatch.setattr(torch, "_scaled_mm", block_scaled_in_torch)
     blocks = RECIPES[name].block > 1
