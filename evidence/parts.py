@@ -18,11 +18,12 @@ from lockstep.process import ROOT
 from lockstep.provenance import TRAINING
 from lockstep.results import Row
 
-LADDER = (*TRAINING, "lockstep/parity", "lockstep/run")
+NO_MACHINES = ":!lockstep/parity/machines.py"  # which the simulated machines alone go by
+LADDER = (*TRAINING, "lockstep/parity", "lockstep/run", NO_MACHINES)
 # What makes something of rows decides no figure in them.
 OF_ROWS = tuple(f":!benchmarks/{name}.py" for name in ("claims", "fit", "plan", "plot", "report"))
 MEASURED = (*CODE, *OF_ROWS)
-PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *OF_ROWS)
+PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *OF_ROWS, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
 RIGHT = [part for part in specificity.PARTS if part != "rewrites"]  # programs nobody changed
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
@@ -116,8 +117,8 @@ PARTS = [
     _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
           choose=_of_rungs, alone=True),
-    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: RIGHT, *LADDER,
-          choose=" ".join),
+    _docs("specificity", "lockstep specificity {some} --out {file}", lambda: RIGHT,
+          *TRAINING, "lockstep/parity", "lockstep/run", choose=" ".join),
     _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
           *PLANTED, choose=" ".join),
     _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,

@@ -18,6 +18,7 @@ import pytest
 from evidence import ladder
 from lockstep import results
 from lockstep.config.kinds import COMPARED
+from lockstep.parity.machines import MACHINES
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from parity_tests.repeats import leave_out
@@ -76,6 +77,11 @@ def _cases(text: str) -> int:
     return int(text) if whole else _refuse(f"--fuzz {text}: not from 1 to 1000000000; give N")
 
 
+def _machine(text: str) -> str:
+    known = ", ".join(MACHINES)
+    return text if text in MACHINES else _refuse(f"--machine {text}: unknown; use {known}")
+
+
 def _status(text: str) -> str:
     path = Path(text)
     fits = path.parent.is_dir() and not path.is_dir()
@@ -93,6 +99,8 @@ def _refuse(line: str) -> NoReturn:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
     group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
+    group.addoption("--machine", metavar="NAME", type=_machine,
+                    help="simulate another CPU: sse-1 ... avx512-4")  # fmt: skip
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
     group.addoption("--rest", action="store_true", help="what make test leaves to make test-rest")
     group.addoption(
@@ -103,6 +111,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--machine"):
+        os.environ |= MACHINES[name].environment
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/0023

@@ -36,9 +36,10 @@ def limit(isa: str, threads: int) -> Machine:
 
 
 def cores(threads: int) -> dict[str, str]:
-    """Waiting threads sleep: spinning, more of them than cores take all the time there is."""
+    """Waiting threads sleep: spinning, more of them than cores take all the time there is. MKL
+    would take no more of them than there are cores, and torch no more than MKL."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), str(threads))
-    return counts | {"OMP_WAIT_POLICY": "PASSIVE"}
+    return counts | {"MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 MACHINES = {

@@ -140,4 +140,5 @@ PROCESSES: list[tuple[str, list[str]]] = [
     ("-m pytest ROOT/parity_tests/input/test_cli.py --device gaudi", ["--device", "gaudi", "cuda"]),
     ("-m pytest ROOT/parity_tests/input/test_cli.py --fuzz 0", ["--fuzz", "0", "give N"]),
     ("-m pytest ROOT/parity_tests/input/test_cli.py --status no/x.json", ["--status", "no/x.json"]),
+    ("-m pytest ROOT/parity_tests/input/test_cli.py --machine z80", ["--machine z80", "avx2-4"]),
 ]
