@@ -9,7 +9,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_INSTALL := pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# On all cores; pip compiles on one. A package may have a file in it for a later Python.
+COMPILE := python -W ignore -m compileall -qq -j 0
 
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,6 +24,7 @@ setup: .venv/.ready
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/$(PIP_INSTALL) -e '.[dev]'
+	$(BIN)/$(COMPILE) .venv/lib || true
 	touch $@
 
 train: setup
@@ -42,6 +45,7 @@ test-cuda: .venv-aot/.ready
 .venv-aot/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
 	.venv-aot/bin/$(PIP_INSTALL) -e '.[aot,peers]' pytest pytest-xdist
+	.venv-aot/bin/$(COMPILE) .venv-aot/lib || true
 	touch $@
 
 test-tpu: .venv-tpu/.ready
@@ -50,6 +54,7 @@ test-tpu: .venv-tpu/.ready
 .venv-tpu/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/$(PIP_INSTALL) -e '.[tpu-aot]' pytest pytest-xdist
+	.venv-tpu/bin/$(COMPILE) .venv-tpu/lib || true
 	touch $@
 
 finetune: setup
