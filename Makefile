@@ -9,9 +9,6 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# On all cores; pip compiles on one. A package may have a file in it for a later Python.
-COMPILE := python -W ignore -m compileall -qq -j 0
 
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,12 +17,17 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt
+# pip compiles on one core. A package may have a file in it for a later Python, so failure is none.
+.venv/.ready .venv-aot/.ready .venv-tpu/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP_INSTALL) -e '.[dev]'
-	$(BIN)/$(COMPILE) .venv/lib || true
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt $(NEEDS)
+	$(@D)/bin/python -W ignore -m compileall -qq -j 0 $(@D)/lib || true
 	touch $@
+
+.venv/.ready: NEEDS := -e '.[dev]'
+.venv-aot/.ready: NEEDS := -e '.[aot,peers]' pytest pytest-xdist
+.venv-tpu/.ready: NEEDS := -e '.[tpu-aot]' pytest pytest-xdist
 
 train: setup
 	$(BIN)/python -m jax_impl.train --policy bf16
@@ -42,20 +44,8 @@ test-rest: setup
 test-cuda: .venv-aot/.ready
 	.venv-aot/bin/python -m pytest parity_tests/cuda -n auto --durations=10
 
-.venv-aot/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/$(PIP_INSTALL) -e '.[aot,peers]' pytest pytest-xdist
-	.venv-aot/bin/$(COMPILE) .venv-aot/lib || true
-	touch $@
-
 test-tpu: .venv-tpu/.ready
 	.venv-tpu/bin/python -m pytest parity_tests/tpu -n auto --durations=10
-
-.venv-tpu/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-tpu
-	.venv-tpu/bin/$(PIP_INSTALL) -e '.[tpu-aot]' pytest pytest-xdist
-	.venv-tpu/bin/$(COMPILE) .venv-tpu/lib || true
-	touch $@
 
 finetune: setup
 	$(BIN)/python examples/finetune/finetune.py
