@@ -46,6 +46,7 @@ class Part:
     units: Callable[[], Iterable[str]]
     paths: tuple[str, ...] = MEASURED  # what the figures depend on
     choose: Callable[[list[str]], str] = lambda units: ""
+    device: str | None = "cpu"  # None: each row's own, which a compiler was asked for
     needs: str = ""  # what this machine may not have: shown, and not run
     alone: bool = False  # it measures time, or takes every core itself
 
@@ -55,8 +56,8 @@ class Part:
         return " ".join(self.command.format(file=self.file, some=words).split())
 
     def found(self) -> dict[str, list[Row]]:
-        """Unit -> its rows that are there, of a CPU."""
-        rows = results.read(ROOT / self.file, "cpu")
+        """Unit -> its rows that are there, of `device`."""
+        rows = results.read(ROOT / self.file, self.device)
         return {
             unit: [row for name, row in rows.items() if f"{name} ".startswith(f"{unit} ")]
             for unit in self.units()
@@ -113,6 +114,12 @@ def _memory(cells: str) -> Part:
                       lambda: [cells])  # fmt: skip
 
 
+def _compiled(name: str, command: str, units: Callable[[], Iterable[str]]) -> Part:
+    return Part(name=name, file=f"benchmarks/results/{name}.jsonl", units=units, device=None,
+                command=f"python -m benchmarks.{command}", needs="the extra aot",
+                paths=compiled.PATHS)  # fmt: skip
+
+
 PARTS = [
     _docs("parity", "pytest parity_tests/ladder/test_ladder.py -n auto --full {some} "
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
@@ -136,13 +143,10 @@ PARTS = [
     *map(_experiment, experiments.EXPERIMENTS),
     *map(_optimizer_state, twin.MODULES),
     *(_memory(each + fresh) for each in twin.MODULES for fresh in ("", "-fresh")),
-    *(Part(name=f"compiled-{each}", file=f"benchmarks/results/compiled-{each}.jsonl",
-           needs="the extra aot", command=f"python -m benchmarks.compiled {each}",
-           units=partial(compiled.drawn, each), paths=compiled.PATHS) for each in twin.MODULES),
-    Part(name="estimators", file="benchmarks/results/estimators.jsonl", needs="the extra aot",
-         command="python -m benchmarks.estimators", units=estimators.names, paths=compiled.PATHS),
-    Part(name="cuda_grid", file="benchmarks/results/cuda_grid.jsonl", needs="the extra aot",
-         command="python -m benchmarks.cuda_grid", units=cuda_grid.names, paths=compiled.PATHS),
+    *(_compiled(f"compiled-{each}", f"compiled {each}", partial(compiled.drawn, each))
+      for each in twin.MODULES),
+    _compiled("estimators", "estimators", estimators.names),
+    _compiled("cuda_grid", "cuda_grid", cuda_grid.names),
     Part(name="exported", file="benchmarks/results/exported.jsonl", needs="a run of tiny",
          command="python -m benchmarks.exported runs/torch-tiny-fp32",
          units=lambda: exported.CONTENDERS, paths=PROGRAM),

@@ -109,6 +109,12 @@ def test_every_part_has_units_and_a_command(part: Part) -> None:
     assert program in run.PROGRAMS and not any("{" in word for word in words)
 
 
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_the_rows_of_a_part_are_found(part: Part) -> None:
+    """Of whatever device: rows that no part finds would go stale in silence."""
+    assert any(part.found().values())
+
+
 def test_every_reader_is_measured() -> None:
     assert tuple(reader.name for reader in readers.READERS) == READERS
 
