@@ -125,11 +125,15 @@ def unfinished(framework: str, groups: list[str]) -> dict[str, tuple[str, Flags]
     has asked comes first."""
     known, found = results.read(file(framework)), {}
     for name, (device, flags) in drawn(framework).items():
-        row = known.get(name, {"cell": None})
-        current = row["cell"] == flags and provenance.is_current(row["measured"], PATHS)
-        if not current and any(name.startswith(group) for group in groups or [""]):
+        asked = is_current(known.get(name)) and known[name]["cell"] == flags
+        if not asked and any(name.startswith(group) for group in groups or [""]):
             found[name] = device, flags
     return dict(sorted(found.items(), key=lambda item: item[0] in known))
+
+
+def is_current(row: results.Row | None) -> bool:
+    """Whether it is there, and of the program that today's code compiles."""
+    return row is not None and provenance.is_current(row["measured"], PATHS)
 
 
 def main(argv: list[str] | None = None) -> int:

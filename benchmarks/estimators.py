@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.compiled import FOLDER
+from benchmarks.compiled import FOLDER, is_current
 from lockstep import devices, results
 from lockstep.compile.ask import Compiler
 from lockstep.config import Config, from_flags
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     with closing(Compiler("torch")) as torch, closing(Compiler("jax")) as jax:
         compilers = {"torch": torch, "jax": jax}
         for name, cell in names().items():
-            if name not in known:
+            if not is_current(known.get(name)):
                 results.put(FILE, [results.row(name, DEVICE, **measure(cell, compilers))])
     print(markdown(results.read(FILE)))
     return DONE

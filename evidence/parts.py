@@ -20,10 +20,11 @@ from lockstep.results import Row
 
 NO_MACHINES = ":!lockstep/parity/machines.py"  # which the simulated machines alone go by
 LADDER = (*TRAINING, "lockstep/parity", "lockstep/run", NO_MACHINES)
-# What makes something of rows decides no figure in them.
-OF_ROWS = tuple(f":!benchmarks/{name}.py" for name in ("claims", "fit", "plan", "plot", "report"))
-MEASURED = (*CODE, *OF_ROWS)
-PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *OF_ROWS, NO_MACHINES)
+# What makes something of rows, or asks a compiler, decides no figure that is measured here.
+NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
+    "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid", "estimators"))  # fmt: skip
+MEASURED = (*CODE, *NOT_RUN)
+PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
 RIGHT = [part for part in specificity.PARTS if part != "rewrites"]  # programs nobody changed
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
