@@ -35,7 +35,8 @@ STARTS = 2  # of a fit: at how many places it begins
 # Near what, in bytes for a number: what the buffers of some programs add up to. A term that decides
 # no cell's peak stays there. Of what is in the compute dtype, mixed precision has about half.
 START = {"logits": 12.0, "early": 10.0, "stream": 10.0, "attended": 28.0, "attended dots": 70.0}
-SINGLE = START | {"kept": 28.0, "inside": 40.0, "inside none": 18.0}
+SINGLE = START | {"attended": 45.0, "attended dots": 90.0, "kept": 28.0, "inside": 40.0,
+                  "inside none": 18.0}  # fmt: skip
 MIXED = START | {"kept": 10.0, "kept none": 20.0, "inside": 22.0, "inside none": 6.0}
 RIDGE = 0.02  # how little what it is near counts, relative
 # The same of bytes moved, in mixed precision; in float32 twice that. It counts more: of some groups
