@@ -17,6 +17,7 @@ from lockstep.errors import UserError
 from lockstep.model import params
 from lockstep.plan import checklist, recommend, roofline, shape, sizes
 from lockstep.plan.recommend import choices, rank
+from lockstep.process import ROOT
 from parity_tests.plan.plans import setting
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
@@ -229,6 +230,16 @@ def test_the_command_prints_and_imports_no_framework(capsys: pytest.CaptureFixtu
     assert text.count("weights    grads    accum     Adam    activ   logits     work") == 2
     assert "in the unit of --price" in text
     assert "days" in text and "agree" in text and max(map(len, text.splitlines())) < 200
+
+
+def test_the_readme_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "lockstep plan --model gpt2 --device t4"
+    shown = (ROOT / "README.md").read_text().partition(f"    $ {command}\n")[2].partition("\n\n")[0]
+    lines = [line.strip().removesuffix(" ...") for line in shown.splitlines()]
+    assert commands.main(command.split()[1:]) == 0
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 3
+    assert [line for line in lines if not any(p.startswith(line) for p in printed)] == []
 
 
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
