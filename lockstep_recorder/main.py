@@ -142,15 +142,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
+    parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     given = parser.parse_args(argv)
     if given.what == "serve":
         return serve(given.program, given.seed, given.device, given.own_precision)
     try:
         side = open_side(given.program, given.seed, given.device, given.own_precision)
-        write(given.out, *record(side, given.seed, given.steps))
+        about, arrays = record(side, given.seed, given.steps)
+        write(given.out, about, arrays)
     except Mistake as error:
         for line in error.frames:
             print("  " + line, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if not given.quiet:
+        print(f"{given.out}: {about['program']}, {about['framework']} on {about['device']}")
     return 0

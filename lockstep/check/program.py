@@ -60,7 +60,8 @@ class Program:
 
     def record(self, out: Path, steps: int) -> None:
         """Writes the trace of this program, in a process that ends with it; it prints to stderr."""
-        words = ["record", self.name, "-o", str(out), "--steps", str(steps), *self.options]
+        words = ["record", self.name, "-o", str(out), "--steps", str(steps), "--quiet"]
+        words += self.options
         done = self._start(words, stdout=2, stderr=subprocess.PIPE, text=True)
         _, said = done.communicate()
         *before, last = said.rstrip().splitlines() or [""]

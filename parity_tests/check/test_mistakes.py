@@ -329,6 +329,7 @@ def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
         cwd="/", capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 't'}: small.py, torch on cpu\n"
     assert check_inside(trace.read(tmp_path / "t"), path).verdict == "equal"
 
 
