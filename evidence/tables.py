@@ -36,6 +36,7 @@ from lockstep.results import Row
 WRITTEN = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 DOCUMENTS = tuple(path for path in WRITTEN if "<!-- table " in path.read_text())
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+SHOWN = 2, 120  # so many commands, of so many characters; else the one that measures all
 DOCS, BENCHMARKS = ROOT / "docs" / "results", ROOT / "benchmarks" / "results"
 
 
@@ -95,9 +96,10 @@ def of_ladder(name: str) -> str:
         elif name == "policies":
             blocks.append(ladder.with_remark(make(rows), rows))
         else:
-            commands = {row["measured"]["command"] or "" for row in rows.values()}
-            one = len(commands) == 1 and BY_NAME[part].file in min(commands)
-            ran = min(commands) if one else call
+            commands = sorted({row["measured"]["command"] or "" for row in rows.values()})
+            few = len(commands) <= SHOWN[0] and len(max(commands, key=len)) <= SHOWN[1]
+            whole = all(BY_NAME[part].file in each for each in commands)
+            ran = "` and `".join(commands) if few and whole else call
             blocks += [ladder.with_remark(make(rows), rows), origin(ran, rows.values())]
     return "\n\n".join(blocks)
 
