@@ -1,28 +1,34 @@
 """`python -m benchmarks.resident`: the resident peak of a step on a CPU, beside the step's account.
 
-Each row is measured twice, each time in a new process: as malloc comes, and with every block of
-64 KiB or more mapped by itself, so that what is freed is given back at once. What the second peak
-has over the account, the libraries hold; what the first has over the second, malloc keeps.
+Each row is measured twice, each time in a new process: with every block of 64 KiB or more mapped by
+itself, so that what is freed is given back at once, and as the trainer runs. What the first peak
+has over the account, the libraries hold; what the second has over the first, malloc keeps.
+
+A FRAMEWORK alone is measured in this process: as malloc comes, or, with --keep, as the JAX trainer.
 """
 
 import json
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
+from typing import Any
 
+from benchmarks.cells import CONTENDERS
 from lockstep import twin
 from lockstep.config import from_flags
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import start
-from lockstep.process import run_module
-from lockstep.train.memory import ResidentGrowth
+from lockstep.process import NO_CHANGE, run_module
+from lockstep.train.memory import ResidentGrowth, keep_freed_memory
 
 GPT2 = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "vocab": 256, "context": 256,
-        "steps": 6, "warmup": 1, "device": "cpu"}  # fmt: skip
+        "warmup": 1, "device": "cpu"}  # fmt: skip
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-STEPS = 4
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,46 +38,59 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=reader(int), default=4, metavar="B",
                         help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--steps", type=reader(int), default=4, metavar="N",
+                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--keep", action="store_true",
+                        help="keep freed memory (default: off)")  # fmt: skip
     given = parser.parse_args(argv)
+    require_range("--steps", given.steps, 2)
+    if given.keep:
+        keep_freed_memory()
     if given.framework:
         require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, "use jax or torch")
-        print(json.dumps(measure(given.framework, given.policy, given.batch_size)))
+        print(json.dumps(measure(given.framework, given.policy, given.batch_size, given.steps)))
         return DONE
     print("| framework | policy | batch size | account, MiB | peak, blocks mapped | peak |")
     print("| --- | --- | --- | --- | --- | --- |")
     for framework in twin.MODULES:
         for policy in ("fp32", "bf16"):
             for rows in (4, 16):
-                found = [ask(framework, policy, rows, changes) for changes in (MAPPED, {})]
+                words = (framework, "--policy", policy, "--batch-size", str(rows), "--steps",
+                         str(given.steps))  # fmt: skip
+                own = (*words, "--keep") if CONTENDERS[framework].keeps else words
+                found = [ask(words, MAPPED), ask(own, NO_CHANGE)]
                 cells = [found[0]["account"], *(each["peak"] for each in found)]
                 print(f"| {framework} | {policy} | {rows} |",
                       " | ".join(f"{n / 2**20:.0f}" for n in cells), "|", flush=True)  # fmt: skip
     return DONE
 
 
-def ask(framework: str, policy: str, rows: int, changes: dict[str, str]) -> dict[str, int]:
-    """`measure` in a process of its own."""
-    words = (framework, "--policy", policy, "--batch-size", str(rows))
+def ask(words: tuple[str, ...], changes: Mapping[str, str]) -> dict[str, Any]:
+    """A row of its own process, in another environment."""
     told = run_module("benchmarks.resident", *words, changes=changes, stdout=subprocess.PIPE)
     if told.returncode:
-        raise UserError(f"{framework} in {policy}: its process ended; see above")
-    found: dict[str, int] = json.loads(told.stdout)
+        raise UserError(f"{' '.join(words)}: its process ended; see above")
+    found: dict[str, Any] = json.loads(told.stdout)
     return found
 
 
-def measure(framework: str, policy: str, rows: int) -> dict[str, int]:
-    """Bytes: how far the resident set grows over some steps, and the twin's account of one."""
-    flags = {**GPT2, "policy": policy, "batch_size": rows}
+def measure(framework: str, policy: str, rows: int, steps: int) -> dict[str, Any]:
+    """Bytes: how far the resident set grows over some steps, and the twin's account of one. The
+    seconds of the median step."""
+    flags = {**GPT2, "policy": policy, "batch_size": rows, "steps": steps + 1}
     config = from_flags(flags, accelerator=False)
     built = start(framework, config)
     built.prepare()
-    growth = ResidentGrowth()
-    for step in range(STEPS):
+    growth, seconds = ResidentGrowth(), []
+    for step in range(steps):
+        began = time.perf_counter()
         built.step(built.place(GPT.window(config, step)))()
+        seconds.append(time.perf_counter() - began)
     peak = growth.bytes()
     if peak is None:
         raise UserError("resident memory: this system cannot forget a former peak; use Linux")
-    return {"peak": peak, "account": built.step_bytes(GPT.window(config, 0))}
+    account = built.step_bytes(GPT.window(config, 0))
+    return {"peak": peak, "account": account, "seconds": statistics.median(seconds)}
 
 
 if __name__ == "__main__":

@@ -19,10 +19,14 @@ from lockstep.provenance import TRAINING
 from lockstep.results import Row
 
 NO_MACHINES = ":!lockstep/parity/machines.py"  # which the simulated machines alone go by
-LADDER = (*TRAINING, "lockstep/parity", "lockstep/run", NO_MACHINES)
+# A twin's front hands on what the twin computes, and times and memory are no figure of the ladder.
+HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")
+RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *HANDED_ON)
+LADDER = (*RUNGS, NO_MACHINES)
 # What makes something of rows, or asks a compiler, decides no figure that is measured here.
 NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
-    "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid", "estimators"))  # fmt: skip
+    "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid", "estimators",
+    "resident"))  # fmt: skip
 MEASURED = (*CODE, *NOT_RUN)
 PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
@@ -87,8 +91,9 @@ def _docs(name: str, command: str, units: Callable[[], Iterable[str]], *paths: s
 
 def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]],
                alone: bool = False) -> Part:  # fmt: skip
-    return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units,
-                command=f"python -m benchmarks.{command}", alone=alone)  # fmt: skip
+    return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units, alone=alone,
+                paths=MEASURED if alone else (*MEASURED, *HANDED_ON),
+                command=f"python -m benchmarks.{command}")  # fmt: skip
 
 
 def _suite(name: str, *, alone: bool = False) -> Part:
@@ -126,7 +131,7 @@ PARTS = [
           "--status {file}", lambda: FACTORS["policy"], *LADDER, "parity_tests/ladder",
           choose=_of_rungs, alone=True),
     _docs("specificity", "lockstep specificity {some} --out {file}", lambda: RIGHT,
-          *TRAINING, "lockstep/parity", "lockstep/run", choose=" ".join),
+          *RUNGS, choose=" ".join),
     _docs("power", "lockstep power {some} --out {file}", lambda: catalogue.BY_NAME, *LADDER,
           *PLANTED, choose=" ".join),
     _docs("smallest", "lockstep power --grade --out {file}", lambda: power.GRADES, *LADDER,
@@ -136,7 +141,7 @@ PARTS = [
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
           lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
-          "lockstep", "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
+          "lockstep", *HANDED_ON, "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,
           alone=True),
     _suite("cpu", alone=True), _suite("drift"), _suite("emulation", alone=True),

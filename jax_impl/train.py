@@ -3,7 +3,7 @@
 import sys
 
 from lockstep.cli import trainers
-from lockstep.train.memory import keep_freed_memory, resident_peak
+from lockstep.train.memory import give_back_surplus, keep_freed_memory, resident_peak
 
 if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
     keep_freed_memory()
@@ -42,6 +42,7 @@ class JaxTwin:
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
         self.rank, self.processes = rank(), process_count()
+        self.temporaries = 0  # bytes that a compiled step takes anew each time
 
     def own_rows(self, count: int) -> np.ndarray | None:
         return own_rows(count, self.trainer.mesh)
@@ -73,12 +74,21 @@ class JaxTwin:
 
     def prepare(self, window: np.ndarray | None = None) -> None:
         self.trainer.compile(self.place(blank(self.config) if window is None else window))
+        accounts = self.trainer.compiled["step"].memory_analysis()
+        self.temporaries = accounts.temp_size_in_bytes if accounts else 0
 
     def place(self, window: np.ndarray) -> Array:
         return self.trainer.place(window)
 
     def step(self, window: Array) -> Callable[[], StepResult]:
-        return self.trainer.step(window)
+        wait = self.trainer.step(window)
+
+        def finish() -> StepResult:
+            result = wait()
+            give_back_surplus(self.temporaries)
+            return result
+
+        return finish
 
     def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
         loss, grads = self.trainer.loss_and_grads(self.place(batch))

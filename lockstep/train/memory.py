@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Parameters of glibc's mallopt and their values, from malloc.h and mallopt(3).
 KEEP = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_ARENA_MAX": (-8, 1)}
+SPARE = 2  # as many buffers more than a step needs are kept: fewer are given back too often
+NOISE = 2**14  # KiB by which a process grows for other reasons than a step's buffers
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -18,15 +20,44 @@ def resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def keep_freed_memory() -> bool:
-    """Tells glibc to keep what is freed, in one heap; False where there is no glibc.
+class Heap:
+    """What glibc does with what this process frees."""
 
-    XLA on a CPU takes its buffers anew in each step. glibc gives large ones back to the system,
-    which hands them out again page by page, each cleared: a third of a small model's step. For a
-    process that does nothing but train, before it has threads.
-    """
-    mallopt = _libc("mallopt")
-    return mallopt is not None and all(mallopt(*setting) for setting in KEEP.values())
+    def __init__(self) -> None:
+        self.keeps = False
+        self.needed = 0  # KiB resident after a step, with its buffers once
+
+    def keep_freed(self) -> bool:
+        """Tells glibc to keep it, in one heap; False where there is no glibc.
+
+        XLA on a CPU takes its buffers anew in each step. glibc gives large ones back to the system,
+        which hands them out again page by page, each cleared: a third of a small model's step. For
+        a process that does nothing but train, before it has threads.
+        """
+        mallopt = _libc("mallopt")
+        self.keeps = mallopt is not None and all(mallopt(*setting) for setting in KEEP.values())
+        return self.keeps
+
+    def give_back(self, buffers: int) -> None:
+        """After a step that takes so many bytes anew: all that is free, if too much is kept.
+
+        Where something small has settled at the edge of freed buffers, the next ones do not fit,
+        and take as much again: without this a heap has five or six of each some steps later.
+        Decision 47.
+        """
+        if not self.keeps:
+            return
+        now, trim = _kibibytes("VmRSS"), _libc("malloc_trim")
+        if not self.needed:
+            self.needed = now
+        elif trim and now > self.needed + SPARE * (buffers >> 10) + NOISE:
+            trim(0)
+            self.needed = max(self.needed, _kibibytes("VmRSS"))
+
+
+_HEAP = Heap()  # a process has one
+keep_freed_memory = _HEAP.keep_freed
+give_back_surplus = _HEAP.give_back
 
 
 def _libc(name: str) -> Callable[..., int] | None:
