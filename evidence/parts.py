@@ -19,9 +19,7 @@ from lockstep.provenance import TRAINING
 from lockstep.results import Row
 
 NO_MACHINES = ":!lockstep/parity/machines.py"  # which the simulated machines alone go by
-# A twin's front hands on what the twin computes, and times and memory are no figure of the ladder.
-HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")
-RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *HANDED_ON)
+RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *compiled.HANDED_ON)
 LADDER = (*RUNGS, NO_MACHINES)
 # What makes something of rows, or asks a compiler, decides no figure that is measured here.
 NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
@@ -92,7 +90,7 @@ def _docs(name: str, command: str, units: Callable[[], Iterable[str]], *paths: s
 def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]],
                alone: bool = False) -> Part:  # fmt: skip
     return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units, alone=alone,
-                paths=MEASURED if alone else (*MEASURED, *HANDED_ON),
+                paths=MEASURED if alone else (*MEASURED, *compiled.HANDED_ON),
                 command=f"python -m benchmarks.{command}")  # fmt: skip
 
 
@@ -141,7 +139,8 @@ PARTS = [
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
           lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
-          "lockstep", *HANDED_ON, "parity_tests/input", "benchmarks/report.py", choose=shlex.join),
+          "lockstep", *compiled.HANDED_ON, "parity_tests/input", "benchmarks/report.py",
+          choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,
           alone=True),
     _suite("cpu", alone=True), _suite("drift"), _suite("emulation", alone=True),

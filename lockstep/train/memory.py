@@ -24,7 +24,7 @@ class Heap:
     """What glibc does with what this process frees."""
 
     def __init__(self) -> None:
-        self.keeps = False
+        self.keeps = False  # and can see how much that is
         self.needed = 0  # KiB resident after a step, with its buffers once
 
     def keep_freed(self) -> bool:
@@ -35,8 +35,9 @@ class Heap:
         a process that does nothing but train, before it has threads.
         """
         mallopt = _libc("mallopt")
-        self.keeps = mallopt is not None and all(mallopt(*setting) for setting in KEEP.values())
-        return self.keeps
+        told = mallopt is not None and all(mallopt(*setting) for setting in KEEP.values())
+        self.keeps = told and STATUS.exists()  # which a bare chroot has not
+        return told
 
     def give_back(self, buffers: int) -> None:
         """After a step that takes so many bytes anew: all that is free, if too much is kept.

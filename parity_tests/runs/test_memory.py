@@ -85,6 +85,13 @@ def test_a_heap_has_no_more_than_two_spare_buffers() -> None:
     assert left <= 8 and most <= 40
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_without_proc_all_is_kept() -> None:
+    blind = "memory.STATUS = memory.Path('/nowhere'); assert memory.keep_freed_memory()"
+    code = f"from lockstep.train import memory; {blind}; memory.give_back_surplus(1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax_impl import train
 
