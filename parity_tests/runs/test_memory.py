@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import from_flags
+from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start
+
 # Arrays as XLA's: above the size from which glibc maps each one on its own.
 FREED = """
 from lockstep.train import memory
@@ -104,3 +108,11 @@ def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch
     assert said == []
     wait()
     assert said == ["done 3", "keeps 7"]
+
+
+def test_a_compiled_step_says_what_it_takes() -> None:
+    config = from_flags({"model": "tiny", "n_layer": 1, "context": 16}, accelerator=False)
+    twin: Any = start("jax", config)
+    assert twin.temporaries == 0
+    twin.prepare()
+    assert twin.temporaries == twin.step_bytes(GPT.window(config, 0)) > 0
