@@ -1,10 +1,10 @@
 """`python -m benchmarks.resident`: the resident peak of a step on a CPU, beside the step's account.
 
 Each row is measured twice, each time in a new process: with every block of 64 KiB or more mapped by
-itself, so that what is freed is given back at once, and as the trainer runs. What the first peak
-has over the account, the libraries hold; what the second has over the first, malloc keeps.
+itself, so that what is freed is given back at once, and as malloc comes. What the first peak has
+over the account, the libraries hold; what the second has over the first, malloc keeps.
 
-A FRAMEWORK alone is measured in this process: as malloc comes, or, with --keep, as the JAX trainer.
+A FRAMEWORK alone is measured in this process: as malloc comes or, with --keep, as the JAX trainer.
 """
 
 import json
@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.cells import CONTENDERS
 from lockstep import twin
 from lockstep.config import from_flags
 from lockstep.errors import UserError, require, require_range
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=reader(int), default=4, metavar="N",
                         help="(default: %(default)s)")  # fmt: skip
     parser.add_argument("--keep", action="store_true",
-                        help="keep freed memory (default: off)")  # fmt: skip
+                        help="of FRAMEWORK: keep freed memory (default: off)")  # fmt: skip
     given = parser.parse_args(argv)
     require_range("--steps", given.steps, 2)
     if given.keep:
@@ -57,8 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             for rows in (4, 16):
                 words = (framework, "--policy", policy, "--batch-size", str(rows), "--steps",
                          str(given.steps))  # fmt: skip
-                own = (*words, "--keep") if CONTENDERS[framework].keeps else words
-                found = [ask(words, MAPPED), ask(own, NO_CHANGE)]
+                found = [ask(words, MAPPED), ask(words, NO_CHANGE)]
                 cells = [found[0]["account"], *(each["peak"] for each in found)]
                 print(f"| {framework} | {policy} | {rows} |",
                       " | ".join(f"{n / 2**20:.0f}" for n in cells), "|", flush=True)  # fmt: skip
