@@ -43,9 +43,11 @@ def main(argv: list[str] | None = None) -> int:
                         help="of FRAMEWORK: keep freed memory (default: off)")  # fmt: skip
     given = parser.parse_args(argv)
     require_range("--steps", given.steps, 2)
+    alone = given.framework is not None
+    require(alone or not given.keep, "--keep", "without FRAMEWORK", "name jax or torch")
     if given.keep:
         keep_freed_memory()
-    if given.framework:
+    if alone:
         require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, "use jax or torch")
         print(json.dumps(measure(given.framework, given.policy, given.batch_size, given.steps)))
         return DONE

@@ -77,6 +77,8 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     "benchmarks.resident": [
         ("keras", ["FRAMEWORK", "keras", "torch"]),
         ("torch --batch-size x", ["--batch-size", "'x'", "whole number"]),
+        ("jax --steps 1", ["--steps", "1", "at least 2"]),
+        ("--keep", ["--keep", "without FRAMEWORK", "name jax or torch"]),
     ],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
