@@ -51,8 +51,8 @@ def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
     return {name: to_numpy(turn(name, host[name])) for name in shapes(config) if name in host}
 
 
-def from_canonical(arrays: Arrays, shapes: Params, mesh: Mesh | None = None) -> Params:
-    """Those of the trainer's shapes that there are."""
+def from_canonical(arrays: Arrays, shapes: Params, mesh: Mesh | None = None) -> dict[str, Any]:
+    """Those of the trainer's shapes that there are: on the mesh, or without one on the host."""
     found = {name: like for name, like in shapes.items() if in_first_layer(name) in arrays}
     return {
         name: _place(like, mesh, partial(_part, arrays, name, like)) for name, like in found.items()
@@ -65,19 +65,22 @@ def _part(arrays: Arrays, name: str, like: Any, index: Any) -> np.ndarray:
         found = np.stack([turn(each, arrays[each][turn_index(each, index)]) for each in layers])
     else:
         found = turn(name, np.asarray(arrays[name][turn_index(name, index)]))
-    return found.astype(like.dtype)
+    return found.astype(like.dtype, copy=False)
 
 
-def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> Array:
+def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> Array | np.ndarray:
     """Each process reads the parts of its own devices, and no others. No program is compiled, as
     one is for each shape that `jnp.array` or `jnp.zeros` meets."""
-    if mesh is None:  # a copy: the step donates its state, and must not give away numpy's memory
-        return jax.device_put(part((slice(None),) * like.ndim), may_alias=False)
+    if mesh is None:
+        return part((slice(None),) * like.ndim)
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
-    """Replaces everything that a step changes. Arrays are cast to the param dtype."""
+    """Replaces everything that a step changes. Arrays are cast to the param dtype.
+
+    JAX may go on with numpy's memory. It is not reused for results, though the state is donated.
+    """
     params, mu, nu = (
         from_canonical(arrays, trainer.model.shapes, trainer.mesh)
         for arrays in (state.params, state.mu, state.nu)
@@ -95,7 +98,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     scalars: tuple[Any, Any, Any] = (
         np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step),
     )  # fmt: skip
-    amaxes = jax.device_put(histories(trainer.config, state.amaxes), may_alias=False)
+    amaxes: Any = histories(trainer.config, state.amaxes)
     trainer.state = trainer.place_state(
         State(params, jax.tree.map(zeros, moved), *scalars, frozen, amaxes)
     )

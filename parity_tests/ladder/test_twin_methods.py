@@ -51,21 +51,25 @@ def test_state_round_trip(framework: str, layers: str) -> None:
         assert getattr(state, field) == getattr(again, field)
 
 
-def kept(framework: str) -> bool:
-    """Whether a state stays as it was while the next steps reuse the device's memory."""
+def kept(framework: str, *, taken: bool = True) -> bool:
+    """Whether a state that was taken, or one that was loaded, stays as it was while the next steps
+    reuse the device's memory."""
     config = toy(policy="fp32", n_layer=1)
-    twin = start(framework, config, perturbed(config))
-    run(twin, config, range(1))
-    state = twin.state()
+    state = perturbed(config)
+    twin = start(framework, config, state)
+    if taken:
+        run(twin, config, range(1))
+        state = twin.state()
     before = {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
     run(twin, config, range(1, 4))
     return before == {f: {n: x.tobytes() for n, x in getattr(state, f).items()} for f in FIELDS}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_state_that_was_taken_stays(framework: str) -> None:
-    """It is written to the disk beside those steps."""
-    assert kept(framework)
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "loaded"])
+def test_a_state_stays(framework: str, taken: bool) -> None:
+    """What was taken is written to the disk beside those steps."""
+    assert kept(framework, taken=taken)
 
 
 def test_a_view_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
