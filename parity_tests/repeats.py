@@ -49,13 +49,15 @@ REPEATS = {
 
 # The same: what is left to `make test-rest`, and what of its kind stays.
 REST = {
-    r"test_fuzz.py::test_reader\[(ckpt|parquet)\]": "a bug planted in each reader",
+    r"test_fuzz.py::test_reader\[(ckpt|parquet|plan|rows)\]": "a bug planted in each reader",
     r"test_ladder.py::test_rung\[(fp64-(block-4-gpt2-unroll-data=2,|sqrt-1-tiny-scan-fsdp)|(bf|fp)16.*=2-11)":
         "rung 11 of documents in fp64 on data=2",
     r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|8|11)\]|fp8-delayed)":
         "fp8 on rung 3, and a bug of fp8-delayed",
-    r"test_ladder.py::test_rung\[(tf32.*-8|(bf16-dots-4|fp32-block-1)-tiny.*-(8|10)|fp16-none.*-(8|9|10))\]":
-        "the same rungs by another row of the policy; tf32 on rung 3",
+    r"test_ladder.py::test_rung\[(tf32.*-(6|8)|bf16-dots-4.*-(8|10)|fp32-block.*-([124-9]|10)"
+    r"|(bf16-dots-1|fp16-none)-.*-([124-79]|10)|fp16-none.*-8|fp16-sublayer.*-9|bf16.*-grouped-.*"
+    r"|fp64-(dots|sublayer).*-([12]|[457-9]|10)|fp64-none-1.*-(8|9|10))\]":
+        "the same rungs by another row of the policy, or in fp64; each row on rung 3",
     r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
     r"|same-(rows|masks)-on|rows-shifted|moments-of-one|(finite|scales?|evaluated)-.*one-rank|weights-(not|of)-)":
         "sum-over-devices, norm-of-one-shard, mean-of-rank-means",
@@ -67,20 +69,29 @@ REST = {
         "what outlives process 0, counts that stand still, and parts of a file",
     r"runs/test_mesh.py::test_a_run_is_one_curve_on_any_mesh": "rung 11; a hand-over on one device",
     r"test_learning.py::test_validation_loss_falls.*-(nvfp4|mxfp8|fp8-)": "bf16, fp16 and fp8",
-    r"test_compile.py::test_narrow_formats_are_traced_too\[mxfp8": "fp8-delayed",
+    r"test_compile.py::test_compiled_equals_eager\[(tiny-none|gpt2-block)": "tiny-sqrt",
+    r"test_compile.py::test_narrow_formats_are_traced_too": "the formats, uncompiled",
     r"test_runs.py::test_a_run_stopped_again_and_again": "test_kills' fake, and rung 10",
     r"test_second_pair.py::": "the ladder of the first",
+    r"check/test_twins.py::test_the_first_root": "a port's; the ladder",
     r"check/test_mutants.py::test_a_(bug_is_named_first_with_its_cause|rewrite_is_equal)\[(resnet|conv)":
         "a GPT's",
     r"test_untrusted.py::test_the_deepest_model": "limits on what is read, by each reader",
     r"test_ladder.py::test_a_long_run_stays_one_curve\[tiny\]": "rung 8",
     r"test_remat.py::test_gradients_are_bitwise_equal\[jax-.*unroll": "rung 6, and torch's",
+    r"test_roles.py::test_every_dtype_is_its_role_s\[jax-gpt2": "jax-tiny, and torch-gpt2",
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
     r"test_peers_hf.py::test_the_curve_is_ours": "the bare peers' curves",
+    r"test_peers_bare.py::test_the_curve_is_ours\[.*-bf16-": "fp64",
+    r"test_growth.py::test_(sqrt_that_runs|jax_keeps)": "rung 6, and its bug sqrt-runs-block",
+    r"test_cost.py::test_both_count_the_same_matmuls\[gpt2": "tiny",
+    r"test_envelope.py::test_the_twins_against_their_noise\[bf16": "rung 8 in bf16",
+    r"test_benchmarks.py::test_a_cell_writes_what_the_report_needs\[torch": "jax",
+    r"test_handover.py::test_ten_hand_overs": "rung 10",
+    r"test_token_weights.py::test_micro_batches_are_one_batch\[3": "1",
     r"ladder/test_power.py::test_caught\[(lora-.*|base-trained)-in-jax\]": "the same in torch",
-    r"test_islands.py::test_the_ladder_with_islands\[\*": "islands by block",
-    r"test_module_formats.py::test_the_ladder_with_formats\[(bf16|delayed|fp64-([2468]|.*-11))":
-        "rung 3 in fp64",
+    r"test_islands.py::test_the_ladder_with_islands": "islands' dtypes, and bugs of islands",
+    r"test_module_formats.py::test_the_ladder_with_formats": "the row of formats on rung 3",
     r"test_scaled_formats.py::test_the_ladder_over_float16\[[1348]": "rung 7",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_experiments.py::test_nvfp4_s_gradients_are_rounded_to_the_nearest": "the recorded rows",
