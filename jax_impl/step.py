@@ -288,11 +288,11 @@ class Trainer:
         return self.evaluation_model(state)(tokens)
 
     def evaluation_model(self, state: State) -> GPT:
-        """The model's weights in the evaluation policy."""
+        """The model's weights in the evaluation policy, which scales by what training recorded."""
         params = state.params | state.frozen
-        scales = self.scales(state) if self.eval_dtypes.histories else {}
         cast = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
-        return self.eval_model(cast | scales)
+        known = {name: state.amaxes[name] for name in self.eval_dtypes.histories}
+        return self.eval_model(cast | scales(known, self.scale(state).loss_scale))
 
 
 def update_count(opt_state: Any) -> Array:

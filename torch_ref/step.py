@@ -265,9 +265,11 @@ class Trainer:
             return self.evaluation_model()(tokens)
 
     def evaluation_model(self) -> GPT:
-        """The model's weights in the evaluation policy."""
+        """The model's weights in the evaluation policy, which scales by what training recorded."""
         if self.eval_dtypes == self.dtypes:
             return self.model
         model = make_model(self.config, self.eval_dtypes, self.device)
         model.load_state_dict(whole_state(self.model))
+        known = {name: self.amaxes[name] for name in self.eval_dtypes.histories}
+        give_scales(model, known, self.scaler.get_scale())
         return model

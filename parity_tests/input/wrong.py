@@ -28,6 +28,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--policy mxfp8 --d-model 48", ["--d-model 48", "a multiple of 32"]),
     ("--policy nvfp4 --batch-size 1 --context 8", ["--batch-size", "a multiple of 16"]),
     ("--policy fp8 --layers scan", ["--layers", "--policy fp8", "unroll"]),
+    ("--n-layer 3 --eval-policy fp8-delayed", ["--eval-policy fp8-delayed", "not trained in it"]),
     ("--eval-policy fp9", ["--eval-policy", "fp9"]),
     ("--fp32-islands mlp.down", ["--fp32-islands", "mlp.down", "blocks.*.mlp.down"]),
     ("--decay mlp.down", ["--decay", "mlp.down", "blocks.*.mlp.down"]),
