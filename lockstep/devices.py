@@ -6,11 +6,13 @@ has no such unit. `lockstep plan` and MFU read this one table.
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config.policy import BYTES, Roles
 from lockstep.errors import require
+from lockstep.formats.table import RECIPES, native_recipes
 
 GB = 10**9
 TERA = 10**12
@@ -51,6 +53,19 @@ class Device:
         if not self.native(compute, tf32, framework):
             return self.single
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
+
+    @property
+    def float8(self) -> float:
+        """FLOP/s of 8-bit matmuls: twice the 16-bit ones' on every device that has them."""
+        return 2 * self.half if native_recipes(self.capability) else 0
+
+    def peak(self, roles: Roles) -> float:
+        """FLOP/s of a policy's matmuls by a kernel that widens nothing; 0: no figure is kept."""
+        if roles.compute == "float64":
+            return 0
+        if roles.recipe in native_recipes(self.capability):
+            return self.float4 if RECIPES[roles.recipe].bits == 4 else self.float8
+        return self.rate(roles.compute, roles.tf32, framework="")
 
 
 def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
@@ -108,14 +123,13 @@ def find(name: str) -> Device:
     return DEVICES[key]
 
 
-def peak(reported: str, roles: Roles) -> float | None:
-    """Dense FLOP/s of a policy's matmuls, by the device's name as its driver reports it.
+def peak(reported: str, kinds: Iterable[Roles]) -> float | None:
+    """Dense FLOP/s of the fastest of a run's matmuls, by the device's name as its driver reports
+    it: the share of it that a run reaches is no more than all.
 
     None if it is not known. The first device whose `model` is in the name is taken.
     """
     for device in DEVICES.values():
         if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop| D)", reported):
-            if roles.compute == "float64":
-                return None
-            return device.half if roles.mixed else device.tf32 if roles.tf32 else device.single
+            return max(map(device.peak, kinds)) or None
     return None

@@ -107,6 +107,11 @@ class Recipe:
         return self.x, self.weight, self.dy
 
     @property
+    def bits(self) -> int:
+        """Of its widest operand, sign included."""
+        return max(1 + f.exponent + f.mantissa for f in self.operands if f)
+
+    @property
     def block(self) -> int:
         """What the axes of all operands must be multiples of."""
         return max((f.block for f in self.operands if f), default=1)

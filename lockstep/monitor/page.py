@@ -20,7 +20,7 @@ CHARTS = {
     "loss_scale": ("Loss scale", "", True),
     "lr": ("Learning rate", "", False),
     "tokens_per_second": ("Throughput", "tokens/s", False),
-    "mfu": ("Model FLOPs utilization", "of the device's peak", False),
+    "mfu": ("Model FLOPs utilization", "of the devices' peak", False),
     "peak_bytes": ("Peak memory", "bytes", False),
 }
 

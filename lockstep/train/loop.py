@@ -74,7 +74,8 @@ class Loop:
         self.clock = desync.Clock()
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
-        self.peak = devices.peak(twin.describe()["device"], config.precision.roles)
+        peak = devices.peak(twin.describe()["device"], config.precision.kinds)
+        self.peak = peak and peak * config.mesh.size
 
     def run(self) -> int:
         """Returns the exit status.

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import devices
 from lockstep.cli import commands
-from lockstep.config import PRESETS, ModelConfig
+from lockstep.config import PRESETS, ModelConfig, PrecisionConfig
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import params
@@ -113,6 +113,10 @@ def test_a_framework_that_widens_has_float32_s_rate() -> None:
         ("NVIDIA H200", "tf32", 494.5), ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("Tesla T4", "fp16", 65), ("NVIDIA L4", "bf16", 121),
         ("NVIDIA B200", "bf16", 2250), ("NVIDIA GeForce RTX 5090", "fp16", 209.5),
+        # By units for the format where the device has them, else as what it is widened to
+        ("NVIDIA H100 80GB HBM3", "fp8", 1978), ("NVIDIA L4", "fp8-rowwise", 242),
+        ("NVIDIA A100-SXM4-40GB", "fp8", 19.5), ("NVIDIA H200", "mxfp8", 67),
+        ("NVIDIA B200", "mxfp8", 4500), ("NVIDIA B200", "nvfp4", 9000), ("Tesla T4", "bf16", 8.1),
         # Names of others inside a name, and devices that are not in the table
         ("NVIDIA L40S", "bf16", None), ("NVIDIA A10G", "bf16", None), ("cpu", "bf16", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None), ("NVIDIA H200", "fp64", None),
@@ -122,8 +126,13 @@ def test_a_framework_that_widens_has_float32_s_rate() -> None:
 def test_peak_by_the_name_that_a_driver_reports(
     reported: str, policy: str, tera: float | None
 ) -> None:
-    found = devices.peak(reported, POLICIES[policy])
+    found = devices.peak(reported, [POLICIES[policy]])
     assert found == (None if tera is None else pytest.approx(tera * devices.TERA))
+
+
+def test_the_peak_of_several_formats_is_the_fastest_one_s() -> None:
+    kinds = PrecisionConfig(policy="fp16", formats="blocks=fp8,head=fp32").kinds
+    assert devices.peak("NVIDIA H200", kinds) == 2 * devices.find("h200").half
 
 
 # --- the recommendation
