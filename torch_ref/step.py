@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from lockstep.config import Config
+from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import Dtypes
 from lockstep.data.rows import IGNORED, planes
 from lockstep.errors import UserError
@@ -75,7 +76,8 @@ def mean_count(window: Tensor, mesh: DeviceMesh | None = None) -> Tensor | None:
     """
     if window.ndim == 3:
         return None
-    count = mean((window[:, 1] != IGNORED).sum().double(), mesh)
+    wide = torch.float32 if window.device.type in NO_FLOAT64 else torch.float64
+    count = mean((window[:, 1] != IGNORED).sum().to(wide), mesh)
     return torch.where(count > 0, count, 1) / len(window)
 
 

@@ -100,7 +100,7 @@ class TorchTwin:
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         logits = self.trainer.logits(self.place(tokens[None]))
-        return logits[0, -1].double().cpu().numpy()
+        return logits[0, -1].cpu().double().numpy()
 
     def step_bytes(self, window: np.ndarray) -> int:
         return step_bytes(self.trainer, self.place(window))

@@ -1,15 +1,22 @@
 """`--device` by name: what a framework has not, what is not here, and code that names no vendor."""
 
 import re
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import jax_impl.precision
 import torch_ref.precision
+import torch_ref.step
 from lockstep.config import from_flags
 from lockstep.config.kinds import CHOICES, KINDS, PROOF, require_float64
+from lockstep.data import rows
 from lockstep.errors import UserError
 from lockstep.process import ROOT
+from parity_tests.pair import start, toy
 
 FIND = {"jax": jax_impl.precision.find_device, "torch": torch_ref.precision.find_device}
 # A switch that other devices leave alone, and what asks for NVIDIA's own facts.
@@ -51,6 +58,38 @@ def test_there_is_no_float64_on_an_mps() -> None:
     require_float64("cuda", precision.policy, precision.roles)
     with pytest.raises(UserError, match="--policy fp64: .* mps has no float64; use fp32"):
         require_float64("mps", precision.policy, precision.roles)
+
+
+class OnHost(torch.Tensor):
+    """A copy that is not on the device any more."""
+
+
+class NoFloat64(TorchDispatchMode):
+    """As Apple's GPUs have it: an operation on the device whose result is float64 is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple | list) else [result]
+        wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in made)
+        if wide and not isinstance(args[0], OnHost):
+            raise TypeError(f"{func}: the device has no float64")
+        return result
+
+
+def test_the_twin_under_fp32_makes_no_float64_on_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_ref.step, "NO_FLOAT64", ("cpu",))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: x.detach().clone().as_subclass(OnHost))
+    config = toy(policy="fp32", accum=2)
+    tokens = np.random.default_rng(0).integers(256, size=(2, 2, config.model.context))
+    window = rows.join(tokens, np.where(tokens < 99, tokens, rows.IGNORED))
+    twin = start("torch", config)
+    with NoFloat64():
+        twin.step(twin.place(window))()
+        twin.evaluate(window)
+        twin.loss_and_grads(window[0])
+        assert twin.logits(tokens[0, 0]).dtype == np.float64
 
 
 def named(source: str) -> list[str]:
