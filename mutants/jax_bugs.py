@@ -78,10 +78,11 @@ def normalize_fast(x: Any, weight: Any, bias: Any, eps: float, own_moments: bool
     return (x - mean) * jax.lax.rsqrt(variance + eps) * weight + (0 if bias is None else bias)
 
 
-def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, same: None) -> jax.Array:
+def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, *_: Any) -> jax.Array:
     """jax.nn.softmax works in its input's dtype."""
     scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
-    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    t, s = scores.shape[-2:]
+    causal = jnp.tril(jnp.ones((t, s), bool), s - t)  # queries of the last t places
     probs = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
     return jnp.einsum("bhts,bshk->bthk", probs, v)
 

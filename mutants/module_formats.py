@@ -1,12 +1,20 @@
 """Mutants of `--formats`, the same mistakes in both twins."""
 
+from collections.abc import Callable, Sequence
+
 from lockstep.config import formats
 from mutants.patch import Plant, assign, wrap
 
+
+def choose_of_next(right: Callable, text: str, modules: Sequence[str]) -> dict[str, str]:
+    """Of linear layers: attention's own products have no recipe, and its kernels take none."""
+    linear = [name for name in modules if not name.endswith(".attend")]
+    chosen = right(text, linear)
+    return {name: chosen[other] for name, other in zip(linear[1:], linear) if other in chosen}
+
+
 BUGS: dict[str, Plant] = {
     "formats-ignored": assign(formats, "choose", lambda text, modules: {}),
-    "format-of-next-module": wrap(formats, "choose", lambda right, text, modules: {
-        name: own for name, other in zip(modules[1:], modules)
-        if (own := right(text, modules).get(other))}),
+    "format-of-next-module": wrap(formats, "choose", choose_of_next),
     "first-pattern-wins": wrap(formats, "parse", lambda right, text: right(text)[::-1]),
 }  # fmt: skip

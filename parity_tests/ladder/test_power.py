@@ -3,8 +3,11 @@
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 
+import jax_impl.model
+from lockstep.config import formats
 from lockstep.errors import UserError
 from lockstep.parity import catalogue, power
 from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
@@ -12,6 +15,7 @@ from lockstep.parity.ladder import RUNGS, WORLDS, climb
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
+from lockstep.parity.toy import start, toy
 from lockstep.parity.verdict import Verdict, check_bound
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 
@@ -28,6 +32,25 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     rung = RUNGS[bug.rung - 1]
     verdicts = power.examine(bug, others, device, [rung])
     assert verdicts == {str(rung.number): "different"}  # a crash would be no catch
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "function"),
+    [
+        ("softmax-in-compute", jax_impl.model, "attend"),
+        ("format-of-next-module", formats, "choose"),
+    ],
+)
+def test_a_bug_stands_in_fast_numerics(
+    name: str, owner: Any, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which cut attention's queries into blocks, and whose kernels take no format."""
+    bug = catalogue.BY_NAME[name]
+    monkeypatch.setattr(owner, function, getattr(owner, function))  # and so put back
+    PLANTED[bug.framework][name]()
+    config = toy(**bug.flags, numerics="fast", context=128)
+    loss, _ = start(bug.framework, config).loss_and_grads(np.zeros((2, 129), np.int32))
+    assert np.isfinite(loss)
 
 
 @pytest.mark.parametrize(
