@@ -63,7 +63,7 @@ class RunLog:
         self.waiting, self.lock = b"", threading.Lock()  # a checkpoint's writer calls `sync`
         self.problem = ""  # why rows wait
         self.listeners: list[Callable[[dict[str, Any]], None]] = []  # each gets every row
-        self.kept = [row for row in rows(path) if row["step"] <= last_step] if last_step else []
+        self.kept = up_to(path, last_step)
         try:
             durable.replace(path, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
@@ -131,6 +131,11 @@ def rows(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
     except (OSError, untrusted.Refused) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: cannot be read ({why}); move it elsewhere") from None
+
+
+def up_to(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows that a run which goes on after a step has: none from the beginning."""
+    return [row for row in rows(path) if row["step"] <= step] if step else []
 
 
 def _lines(stream: BufferedReader) -> Iterator[bytes]:

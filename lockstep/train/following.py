@@ -13,12 +13,17 @@ from lockstep.train.loop import Desynced, Diverged, Loop
 from lockstep.train.options import Watching
 from lockstep.twin import Twin
 
+Rows = list[dict[str, Any]]
+
 
 class Silence:
     """What a loop writes to, and nothing comes of it: log and display."""
 
-    kept: tuple[()] = ()
     problem, abandoned = "", False
+
+    def __init__(self, kept: Rows) -> None:
+        """`kept`: the rows of the log so far, by which every process counts alike."""
+        self.kept = kept
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -28,11 +33,12 @@ class Silence:
 
 
 def follow(
-    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, watching: Watching
-) -> int:
+    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, watching: Watching,
+    kept: Rows,
+) -> int:  # fmt: skip
     """The steps and evaluations of the process that leads, and this one's part of checkpoints; its
     exit status."""
-    silence: Any = Silence()
+    silence: Any = Silence(kept)
     with Saver(out, config.run.keep, silence, silence, shared=True) as saver:
         try:
             loop = Loop(config, twin, data, out, silence, silence, saver, start, watching)

@@ -92,13 +92,15 @@ def _with_twin(
     config: Config, twin: Twin, data: Corpus, state: TrainState, notices: list[str],
     out: Path | None, found: list[Path], watching: Watching, *, resume: bool,
 ) -> int:  # fmt: skip
+    # Who follows reads the log before all load: process 0 writes a new one after that.
+    kept = runlog.up_to(out / "log.jsonl", state.step) if out and twin.rank else []
     _load(twin, state)
     began = time.perf_counter()
     twin.prepare(batches.of_step(config, data.train, state.step))
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if twin.rank:
-        return follow(config, twin, data, Path(twin.tell("")), state, watching)
+        return follow(config, twin, data, Path(twin.tell("")), state, watching, kept)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))

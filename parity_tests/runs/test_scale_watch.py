@@ -111,6 +111,24 @@ def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: An
     assert "error: steps 4 to 10: all skipped" in capsys.readouterr().err
 
 
+def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which else would take a step more than process 0, and wait for it in vain."""
+    skipping(monkeypatch, lambda step: step > 3)
+    assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == exits.DONE
+    taken, usual = list[int](), FakeTwin.step
+
+    def step(self: FakeTwin, window: np.ndarray) -> Callable[[], StepResult]:
+        taken.append(self.now.step + 1)
+        return usual(self, window)
+
+    monkeypatch.setattr(FakeTwin, "step", step)
+    for rank in (1, 0):
+        monkeypatch.setattr(FakeTwin, "rank", rank)
+        monkeypatch.setattr(FakeTwin, "tell", lambda self, text: "run")
+        assert resume(f"--steps {STEPS}") == exits.DIVERGED
+    assert taken == [8, 9, 10] * 2
+
+
 def test_the_default_is_enough_for_a_scale_that_starts_too_high(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
