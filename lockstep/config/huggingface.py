@@ -28,7 +28,8 @@ class Family(NamedTuple):
 
 
 _SIZES = {"head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 1e4}
-_QWEN = {**_SIZES, "use_sliding_window": False, "sliding_window": 0}
+_MISTRAL = {**_SIZES, "sliding_window": 4096}
+_QWEN = {**_MISTRAL, "use_sliding_window": False}
 _SILU = {"hidden_act": "silu"}
 FAMILIES = {
     "gpt2": Family(
@@ -42,7 +43,7 @@ FAMILIES = {
         "LlamaForCausalLM", LLAMA,
         {**_SIZES, "num_key_value_heads": 0, "attention_bias": False, "mlp_bias": False}, _SILU,
     ),
-    "mistral": Family("MistralForCausalLM", LLAMA, {**_SIZES, "sliding_window": 4096}, _SILU),
+    "mistral": Family("MistralForCausalLM", LLAMA, _MISTRAL, _SILU),
     "qwen2": Family("Qwen2ForCausalLM", {**LLAMA, "qkv_bias": True}, _QWEN, _SILU),
     "qwen3": Family("Qwen3ForCausalLM", {**LLAMA, "qk_norm": True}, _QWEN,
                     {**_SILU, "attention_bias": False}),

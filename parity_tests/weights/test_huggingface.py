@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.cli import commands, trainers
+from lockstep.config import huggingface
 from lockstep.errors import UserError
 from lockstep.model.state import initial_state
 from lockstep.run import checkpoint, directory
@@ -186,6 +187,19 @@ def test_a_mistake_is_named(
     with pytest.raises(UserError, match=line):
         raise UserError(error)
     assert not run.exists()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_a_window_that_is_not_given_is_transformers_own(kind: str) -> None:
+    sizes = dict.fromkeys(
+        ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size",
+         "num_key_value_heads", "intermediate_size", "max_position_embeddings"), 8,
+    )  # fmt: skip
+    given = sizes | ({} if kind == "mistral" else {"use_sliding_window": True})
+    theirs: Any = AutoConfig.for_model(kind, **given)
+    for content, window in ((given, theirs.sliding_window), (given | {"sliding_window": None}, 0)):
+        found = huggingface.fields_of({"model_type": kind} | content, Path("a"), "--init")
+        assert found["window"] == window
 
 
 def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
