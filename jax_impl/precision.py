@@ -203,15 +203,17 @@ def attends(dtypes: Dtypes) -> set[str]:
     return {own.compute for name, own in dtypes.modules.items() if name.endswith(".attend")}
 
 
-def attention_backend(config: Config, device: jax.Device) -> str:
-    """The attention in use: "cudnn", "triton" or "reference", and why it falls back to that."""
+def attention_backend(config: Config, device: jax.Device, segments: bool = False) -> str:
+    """The attention in use: "cudnn", "triton" or "reference", and why it falls back to that.
+    `segments`: whether a row has several, which do not see each other."""
     dtypes, precision = config.dtypes, config.precision
     kernel = attention_kernel(config, dtypes, device)
     reference = f"reference in {kernel.blocks} causal blocks" if kernel.blocks > 1 else "reference"
-    single = "triton" if kernel.flash else reference
+    flash = kernel.flash and not segments
+    single = "triton" if flash else reference
     if kernel.fused:
         return f"cudnn, islands {single}" if attends(dtypes) - {dtypes.compute} else "cudnn"
-    if kernel.flash and not dtypes.mixed:
+    if flash and not dtypes.mixed:
         return single
     left_to_us = precision.attention == "auto" and device.platform != "gpu"
     if left_to_us or not wants_fused(precision):
@@ -225,12 +227,12 @@ def platform(device: jax.Device) -> str:
     return "cuda" if is_nvidia(device) else "rocm" if device.platform == "gpu" else device.platform
 
 
-def describe(config: Config, device: jax.Device) -> dict[str, Any]:
+def describe(config: Config, device: jax.Device, segments: bool = False) -> dict[str, Any]:
     """What a reader of config.json wants to know of this process."""
     return {
         "device": device.device_kind,
         "platform": platform(device),
-        "attention": attention_backend(config, device),
+        "attention": attention_backend(config, device, segments),
         "emulated": name_emulated(config, device),
         "versions": {m.__name__: m.__version__ for m in (jax, jaxlib, flax, optax)},
     }

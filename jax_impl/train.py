@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config import Config
-from lockstep.data.rows import blank, planes
+from lockstep.data.rows import blank, has_segments, planes
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult, Trace
@@ -42,6 +42,7 @@ class JaxTwin:
         self.device = configure(config)
         self.trainer = Trainer(config, self.device)
         self.rank, self.processes = rank(), process_count()
+        self.segments = False  # whether rows have several, in windows like that of `prepare`
         self.temporaries = 0  # bytes that a compiled step takes anew each time
 
     def own_rows(self, count: int) -> np.ndarray | None:
@@ -63,7 +64,7 @@ class JaxTwin:
         return beat(count)
 
     def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device)
+        return describe(self.config, self.device, self.segments)
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # of the process, in which another twin may have been built since
@@ -73,7 +74,9 @@ class JaxTwin:
         return bridge.save(self.trainer)
 
     def prepare(self, window: np.ndarray | None = None) -> None:
-        self.trainer.compile(self.place(blank(self.config) if window is None else window))
+        window = blank(self.config) if window is None else window
+        self.segments = has_segments(window)
+        self.trainer.compile(self.place(window))
         accounts = self.trainer.compiled["step"].memory_analysis()
         self.temporaries = accounts.temp_size_in_bytes if accounts else 0
 

@@ -52,7 +52,10 @@ class Runner(Protocol):
     synchronous: bool  # whether `step` returns only when the step is done
 
     def describe(self) -> dict[str, Any]:
-        """Device, versions, attention backend: what a reader of config.json wants to know."""
+        """Device, versions, attention backend: what a reader of config.json wants to know.
+
+        The attention is that of windows like the one that it is prepared for.
+        """
         ...
 
     def load(self, state: TrainState) -> None:

@@ -23,7 +23,7 @@ from lockstep.model.threefry import Key
 
 from .dropout import Dropout
 from .onednn import InBlocks
-from .precision import dtype, matmul
+from .precision import dtype, matmul, sdpa
 from .products import Narrow, keep
 from .remat import remat_sublayer, through_blocks
 
@@ -171,14 +171,8 @@ def attend_fused(
     same_BTT: Tensor | None = None,
 ) -> Tensor:
     """The same in one kernel; torch chooses which (`precision.attention_backend` says)."""
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    grouped = q.shape[1] != k.shape[1]
-    if same_BTT is None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    else:  # a mask, or the causal one: not both
-        mask = same_BTT.tril()[:, None]
-        y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
-    return y.transpose(1, 2)
+    attention = F.scaled_dot_product_attention
+    return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)
 
 
 class Attention(nn.Module):

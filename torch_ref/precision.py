@@ -164,19 +164,31 @@ def attention_kernel(config: Config, dtypes: Dtypes, device: torch.device) -> Ke
     )
 
 
-def attention_backend(config: Config, device: torch.device) -> str:
-    """The attention in use: "reference", or SDPA with the kernel that torch picks for it."""
+def sdpa(function: Callable[..., Any], *qkv: Tensor, same_BTT: Tensor | None) -> Any:
+    """SDPA of queries (B, T, H, K), keys and values; or what says which kernel that takes."""
+    q, k, v = (x.transpose(1, 2) for x in qkv)
+    grouped = q.shape[1] != k.shape[1]
+    if same_BTT is None:
+        return function(q, k, v, is_causal=True, enable_gqa=grouped)
+    return function(q, k, v, same_BTT.tril()[:, None], enable_gqa=grouped)  # causal, too
+
+
+def attention_backend(config: Config, device: torch.device, segments: bool = False) -> str:
+    """The attention in use: "reference", or SDPA with the kernel that torch picks for it.
+    `segments`: whether a row has several, which do not see each other."""
     kernel = attention_kernel(config, config.dtypes, device)
-    if kernel.blocks > 1:
+    if kernel.blocks > 1 and not segments:
         return f"reference in {kernel.blocks} causal blocks"
     if not kernel.fused:
         wanted = wants_fused(config.precision)
         lacks = "has such gradients" if config.precision.roles.grads else "rounds to TF32"
         return f"reference (no kernel {lacks})" if wanted else "reference"
-    model, roles = config.model, config.precision.roles
-    shape = (config.optim.batch_size, model.n_head, model.context, model.d_head)
-    q = torch.empty(shape, dtype=dtype(roles.compute), device=device, requires_grad=True)
-    choice = torch._fused_sdp_choice(q, q, q, is_causal=True)
+    model, (b, t) = config.model, (config.optim.batch_size, config.model.context)
+    how: Any = {"dtype": dtype(config.precision.roles.compute), "requires_grad": True}
+    with device:
+        q, k = (torch.empty(b, t, h, model.d_head, **how) for h in (model.n_head, model.kv_heads))
+        same = torch.ones(b, t, t, dtype=torch.bool) if segments else None
+    choice = sdpa(torch._fused_sdp_choice, q, k, k, same_BTT=same)
     return f"sdpa:{SDPBackend(choice).name.lower()}"
 
 
@@ -191,12 +203,12 @@ def name(device: torch.device) -> str:
     return module.get_device_name() if hasattr(module, "get_device_name") else device.type
 
 
-def describe(config: Config, device: torch.device) -> dict[str, Any]:
+def describe(config: Config, device: torch.device, segments: bool = False) -> dict[str, Any]:
     """What a reader of config.json wants to know of this process."""
     return {
         "device": name(device),
         "platform": platform(device),
-        "attention": attention_backend(config, device),
+        "attention": attention_backend(config, device, segments),
         "emulated": name_emulated(config, device),
         "versions": {"torch": torch.__version__},
     }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.data.rows import blank, planes
+from lockstep.data.rows import blank, has_segments, planes
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
@@ -41,6 +41,7 @@ class TorchTwin:
         self.synchronous = self.device.type == "cpu"
         self.trainer = Trainer(config, self.device)
         self.rank, self.processes = rank(), process_count()
+        self.segments = False  # whether rows have several, in windows like that of `prepare`
 
     def own_rows(self, count: int) -> np.ndarray | None:
         if self.processes == 1:
@@ -63,7 +64,7 @@ class TorchTwin:
         return beat(count)
 
     def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device)
+        return describe(self.config, self.device, self.segments)
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # of the process, in which another twin may have been built since
@@ -73,7 +74,9 @@ class TorchTwin:
         return bridge.save(self.trainer)
 
     def prepare(self, window: np.ndarray | None = None) -> None:
-        self.trainer.compile(self.place(blank(self.config) if window is None else window))
+        window = blank(self.config) if window is None else window
+        self.segments = has_segments(window)
+        self.trainer.compile(self.place(window))
 
     def place(self, window: np.ndarray) -> Tensor:
         return self.trainer.place(torch.from_numpy(window))

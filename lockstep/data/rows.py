@@ -22,6 +22,11 @@ def planes(batch: Any) -> tuple[Any, Any, Any]:
     return tokens, targets, segments[0] if segments else None
 
 
+def has_segments(window: Any) -> bool:
+    """Whether tokens of a row may not see each other."""
+    return window.ndim == 4 and window.shape[1] > 2
+
+
 def blank(config: Config) -> np.ndarray:
     """A plain window of zeros, of all devices."""
     rows, length = config.global_batch_size, config.model.context + 1

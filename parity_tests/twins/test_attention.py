@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 
 import jax_impl.model
 import jax_impl.precision
+import torch_ref.precision
 from lockstep.model.attention import Kernel
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
@@ -205,6 +206,49 @@ def test_torch_names_the_kernel_that_runs(attention: str, policy: str) -> None:
         framework, _, backend = name.partition(":")
         assert framework == "sdpa" and backend.upper() in SDPBackend.__members__
         assert KERNELS[backend] in ran and "_softmax" not in ran
+
+
+@pytest.mark.parametrize("planes", [2, 3], ids=["one-sequence", "segments"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_torch_asks_for_the_kernel_by_what_it_runs(
+    groups: int, planes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which kernels take grouped queries or a mask is another matter on each device."""
+    given = []
+
+    def watch(owner: Any, name: str) -> None:
+        right = getattr(owner, name)
+
+        def call(*tensors: Tensor, **how: Any) -> Any:
+            given.append(([(x.shape, x.dtype, x.requires_grad) for x in tensors], how))
+            return right(*tensors, **how)
+
+        monkeypatch.setattr(owner, name, call)
+
+    config = toy(policy="bf16", numerics="fast", attention="fused", n_layer=1, n_kv_head=groups)
+    twin, window = start("torch", config), np.zeros((1, planes, 2, 16), np.int32)
+    twin.prepare(window)
+    watch(torch, "_fused_sdp_choice")
+    watch(torch.nn.functional, "scaled_dot_product_attention")
+    assert twin.describe()["attention"].startswith("sdpa:")
+    twin.step(twin.place(window))()
+    asked, ran = given
+    assert asked == ran
+
+
+def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ref.precision, "has_bfloat16_units", lambda _: True)
+    config = toy(policy="bf16", numerics="fast", context=128)
+    cpu = torch.device("cpu")
+    assert torch_ref.precision.attention_backend(config, cpu) == "reference in 2 causal blocks"
+    assert torch_ref.precision.attention_backend(config, cpu, segments=True).startswith("sdpa:")
+    monkeypatch.setattr(jax_impl.precision, "triton_works", lambda _: True)
+    config = toy(policy="fp32", numerics="fast", context=64)
+    gpu: Any = SimpleNamespace(platform="gpu")
+    assert jax_impl.precision.attention_backend(config, gpu) == "triton"
+    assert jax_impl.precision.attention_backend(config, gpu, segments=True) == (
+        NONE.format("float32")
+    )
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
