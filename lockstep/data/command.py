@@ -52,7 +52,7 @@ def _data(given: argparse.Namespace) -> int:
 
 def _prepare(given: argparse.Namespace, path: Path) -> Path:
     files = prepare.find(given.data, path)
-    known = len(files) > 0 and files[0].suffix.lower() in records.KINDS
+    known = len(files) > 0 and records.kind_of(files[0]) in records.KINDS
     remedy = f"not {', '.join(records.KINDS)} nor a folder of them; .bin files need no preparation"
     require(known, "FILE", given.data, remedy)
     out = Path(given.out) if given.out else path.with_name(f"{path.name}.tokens")

@@ -141,9 +141,9 @@ def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
     require(path.exists(), "--data", data, remedy)
     if (path / "data.json").exists():
         return _prepared(path, data, rows)
-    tokens = path.is_dir() and any(path.glob("*.bin"))  # beside the text that they were made of
+    tokens = prepare.find_tokens(path)  # beside the text that they were made of
     files = [] if tokens else prepare.find(data, path)
-    kind = files[0].suffix.lower() if files else ".bin"
+    kind = records.kind_of(files[0]) if files else ".bin"
     if kind == ".bin":
         plain = rows in ("auto", "stream")
         require(plain, "--rows", rows, "token files are one stream, not documents; use stream")
@@ -175,9 +175,9 @@ def _from_tokens(data: str, path: Path) -> Corpus:
         tokens = map_tokens(data, path)
         end = len(tokens) - len(tokens) // 10
         return _corpus(tokens[:end], tokens[end:], str(path))
-    files = sorted(path.glob("*.bin"))
-    splits = {"train": [f for f in files if "val" not in f.stem],
-              "val": [f for f in files if "val" in f.stem]}  # fmt: skip
+    files = prepare.find_tokens(path)
+    splits = {"train": [f for f in files if "val" not in f.stem.lower()],
+              "val": [f for f in files if "val" in f.stem.lower()]}  # fmt: skip
     for name, chosen in splits.items():
         remedy = f"no {name}.bin in it; write train.bin and val.bin as raw uint16 tokens"
         require(len(chosen) > 0, "--data", data, remedy)

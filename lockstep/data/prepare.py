@@ -14,7 +14,7 @@ from rich.progress import track
 
 from lockstep.data import encode, prepared, records, tokenizer
 from lockstep.data.prepared import Manifest
-from lockstep.data.records import Part
+from lockstep.data.records import Part, kind_of
 from lockstep.errors import UserError, require
 
 JOBS = os.cpu_count() or 1
@@ -28,16 +28,26 @@ def find(data: str, path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = sorted(each for each in path.iterdir() if each.suffix.lower() in records.KINDS)
-    kinds = sorted({each.suffix.lower() for each in found})
+    found = sorted(each for each in path.iterdir() if kind_of(each) in records.KINDS)
+    kinds = sorted({kind_of(each) for each in found})
     kind = f"has {' and '.join(kinds)} files; keep those of one kind"
     require(len(kinds) < 2, "--data", data, kind)
     return found
 
 
+def find_tokens(path: Path) -> list[Path]:
+    """The .bin files of a folder, in the order of their names; none of anything else."""
+    return sorted(p for p in path.iterdir() if kind_of(p) == ".bin") if path.is_dir() else []
+
+
 def make_key(files: list[Path], words: tokenizer.Tokenizer) -> str:
-    """Of what the tokens are made of: names, sizes, times of the files, and the tokenizer."""
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    """Of what the tokens are made of: names, sizes, times of the files, and the tokenizer.
+
+    Of a name the kind is in small letters: what was once made of X.JSONL as if it were text is not
+    taken for its rows.
+    """
+    stats = [(f"{file.stem}{kind_of(file)}", file.stat()) for file in files]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     content = json.dumps([prepared.VERSION, records.PART, words.name, facts])
     return hashlib.sha256(content.encode()).hexdigest()
 

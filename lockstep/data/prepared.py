@@ -18,6 +18,7 @@ import numpy as np
 from lockstep.config.fields import require_fields
 from lockstep.data.documents import Documents
 from lockstep.data.encode import Encoded, Outline, dtype, load_outline, load_part
+from lockstep.data.records import kind_of
 from lockstep.data.stream import map_file
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import UserError, require
@@ -117,7 +118,7 @@ def write(
     """
     outlines = [load_outline(part) for part, _ in parts]
     documents, tokens = (int(sum(f(each.sizes) for each in outlines)) for f in (len, np.sum))
-    stream, masked = parts[0][1].endswith(".txt"), any(each.masked for each in outlines)
+    stream, masked = kind_of(parts[0][1]) == ".txt", any(each.masked for each in outlines)
     bad = list(_name_bad([name for _, name in parts], outlines))
     total, least = (tokens, 20) if stream else (documents, 2)
     remedy = f"{documents} rows of it can be used" + (f" ({bad[0]})" if bad else "")

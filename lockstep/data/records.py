@@ -15,6 +15,11 @@ PART = 1 << 24  # bytes
 LONGEST = 1 << 26  # bytes of a row
 
 
+def kind_of(file: str | Path) -> str:
+    """Its suffix: DATA.JSONL is what data.jsonl would be."""
+    return Path(file).suffix.lower()
+
+
 class Part(NamedTuple):
     """Of a file: bytes, or the row group of this number."""
 
@@ -30,8 +35,9 @@ def parts(data: str, files: list[Path]) -> list[Part]:
     """
     found = []
     for file in files:
-        count = _group_count(data, file) if file.suffix == ".parquet" else _size(data, file)
-        step = 1 if file.suffix == ".parquet" else PART
+        grouped = kind_of(file) == ".parquet"
+        count = _group_count(data, file) if grouped else _size(data, file)
+        step = 1 if grouped else PART
         found += [Part(str(file), at, min(at + step, count)) for at in range(0, count, step)]
     return found
 
@@ -39,9 +45,10 @@ def parts(data: str, files: list[Path]) -> list[Part]:
 def read(part: Part) -> Iterator[Any]:
     """Each row as it was parsed, or why it is none; None for an empty line. Of a .txt file the text
     of the part, whole lines."""
-    if part.file.endswith(".parquet"):
+    kind = kind_of(part.file)
+    if kind == ".parquet":
         yield from _group(part)
-    elif part.file.endswith(".jsonl"):
+    elif kind == ".jsonl":
         for line in _lines(part):
             yield _parse(line)
     else:

@@ -32,6 +32,15 @@ def test_a_folder_is_little_endian_uint16_and_stays_on_the_disk(folder: Path) ->
     assert drawn.tolist() == [[1, 2, 50_256, 3]] * 2
 
 
+def test_a_folder_s_suffixes_may_be_in_capitals(folder: Path) -> None:
+    """Beside a text, which it would else be taken for."""
+    same = corpus.load(str(folder)).sha256
+    for name in ("train", "val"):
+        (folder / f"{name}.bin").rename(folder / f"{name.upper()}.BIN")
+    write(folder / "input.txt", b"the text that they were made of")
+    assert corpus.load(str(folder)).sha256 == same
+
+
 def test_the_sha_is_that_of_dtype_length_and_tokens_in_this_layout(folder: Path) -> None:
     """Runs on disk carry it, so it may never change: written out here a second time."""
     train, val = (folder / "train.bin").read_bytes(), (folder / "val.bin").read_bytes()

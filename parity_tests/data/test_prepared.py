@@ -225,6 +225,39 @@ def test_parquet_is_its_rows(tmp_path: Path) -> None:
         made(tmp_path / "c.parquet", tmp_path / "c")
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_a_suffix_may_be_in_capitals(tmp_path: Path, cache: Path, words: Path, kind: str) -> None:
+    """Its file is no text for that: rows stay rows, by the file, the folder and the command."""
+    lower = tmp_path / "lower" / f"a.{kind}"
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        lower.parent.mkdir()
+        parquet.write_table(pyarrow.Table.from_pylist(chat()), lower)
+    else:
+        write_rows(lower, chat())
+    upper = tmp_path / "upper" / f"A.{kind.upper()}"
+    write(upper, lower.read_bytes())
+    shas = {
+        corpus.load(str(data), str(words)).sha256
+        for data in (lower, upper, lower.parent, upper.parent)
+    }
+    assert len(shas) == 1
+    assert commands.main(["data", str(upper)]) == 0
+    assert prepared.read_manifest(tmp_path / "upper" / f"A.{kind.upper()}.tokens").masked == (
+        kind != "txt"
+    )
+
+
+def test_the_key_of_a_suffix_in_capitals_is_that_of_small_letters(tmp_path: Path) -> None:
+    """What was once made of a.JSONL as if it were text is in the cache by another."""
+    files = tmp_path / "a.jsonl", tmp_path / "a.JSONL"
+    for file in files:
+        write_rows(file, chat())
+        os.utime(file, ns=(1, 1))
+    lower, upper = (prepare.make_key([file], tokenizer.load("")) for file in files)
+    assert lower == upper
+
+
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a small byte-level BPE, and a template with turns of its own."""
