@@ -1,13 +1,14 @@
 """`lockstep data`: tokens made ahead, and a look at them."""
 
 import argparse
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.data import prepare, prepared, records, tokenizer
+from lockstep.data import prepare, prepared, records
 from lockstep.data.documents import Documents
 from lockstep.data.prepared import Manifest
 from lockstep.data.tokenizer import Tokenizer
@@ -39,14 +40,13 @@ def _data(given: argparse.Namespace) -> int:
     require(path.exists(), "FILE", given.data, "there is none; name a file or folder that exists")
     out = path if (path / "data.json").exists() else _prepare(given, path)
     about = prepared.read_manifest(out)
-    words = tokenizer.load(given.tokenizer)
     for line in describe(out, about):
         print(line)
-    fits = words.name == about.tokenizer
-    require(fits, "--tokenizer", given.tokenizer or "bytes", "is not that of these tokens; name it")
+    words = prepared.load_words(out, about, given.tokenizer)
     for number, line in enumerate(sample(out, about, words), 1):
         print(f"{number:>2} | {line}")
-    print(f"next: python -m jax_impl.train --data {out} --vocab {about.vocab}")
+    flags = ["--data", str(out), *["--tokenizer", given.tokenizer] * bool(given.tokenizer)]
+    print(f"next: python -m jax_impl.train {shlex.join(flags)} --vocab {about.vocab}")
     return DONE
 
 

@@ -73,6 +73,20 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
         ) from None
 
 
+def require_tokenizer(data: str, tokenizer: str) -> None:
+    """Raises UserError unless `--tokenizer` can be read and, of tokens made ahead, is their own.
+
+    A run keeps its files. Only text has to be tokenized, so `load` opens none for tokens, and a run
+    goes on without it.
+    """
+    if not tokenizer:
+        return
+    if (Path(data) / "data.json").exists():
+        prepared.load_words(Path(data), prepared.read_manifest(Path(data)), tokenizer)
+    else:
+        load_tokenizer(tokenizer)
+
+
 def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
     """Raises UserError unless the tokens fit the vocabulary and each split has something to learn:
     a window's length or, of documents, a target that counts.

@@ -21,6 +21,7 @@ from lockstep.data.encode import Encoded, Outline, dtype, load_outline, load_par
 from lockstep.data.records import kind_of
 from lockstep.data.stream import map_file
 from lockstep.data.tokenizer import Tokenizer
+from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
@@ -70,6 +71,18 @@ def read_manifest(folder: Path) -> Manifest:
     )  # fmt: skip
     require(sane, "--data", folder, f"data.json is not as this version writes it; {remedy}")
     return found
+
+
+def load_words(folder: Path, about: Manifest, tokenizer: str) -> Tokenizer:
+    """The tokenizer of these tokens.
+
+    Raises:
+        UserError: `--tokenizer` names another, or cannot be read.
+    """
+    words = load_tokenizer(tokenizer)
+    fits = words.name == about.tokenizer
+    require(fits, "--tokenizer", tokenizer or "bytes", f"is not that of {folder}; name it")
+    return words
 
 
 def open_splits(folder: Path, about: Manifest, rows: str) -> dict[str, Any]:

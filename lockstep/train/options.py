@@ -34,6 +34,7 @@ class Watching:
         for name, file in self.files.items():
             try:
                 data = corpus.load(file, config.data.tokenizer, config.data.rows)
+                corpus.require_tokenizer(file, config.data.tokenizer)
                 corpus.check(data, config.model.vocab, config.model.context)
             except UserError as error:  # it is about a file, and names the flag of the other
                 line = str(error).replace(f"--data {file}", f"--eval-data {name}={file}", 1)

@@ -240,6 +240,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     """The data and the state to go on from, and what the user should know about them."""
     if resumed is None:
         data = corpus.load(**vars(config.data))
+        corpus.require_tokenizer(config.data.data, config.data.tokenizer)
         corpus.check(data, config.model.vocab, config.model.context, config.run.init)
         return data, _first_state(config), []
     data = load_data(config, resumed)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.cli import commands
+from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
 from lockstep.data import batches, corpus, encode, prepare, prepared, records, rows, tokenizer
 from lockstep.errors import UserError
@@ -295,6 +296,31 @@ def test_a_tokenizer_s_template_and_masks(tmp_path: Path, cache: Path, words: Pa
     assert inner.decode(tokens[counts == 1]) == 2 * f"{ASSISTANT['content']}</s>\n"
     assert loaded.vocab == inner.vocab > 256 and split.tokens.dtype == np.uint16
     assert "1 rows left out: a.jsonl:26 the chat template refuses it: no tools" in loaded.source
+
+
+@pytest.mark.parametrize("flag", ["--data", "--eval-data"])
+def test_a_trainer_takes_no_other_tokenizer_than_that_of_the_tokens(
+    flag: str, tmp_path: Path, cache: Path, words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run would keep it, and what it writes would be decoded by it."""
+    file, out = write_rows(tmp_path / "a.jsonl", chat()), tmp_path / "a.tokens"
+    made(file, out)
+    data = [str(file), "--eval-data", f"b={out}"] if flag == "--eval-data" else [str(out)]
+    small = "--model tiny --n-layer 1 --d-model 8 --n-head 1 --context 99 --steps 1 --warmup 0"
+    given = [*small.split(), "--vocab", "300", "--out", str(tmp_path / "run"), "--data", *data]
+    assert trainers.train("torch", [*given, "--tokenizer", str(words)]) == 2
+    assert f"--tokenizer {words}: is not that of {out}; name it" in capsys.readouterr().err
+
+
+def test_the_command_names_what_to_train_with(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "a b.jsonl", chat())
+    assert commands.main(["data", str(file), "--tokenizer", str(words)]) == 0
+    given = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("next: "))
+    flags = dict(zip(given[3::2], given[4::2]))
+    assert flags == {"--data": f"{file}.tokens", "--tokenizer": str(words), "--vocab": "300"}
+    corpus.require_tokenizer(flags["--data"], flags["--tokenizer"])
 
 
 def test_the_template_is_rendered_as_transformers_does(words: Path) -> None:

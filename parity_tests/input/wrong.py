@@ -142,6 +142,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--data text.txt --rows pack", ["--rows", "pack", "use stream"]),
     ("--data big --rows pad", ["--rows", "pad", "use stream"]),
     ("--data text.txt --tokenizer half", ["--tokenizer", "half", "tokenizer.json"]),
+    ("--data big --tokenizer nowhere", ["--tokenizer", "nowhere", "tokenizer.json"]),
     ("--data stdlib --tokenizer half", ["--data", "stdlib", "name a file"]),
     ("--data odd", ["--data", "odd", "uint16"]),
     ("--data half", ["--data", "half", "val.bin"]),
