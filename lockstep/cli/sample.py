@@ -10,8 +10,8 @@ import numpy as np
 from lockstep import twin
 from lockstep.config import Config
 from lockstep.config.kinds import CHOICES
-from lockstep.data import records, tokenizer
-from lockstep.errors import require, require_range
+from lockstep.data import decoding, tokenizer
+from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import add_number, reader
 from lockstep.run import directory
@@ -74,12 +74,10 @@ def _sample(given: argparse.Namespace) -> int:
 
 
 def _tokenizer(config: Config, run: Path) -> tokenizer.Tokenizer:
-    """The run's own, of which it keeps the files; bytes for one on text without."""
-    kept = run / about.FOLDER
-    if config.data.tokenizer:
-        return tokenizer.FromFile(kept, links=False)
-    if config.data.data.lower().endswith((*records.KINDS, "stdlib")):
-        return tokenizer.Bytes()
-    remedy = "was trained on token files, which this cannot decode; name a run on text"
-    require((kept / "tokenizer.json").exists(), "RUN", run, remedy)
-    return tokenizer.FromFile(kept, links=False)
+    """Raises UserError where nobody knows that of the run's tokens."""
+    words = decoding.of_run(config.data, run / about.FOLDER)
+    if words is None:
+        remedy = "restore that, or name a run on text or with --tokenizer"
+        data = config.data.data
+        raise UserError(f"RUN {run}: nothing says how tokens of --data {data} decode; {remedy}")
+    return words

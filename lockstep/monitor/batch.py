@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.data import batches, prepared, records, rows
+from lockstep.data import batches, decoding, rows
 from lockstep.data.command import mark
 from lockstep.data.tokenizer import Tokenizer
-from lockstep.data.tokenizer import load as load_tokenizer
-from lockstep.errors import printable, require, require_range
+from lockstep.errors import printable, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
 from lockstep.run import directory
 from lockstep.train import trainer
+from lockstep.weights import about
 
 
 def add(commands: Any) -> None:
@@ -45,7 +45,7 @@ def _batch(given: argparse.Namespace) -> int:
     accum, size = config.optim.accum, config.mesh.size
     require_range("--micro-batch", given.micro_batch or 1, 1, accum)
     require_range("--rank", given.rank or 0, 0, size - 1)
-    words = _tokenizer(config, given.tokenizer)
+    words = decoding.of_run(config.data, run / about.FOLDER, given.tokenizer)
     data = trainer.load_data(config, run)
     window = batches.of_step(config, data.train, given.step - 1)
     for number, batch in enumerate(window, 1):
@@ -53,19 +53,6 @@ def _batch(given: argparse.Namespace) -> int:
             print(f"micro-batch {number} of {accum}")
             print(*_rows(config, batch, words, given.rank), sep="\n")
     return DONE
-
-
-def _tokenizer(config: Config, folder: str) -> Tokenizer | None:
-    """That of the run's data; None where nobody knows it."""
-    path, folder = Path(config.data.data), folder or config.data.tokenizer
-    words = load_tokenizer(folder)
-    if (path / "data.json").exists():
-        fits = prepared.read_manifest(path).tokenizer == words.name
-        require(fits, "--tokenizer", folder or "bytes", "is not that of the tokens; name it")
-        return words
-    texts = path.suffix.lower() in records.KINDS or config.data.data == "stdlib" or path.is_dir()
-    tokens = path.is_dir() and any(path.glob("*.bin"))
-    return words if folder or (texts and not tokens) else None
 
 
 def _rows(

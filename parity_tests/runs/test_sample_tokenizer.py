@@ -1,12 +1,15 @@
-"""`lockstep sample` of a run with a tokenizer."""
+"""`lockstep sample` of a run with a tokenizer, and of one on bytes that lie in a folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lockstep.cli import commands
+from parity_tests.runs.fake_runs import place as place
+from parity_tests.runs.fake_runs import train
 from parity_tests.weights.folders import config_of, make, run_of
 
 WORDS = {"a": 0, "dog": 1, "barks": 2, "<end>": 3, "<unk>": 4}
@@ -32,3 +35,18 @@ def test_it_reads_and_writes_by_the_runs_tokenizer(
     outside.symlink_to(tmp_path / "elsewhere.json")
     assert commands.main(["sample", str(run), "--prompt", "a", *how]) == 2
     assert "symbolic link" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", ["text.txt.tokens", "texts"])
+def test_a_run_on_bytes_in_a_folder_is_sampled(
+    data: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `lockstep data` made without a tokenizer, and named as the next run's data."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(place / "cache"))
+    (place / "texts").mkdir()
+    shutil.copy("text.txt", "texts")
+    assert commands.main(["data", "text.txt"]) == 0
+    assert train(f"--data {data}") == 0
+    capsys.readouterr()
+    assert commands.main(["sample", "run", "--prompt", "to be", "--length", "3"]) == 0
+    assert capsys.readouterr().out.startswith("to be")
