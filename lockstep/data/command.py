@@ -55,10 +55,15 @@ def _prepare(given: argparse.Namespace, path: Path) -> Path:
     known = len(files) > 0 and records.kind_of(files[0]) in records.KINDS
     remedy = f"not {', '.join(records.KINDS)} nor a folder of them; .bin files need no preparation"
     require(known, "FILE", given.data, remedy)
-    out = Path(given.out) if given.out else path.with_name(f"{path.name}.tokens")
+    out = Path(given.out) if given.out else _beside(path)
     require(out.parent.is_dir(), "--out", out, f"there is no folder {out.parent}; make it")
     prepare.prepare(given.data, files, given.tokenizer, out, given.jobs or prepare.JOBS)
     return out
+
+
+def _beside(path: Path) -> Path:
+    """FILE.tokens, of `.` and `..` by the name that the folder has."""
+    return Path(f"{path.resolve() if path.name in ('', '..') else path}.tokens")
 
 
 def describe(folder: Path, about: Manifest) -> list[str]:

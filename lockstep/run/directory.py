@@ -68,10 +68,15 @@ def require_writable(out: Path, field: str = "--out") -> None:
 
 
 def require_empty(to: Path, field: str) -> None:
-    """Raises UserError unless `to` can be made, or is an empty directory."""
+    """Raises UserError unless `to` can be made, or is an empty directory.
+
+    Not the one that the user is in: it would be replaced, and they would stay in what is gone.
+    """
     require_writable(to, field)
     taken = to.exists() and any(to.iterdir())
     require(not taken, field, to, "is not empty; name another folder")
+    here = to.exists() and to.samefile(".")
+    require(not here, field, to, "is the folder that you are in; name another folder")
 
 
 @contextlib.contextmanager

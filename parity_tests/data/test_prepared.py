@@ -298,6 +298,18 @@ def test_a_tokenizer_s_template_and_masks(tmp_path: Path, cache: Path, words: Pa
     assert "1 rows left out: a.jsonl:26 the chat template refuses it: no tools" in loaded.source
 
 
+@pytest.mark.parametrize(("data", "inside"), [(".", ""), ("..", "b"), ("../a", "")])
+def test_tokens_lie_beside_the_folder_that_they_are_made_of(
+    data: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is given by no name of its own."""
+    write_rows(tmp_path / "a" / "a.jsonl", chat())
+    (tmp_path / "a" / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a" / inside)
+    assert commands.main(["data", data]) == 0
+    assert prepared.read_manifest(tmp_path / "a.tokens").masked
+
+
 @pytest.mark.parametrize("flag", ["--data", "--eval-data"])
 def test_a_trainer_takes_no_other_tokenizer_than_that_of_the_tokens(
     flag: str, tmp_path: Path, cache: Path, words: Path, capsys: pytest.CaptureFixture[str]

@@ -141,6 +141,17 @@ def test_text_that_would_break_the_line(
     check_line(status, streams.err, streams.out, words)
 
 
+@pytest.mark.parametrize("form", ["safetensors", "onnx", "stablehlo"])
+def test_the_folder_that_one_is_in_is_not_replaced(
+    form: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status = commands.main(["export", str(place / "run"), "--to", ".", "--format", form])
+    streams = capsys.readouterr()
+    check_line(status, streams.err, streams.out, ["--to .", "you are in", "name another"])
+    assert not any(tmp_path.iterdir())
+
+
 @contextlib.contextmanager
 def powerless() -> Iterator[None]:
     """Without root's right to pass over permissions."""
