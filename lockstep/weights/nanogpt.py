@@ -16,6 +16,7 @@ from lockstep.config.fields import require_fields
 from lockstep.config.presets import GPT2
 from lockstep.errors import UserError, require
 from lockstep.files.stream import TensorFile
+from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays, shapes
 from lockstep.process import run_module
 from lockstep.weights.names import GPT2 as NAMES
@@ -25,6 +26,7 @@ from lockstep.weights.source import Source, require_one_dtype
 READER = "torch_ref.nanogpt"
 ARGUMENTS = {"n_layer": int, "n_head": int, "n_embd": int, "block_size": int, "bias": bool,
              "vocab_size": int}  # fmt: skip
+REMEDY = "name a ckpt.pt of nanoGPT"
 
 
 def open_file(path: Path) -> Source:
@@ -46,8 +48,12 @@ def open_file(path: Path) -> Source:
     )  # fmt: skip
 
     def read(wanted: ModelConfig) -> Arrays:
-        with TensorFile(copy) as file:
-            return _read(path, file, model, wanted)
+        try:
+            with TensorFile(copy) as file:
+                return _read(path, file, model, wanted)
+        except (OSError, Refused) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"--init {path}: {why}; {REMEDY}") from None
 
     return Source(model, read)
 
@@ -80,5 +86,5 @@ def _converted(path: Path, *version: int) -> tuple[Any, Path]:
     done = run_module(READER, *words, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["its reader died"]
-        raise UserError(f"--init {path}: {lines[-1]}; name a ckpt.pt of nanoGPT")
+        raise UserError(f"--init {path}: {lines[-1]}; {REMEDY}")
     return json.loads(done.stdout), copy

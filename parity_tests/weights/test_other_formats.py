@@ -123,6 +123,17 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_a_nanogpt_with_a_tensor_of_no_floats(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A quantized one, say; safetensors have them, and its reader copies them."""
+    net = net_of(mlp="gelu-erf")
+    weights = linear_weights(net) | {"transformer.ln_f.bias": torch.zeros(24, dtype=dtype)}
+    path = write_ckpt(tmp_path / "ckpt.pt", net, model=weights)
+    says = r"^--init .*ckpt.pt: transformer.ln_f.bias is of dtype (I64|BOOL); .*; name a ckpt.pt"
+    with pytest.raises(UserError, match=says):
+        init.weights(config_of(path))
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     net = net_of(mlp="gelu-erf")
     good = write_bin(tmp_path / "good.bin", net, torch.float32).read_bytes()
