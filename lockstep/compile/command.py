@@ -64,7 +64,7 @@ def _compile(given: argparse.Namespace) -> int:
     names = (["jax"] if tpu else list(twin.MODULES)) if name is None else [name]
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")
-        directory.require_writable_file(Path(hlo))
+        directory.require_writable_file(Path(hlo), "--hlo")
     found: list[dict[str, Any]] = []
     programs: list[Program] = []
     compilers = [Compiler(each, type(target)) for each in names]

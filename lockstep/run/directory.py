@@ -106,7 +106,7 @@ def require_writable_file(path: Path, field: str = "--out") -> None:
     try:
         is_folder = path.is_dir()
     except OSError as error:  # a name too long
-        raise _unwritable(path, error) from None
+        raise _unwritable(path, error, field) from None
     require(not is_folder, field, path, "is a folder; name a file")
 
 
