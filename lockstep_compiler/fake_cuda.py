@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.devices import AMPERE
 from lockstep.errors import UserError
+from lockstep.files.cache import cache_folder
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 
@@ -23,6 +24,7 @@ def load_guard() -> None:
 
     Raises:
         UserError: there is no C++ compiler, or it refuses the guard.
+        OSError: there is no cache to keep it in.
     """
     assert "torch" not in sys.modules, "torch looks for its CUDA hooks once"
     spec = importlib.util.find_spec("torch")
@@ -33,8 +35,7 @@ def load_guard() -> None:
         remedy = "trace in an environment with its CPU build, as make test-cuda makes one"
         raise UserError(f"tracing torch on fake CUDA tensors: torch is a CUDA build; {remedy}")
     digest = hashlib.sha256(f"{torch}{version}{SOURCE.read_text()}".encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
-    library = home / f"cuda-guard-{digest}.so"
+    library = cache_folder() / f"cuda-guard-{digest}.so"
     if not library.exists():
         build(torch, library)
     ctypes.CDLL(str(library))

@@ -26,8 +26,8 @@ def keep(framework: str, *, anew: bool) -> None:
         os.environ |= OFF
     if anew or framework != "jax" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    folder = cache_folder() / f"xla-{_machine()}"
     try:
+        folder = cache_folder() / f"xla-{_machine()}"
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a run needs none
         return

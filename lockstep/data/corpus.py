@@ -283,7 +283,7 @@ def _write_cache(corpus: Corpus) -> None:
             partial = Path(folder, final.name)
             np.savez(partial, train=corpus.train, val=corpus.val, source=np.array(corpus.source))
             os.replace(partial, final)
-    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+    except OSError:
         pass
 
 

@@ -1,11 +1,20 @@
 """The user's cache folder: what can be made again, and is not made twice."""
 
+import errno
 import os
 from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """LOCKSTEP_CACHE, or `lockstep` in the folder that the system has for caches."""
+    """LOCKSTEP_CACHE, or `lockstep` in the folder that the system has for caches.
+
+    Raises:
+        OSError: none is named, and this user has no home.
+    """
     if own := os.environ.get("LOCKSTEP_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lockstep")
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lockstep")
+    except RuntimeError:
+        problem = "this user has no home; set LOCKSTEP_CACHE"
+        raise FileNotFoundError(errno.ENOENT, problem, "~/.cache") from None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.data import corpus
+from lockstep.errors import UserError
 from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import library as library
 from parity_tests.data.corpora import same, write
@@ -112,3 +113,6 @@ def test_where_the_cache_is(library: Path, tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "home/.cache" / name).is_file()
     monkeypatch.setattr(Path, "home", homeless)
     corpus.load("stdlib")
+    rows = write(tmp_path / "a.jsonl", 2 * b'{"text": "some words"}\n')
+    with pytest.raises(UserError, match=f"^--data {rows}: .*no home; set LOCKSTEP_CACHE"):
+        corpus.load(rows)

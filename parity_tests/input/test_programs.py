@@ -37,8 +37,19 @@ def test_none_is_kept_if_so_told(tmp_path: Path) -> None:
     assert DIRECTORY not in os.environ and not (tmp_path / "cache").exists()
 
 
-def test_where_nothing_can_be_written_a_run_goes_on(tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").write_text("a file")
+    programs.keep("jax", anew=False)
+    assert DIRECTORY not in os.environ
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    for name in ("LOCKSTEP_CACHE", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
     programs.keep("jax", anew=False)
     assert DIRECTORY not in os.environ
 
