@@ -29,7 +29,9 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def vocab(self) -> int: ...
+    def vocab(self) -> int:
+        """The largest token + 1."""
+        ...
 
     @property
     def end(self) -> list[int]:
@@ -77,7 +79,8 @@ class FromFile:
             self.inner = _ask(tokenizers.Tokenizer.from_str, content.decode())
             _ask(self.inner.no_truncation)
             _ask(self.inner.no_padding)
-            self.vocab = _ask(self.inner.get_vocab_size, with_added_tokens=True)
+            ids = _ask(self.inner.get_vocab, with_added_tokens=True).values()
+            self.vocab = max(ids, default=-1) + 1  # not their number: there may be holes
             number = _ask(self.inner.token_to_id, special.get("eos_token", ""))
         except OSError as error:
             raise _problem(folder, f"cannot be read ({error.strerror})") from None

@@ -6,8 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lockstep.config import DataConfig
-from lockstep.data import decoding, prepare, tokenizer
+from lockstep.data import corpus, decoding, prepare, tokenizer
 from lockstep.errors import UserError
+from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import write
 
 TEXT = b"a dog barks. " * 9
@@ -57,6 +58,17 @@ def test_nobody_knows_the_tokenizer_of_a_run_that_keeps_none(
     """A file whose name ends as `stdlib` does is not that."""
     monkeypatch.chdir(place)
     assert decoding.of_run(DataConfig(data=data), place / "none") is None
+
+
+def test_a_vocabulary_with_holes_goes_to_its_largest_token(tmp_path: Path, cache: Path) -> None:
+    """Or tokens beyond two bytes would be others, and those beyond their number never written."""
+    made = Tokenizer(models.WordLevel({"a": 0, "dog": 65_537, "barks": 70_000}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path / "a.txt", TEXT)
+    loaded = corpus.load(str(tmp_path / "a.txt"), tokenizer=str(tmp_path))
+    assert loaded.train[:3].tolist() == [0, 65_537, 70_000]
+    assert loaded.vocab == 70_001
 
 
 def test_another_than_that_of_the_tokens_is_refused(
