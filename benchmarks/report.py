@@ -211,7 +211,7 @@ def write(file: Path) -> Path:
         if not text.startswith("Refused") and draw(name, file, folder):
             parts.append(f"![tokens/s]({name}.png)")
     path = folder / "report.md"
-    path.write_text("\n\n".join(parts) + "\n")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
 
 

@@ -80,7 +80,8 @@ def options(cell: re.Match[str]) -> dict[str, str]:
 
 def code_cells() -> list[str]:
     """The names of the page's cells, less the one that installs."""
-    return [cell[2] for cell in CELL.finditer(PAGE.read_text()) if "tag=setup" not in cell[3]]
+    page = PAGE.read_text(encoding="utf-8")
+    return [cell[2] for cell in CELL.finditer(page) if "tag=setup" not in cell[3]]
 
 
 def text(made: Any) -> str:
@@ -103,7 +104,7 @@ def table(name: str, rows: dict[str, Row], page: str) -> str:
 
 def measure(names: list[str]) -> None:
     """Runs the notebook's cells here, all or those named, and keeps what they printed."""
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     made, order = notebook(page), code_cells()
     for name in names:
         require(name in order, "CELL", name, f"unknown; use {', '.join(order)}")

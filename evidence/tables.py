@@ -34,7 +34,7 @@ from lockstep.process import ROOT
 from lockstep.results import Row
 
 WRITTEN = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-DOCUMENTS = tuple(path for path in WRITTEN if "<!-- table " in path.read_text())
+DOCUMENTS = tuple(path for path in WRITTEN if "<!-- table " in path.read_text(encoding="utf-8"))
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 SHOWN = 2, 120  # so many commands, of so many characters; else the one that measures all
 DOCS, BENCHMARKS = ROOT / "docs" / "results", ROOT / "benchmarks" / "results"
@@ -146,7 +146,7 @@ def learn(name: str) -> str:
     _, _, cell = name.partition("_")
     if not cell:
         return origin(BY_NAME["learn"].call(), rows.values())
-    return lesson.table(cell, rows, lesson.PAGE.read_text())
+    return lesson.table(cell, rows, lesson.PAGE.read_text(encoding="utf-8"))
 
 
 def of_part(name: str, make: Callable[[dict[str, Row]], str]) -> str:
@@ -198,10 +198,10 @@ def render_blocks(text: str) -> str:
 def write() -> list[Path]:
     """Makes every table anew, and the notebook of docs/learn.md; the documents that changed."""
     changed = []
-    texts = {path: render_blocks(path.read_text()) for path in DOCUMENTS}
-    texts[lesson.NOTEBOOK] = lesson.text(lesson.notebook(lesson.PAGE.read_text()))
+    texts = {path: render_blocks(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
+    texts[lesson.NOTEBOOK] = lesson.text(lesson.notebook(lesson.PAGE.read_text(encoding="utf-8")))
     for path, text in texts.items():
-        if path.read_text() != text:
-            path.write_text(text)
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
             changed.append(path)
     return changed

@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
     (folder / PROGRAM).write_bytes(forward(config, weights).serialize())
     plain = forward(config, weights, ["cpu"])  # of several, each call says for which it is
-    (folder / TEXT).write_text(plain.mlir_module())
+    (folder / TEXT).write_text(plain.mlir_module(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ TERA = 10**12
 AMPERE = (8, 0)
 # What was measured on a CPU: `python -m benchmarks.plan` wrote it.
 CPU_FILE = Path(__file__).parent / "cpu.json"
-CPU = json.loads(CPU_FILE.read_text())
+CPU = json.loads(CPU_FILE.read_bytes())
 
 
 @dataclass(frozen=True, kw_only=True)

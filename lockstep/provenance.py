@@ -53,7 +53,7 @@ def cpu() -> dict[str, Any]:
     another's.
     """
     try:
-        info = Path("/proc/cpuinfo").read_text()
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         info = ""
     fields = {

@@ -30,11 +30,12 @@ def load_guard() -> None:
     spec = importlib.util.find_spec("torch")
     assert spec and spec.origin
     torch = Path(spec.origin).parent
-    version = (torch / "version.py").read_text()
+    version = (torch / "version.py").read_text(encoding="utf-8")
     if re.search(r"^cuda\b.*= *['\"]", version, re.M):
         remedy = "trace in an environment with its CPU build, as make test-cuda makes one"
         raise UserError(f"tracing torch on fake CUDA tensors: torch is a CUDA build; {remedy}")
-    digest = hashlib.sha256(f"{torch}{version}{SOURCE.read_text()}".encode()).hexdigest()[:16]
+    guard = SOURCE.read_text(encoding="utf-8")
+    digest = hashlib.sha256(f"{torch}{version}{guard}".encode()).hexdigest()[:16]
     library = cache_folder() / f"cuda-guard-{digest}.so"
     if not library.exists():
         build(torch, library)

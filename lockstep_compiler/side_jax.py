@@ -77,7 +77,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         lowered = trainer.compiled["step"].lower(*given)
         built = build_for_tpu(lowered) if isinstance(target, Tpu) else build(lowered, folder)
     if hlo_file:
-        Path(hlo_file).write_text(built.text)
+        Path(hlo_file).write_text(built.text, encoding="utf-8")
     module, asked = hlo.read(built.text), hlo.read(built.asked)
     shapes = [x.shape for x in trainer.model.shapes.values()]
     shapes += [x.sharding.shard_shape(x.shape) for x in given[0].params.values()]
@@ -160,7 +160,8 @@ def read_dump(folder: str) -> dict[str, str]:
     """What XLA writes beside the program, by the end of the files' names."""
     ends = ("before_optimizations.txt", "buffer-assignment.txt", "live-range.txt", "ptx")
     files = sorted(Path(folder).glob("*step_function*"))
-    return {end: "".join(f.read_text() for f in files if f.name.endswith(end)) for end in ends}
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    return {end: "".join(t for name, t in texts.items() if name.endswith(end)) for end in ends}
 
 
 def absent_mesh(config: Config, target: Target) -> Mesh:

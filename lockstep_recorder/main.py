@@ -74,7 +74,7 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
             digest.update(part)
             file.write(part)
     whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
-    with open(os.path.join(out, ABOUT), "w") as file:
+    with open(os.path.join(out, ABOUT), "w", encoding="utf-8") as file:
         json.dump(whole, file)
 
 

@@ -29,7 +29,7 @@ THINGS = ["door", "car", "house", "boat", "chair", "table", "lamp", "book"]
 def write_chats(file: Path) -> None:
     """400 chats about the colour of things, one a line."""
     chosen = random.Random(0)
-    with file.open("w") as out:
+    with file.open("w", encoding="utf-8") as out:
         for _ in range(400):
             thing, colour = chosen.choice(THINGS), chosen.choice(COLOURS)
             ask = f"The {thing} is {colour}. What is the {thing}?"
@@ -60,7 +60,7 @@ def make_model(folder: Path, chats: Path) -> None:
     words.save(str(folder / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0],
              "eos_token": SPECIAL[1], "chat_template": TEMPLATE}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def run(*words: object) -> str:
@@ -72,7 +72,7 @@ def run(*words: object) -> str:
 
 def last_loss(folder: Path) -> tuple[float, float]:
     """The validation loss before and after."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_bytes().splitlines()]
     losses = [row["val_loss"] for row in rows if row["kind"] == "eval"]
     return losses[0], losses[-1]
 

@@ -59,5 +59,5 @@ def _write(folder: Path, side: Side, config: Config) -> Path:
     file = folder / f"twin_{side.name.replace(' ', '_')}.py"
     named = {"framework": side.framework, "module": side.module, "variant": side.variant}
     own = json.dumps(side.place(config).to_json())
-    file.write_text(PROGRAM.format(root=str(ROOT), config=own, **named))
+    file.write_text(PROGRAM.format(root=str(ROOT), config=own, **named), encoding="utf-8")
     return file

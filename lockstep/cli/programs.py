@@ -42,7 +42,7 @@ def keep(framework: str, *, anew: bool) -> None:
 def _machine() -> str:
     """A program for a CPU has the instructions of that CPU: a home on many machines has many."""
     try:
-        info = Path("/proc/cpuinfo").read_text()
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         info = sys.platform
     features = {line for line in info.splitlines() if line.startswith(("flags", "Features"))}

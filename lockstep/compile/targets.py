@@ -145,7 +145,7 @@ def find(name: str) -> Target:
     key = plain.get(name.lower().replace("-", "").replace(" ", ""))
     require(key is not None, "--device", name, f"unknown; use one of {', '.join(NAMES)}")
     assert key is not None
-    facts = tomllib.loads((FOLDER / f"{key}.toml").read_text())
+    facts = tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
     if key in TPUS:
         return Tpu(device=devices.find(key), **facts)
     facts["capability"] = tuple(facts["capability"])

@@ -108,7 +108,8 @@ def _names(folder: Path) -> list[str]:
 
 def nvidia() -> tuple[str, tuple[Device, ...], str]:
     """The driver's version, its GPUs, and its error; empty where there is none."""
-    loaded = re.search(r"  (\d+\.[\d.]+)  ", DRIVER.read_text()) if DRIVER.exists() else None
+    about = DRIVER.read_text(encoding="utf-8") if DRIVER.exists() else ""
+    loaded = re.search(r"  (\d+\.[\d.]+)  ", about)
     version = loaded[1] if loaded else ""
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
@@ -157,9 +158,10 @@ def network_error() -> str:
 def _free_memory() -> int | None:
     """Linux alone tells what could be had without swapping."""
     try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        about = Path("/proc/meminfo").read_text(encoding="utf-8")
     except OSError:
         return None
+    found = re.search(r"MemAvailable:\s+(\d+) kB", about)
     return int(found[1]) * 1024 if found else None
 
 

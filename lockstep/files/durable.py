@@ -16,7 +16,7 @@ def replace(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.tmp")
     partial.unlink(missing_ok=True)  # what a kill left, or a link that would be written through
     try:
-        with partial.open("x") as file:
+        with partial.open("x", encoding="utf-8") as file:
             file.write(text)
         sync(partial)
         os.replace(partial, path)

@@ -155,7 +155,7 @@ def write(
         "horizon": result.horizon, "finding": asdict(result.finding),
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
-    (out / "curves.json").write_text(json.dumps(content) + "\n")
+    (out / "curves.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     try:
         from lockstep.parity.plot import draw
     except ImportError:

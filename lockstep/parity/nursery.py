@@ -131,7 +131,7 @@ def import_frameworks(module: str) -> None:
     """What a twin's file imports of others. The file itself is imported by a worker, for a mutant
     may change what it imports of ours."""
     spec = importlib.util.find_spec(module)
-    for node in ast.parse(Path(str(spec and spec.origin)).read_text()).body:
+    for node in ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             wanted = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -108,7 +108,7 @@ def key(shape: Shape, s: Setting) -> str:
 
 @cache
 def _constants() -> dict[str, Any]:
-    return json.loads(CONSTANTS.read_text())
+    return json.loads(CONSTANTS.read_bytes())
 
 
 def constants_of(shape: Shape, s: Setting, of: str = "groups") -> Constants:

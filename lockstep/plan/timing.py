@@ -26,7 +26,7 @@ def measure(command: list[str]) -> dict[str, Any]:
         done = run_module(module, *words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             return {"failed": _failure(done.returncode, done.stderr)}
-        rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (out / "log.jsonl").read_bytes().splitlines()]
     steps = [row for row in rows if row["kind"] == "train"][WARMUP:]
     rate = statistics.median(row["tokens_per_second"] for row in steps)
     return {"tokens_per_second": rate, "peak_bytes": steps[-1]["peak_bytes"]}

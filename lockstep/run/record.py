@@ -36,7 +36,7 @@ def write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
     record |= {"dtype": dtypes.pop(), "names": names, "frozen": sorted(frozen)}
     record |= {"shards": count, "sha256": sums}
     record["sha256"][RECORD] = own_checksum(record)
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     sync(folder / RECORD)
     sync(folder)
 

@@ -46,7 +46,7 @@ def gather(folder: Path, shards: int) -> dict[str, str]:
         note, failed = (folder / f"shard-{rank}.{kind}" for kind in ("json", "failed"))
         while not note.exists():
             if failed.exists():
-                raise OSError(f"rank {rank}: {failed.read_text()}")
+                raise OSError(f"rank {rank}: {failed.read_text(encoding='utf-8')}")
             time.sleep(POLL)
         try:
             sums |= read_json(note, limit=NOTE_LIMIT)

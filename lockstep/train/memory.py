@@ -77,7 +77,7 @@ class ResidentGrowth:
         if trim:
             trim(0)  # what was freed before and is kept is no part of the level
         try:
-            CLEAR.write_text("5")
+            CLEAR.write_bytes(b"5")
             self.level = _kibibytes("VmRSS")
         except OSError:
             pass
@@ -87,5 +87,6 @@ class ResidentGrowth:
 
 
 def _kibibytes(field: str) -> int:
-    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    lines = STATUS.read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{field}:"))
     return int(line.split()[1])

@@ -44,7 +44,7 @@ def write_adapters(folder: Path, config: Config, weights: Weights, dtype: str) -
         "target_modules": sorted({name.rpartition(".lora_")[0] for name in found}),
         "inference_mode": True,
     }
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _of_layer(module: str, layout: Layout, weights: Weights, dtype: str) -> Arrays:

@@ -92,7 +92,7 @@ def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int 
     where = {name: file for file, sizes in files.items() for name in sizes}
     total = sum(_bytes(shape, dtype) for shape in layout.shapes().values())
     content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _divide(sizes: Sizes, dtype: str, most: int) -> dict[str, Sizes]:
@@ -117,7 +117,7 @@ def _write_config(folder: Path, run: Path, model: ModelConfig, dtype: str) -> No
     former = folder / about.CONFIG
     if former.exists():
         content = _merged(run, model, content)
-    former.write_text(json.dumps(content, indent=2) + "\n")
+    former.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _merged(run: Path, model: ModelConfig, content: dict[str, Any]) -> dict[str, Any]:

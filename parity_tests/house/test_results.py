@@ -61,7 +61,7 @@ def test_cpus_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     text = "model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: avx2 fma\n"
 
     def told(text: str) -> dict[str, Any]:
-        monkeypatch.setattr(Path, "read_text", lambda path: text)
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
         return provenance.cpu.__wrapped__()
 
     assert (told(text)["model"], told(text)["family"], told(text)["flags"]) == (

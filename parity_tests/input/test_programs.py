@@ -26,7 +26,7 @@ def test_jax_is_told_of_a_folder_of_this_machine(
     folder = Path(os.environ.pop(DIRECTORY))
     assert folder.is_dir() and folder.parent == tmp_path / "cache"
     assert os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] == str(programs.LIMIT)
-    monkeypatch.setattr(Path, "read_text", lambda _: "flags : another")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : another")
     programs.keep("jax", anew=False)
     assert Path(os.environ[DIRECTORY]) != folder
 

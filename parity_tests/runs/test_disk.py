@@ -51,8 +51,8 @@ def with_room(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
     def save_file(arrays: Arrays, path: Path, metadata: dict[str, str]) -> None:
         disk.write(path, serialized(arrays, metadata))
 
-    def write_text(path: Path, text: str) -> None:
-        disk.write(path, text.encode())
+    def write_text(path: Path, text: str, encoding: str) -> None:
+        disk.write(path, text.encode(encoding))
 
     monkeypatch.setattr(stream, "save_file", save_file)
     monkeypatch.setattr(Path, "write_text", write_text)

@@ -69,6 +69,16 @@ def test_a_pipe_gets_plain_lines_whatever_the_environment(process: Callable[...,
     assert "ETA" in out
 
 
+def test_a_locale_of_ascii_ends_no_run(place: Path, process: Callable[..., Any]) -> None:
+    """A model may write what is no UTF-8: it is kept as U+FFFD, and shown as the terminal can."""
+    (place / "text.txt").write_bytes(b"\xff" * 2000)
+    child = process(env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    out, err = child.communicate()
+    assert (child.returncode, err) == (exits.DONE, "")
+    assert "  | \\ufffd" in out
+    assert Path("run/sample.txt").read_text("utf-8").startswith("\ufffd")
+
+
 def test_what_a_sample_writes_is_shown_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
