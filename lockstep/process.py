@@ -79,7 +79,9 @@ def git(*words: str) -> str | None:
     """Its output; None where it fails, or where the tree is installed in that of another."""
     if not (ROOT / ".git").exists():
         return None
-    options: dict[str, Any] = {"cwd": ROOT, "text": True, "capture_output": True, "timeout": 20}
+    # A diff has the bytes of its files, which need not be UTF-8.
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "timeout": 20,
+                               "encoding": "utf-8", "errors": "replace"}  # fmt: skip
     try:
         return subprocess.run(["git", *words], check=True, **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -150,7 +150,7 @@ def test_uncommitted_changes_count(house: Callable[[str, str], str], tmp_path: P
     assert dirty and dirty.startswith(f"{first}+")
     assert provenance.is_current(row(dirty)["measured"], ("core",))
     process.git_commit.cache_clear()
-    (tmp_path / "core" / "a.py").write_text("three")
+    (tmp_path / "core" / "a.py").write_bytes(b"# \xfc")  # which is no UTF-8
     assert not provenance.is_current(row(dirty)["measured"], ("core",))
 
 
