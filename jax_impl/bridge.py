@@ -70,17 +70,15 @@ def _part(arrays: Arrays, name: str, like: Any, index: Any) -> np.ndarray:
 
 def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> Array | np.ndarray:
     """Each process reads the parts of its own devices, and no others. No program is compiled, as
-    one is for each shape that `jnp.array` or `jnp.zeros` meets."""
+    one is for each shape that `jnp.array` or `jnp.zeros` meets. JAX may go on with numpy's memory,
+    and does not reuse it for results, though the state is donated."""
     if mesh is None:
         return part((slice(None),) * like.ndim)
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
 def load(trainer: Trainer, state: TrainState) -> None:
-    """Replaces everything that a step changes. Arrays are cast to the param dtype.
-
-    JAX may go on with numpy's memory. It is not reused for results, though the state is donated.
-    """
+    """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     params, mu, nu = (
         from_canonical(arrays, trainer.model.shapes, trainer.mesh)
         for arrays in (state.params, state.mu, state.nu)
