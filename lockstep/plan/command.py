@@ -16,6 +16,7 @@ from lockstep.flags import reader
 from lockstep.plan import checklist, exact, many, memory, recommend, report, shape, sizes, timing
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
+from lockstep.plan.trainer import command, flags
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
@@ -161,23 +162,3 @@ def run_cost(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str,
     step = best.setting.rows * best.setting.accum * model.context
     hours = given.tokens / step * best.seconds / 3600
     return {"days": hours / 24} | ({"cost": hours * given.price} if given.price else {})
-
-
-def command(given: argparse.Namespace, framework: str, best: Choice) -> list[str]:
-    """The trainer's, for a preset; the flags alone otherwise."""
-    words = [word for name, value in flags(given, framework, best).items()
-             for word in (flag_name(name), str(value))]  # fmt: skip
-    if given.model not in PRESETS:
-        return words[2:]
-    return ["python", "-m", twin.MODULES[framework], *words]
-
-
-def flags(given: argparse.Namespace, framework: str, best: Choice) -> dict[str, Any]:
-    """The fields of a config, the model first."""
-    s = best.setting
-    found = {"model": given.model, "policy": best.policy, "batch_size": s.rows, "accum": s.accum}
-    if s.remat != "none":
-        found |= {"remat": s.remat} | ({"layers": "scan"} if framework == "jax" else {})
-    if s.loss_chunks != recommend.ALL_AT_ONCE:
-        found["loss_chunks"] = s.loss_chunks
-    return found | ({"context": given.context} if given.context else {})

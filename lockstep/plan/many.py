@@ -5,17 +5,15 @@ import json
 import shlex
 from typing import Any
 
-from lockstep import twin
-from lockstep.config.fields import flag_name
-from lockstep.config.mesh import MOST, Mesh
-from lockstep.config.presets import PRESETS
+from lockstep.config.mesh import MOST
 from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
 from lockstep.plan import report, world
-from lockstep.plan.recommend import SAME, Choice
+from lockstep.plan.recommend import ALL_AT_ONCE, SAME
 from lockstep.plan.shape import Shape
+from lockstep.plan.trainer import command
 
 ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 ALONE = ("exact", "measure", "price", "tokens")
@@ -68,6 +66,9 @@ def _links(given: argparse.Namespace, device: Device) -> world.Links:
     for name in ALONE:
         require(not getattr(given, name), f"--{name}", getattr(given, name),
                 f"is for one device; drop it or --devices {given.devices}")  # fmt: skip
+    at_once = given.devices == 1 or given.loss_chunks in (None, ALL_AT_ONCE)
+    remedy = f"is for one device, not for --devices {given.devices}; drop it"
+    require(at_once, "--loss-chunks", given.loss_chunks, remedy)
     chosen = given.link or world.usual_link(device)
     return world.Links(inside=world.link("--link", chosen, device),
                        between=world.link("--inter", given.inter or "infiniband", device),
@@ -92,26 +93,8 @@ def plan(
         fastest = min(c.seconds for _, c in fitting)
         mesh, c = next(each for each in fitting if each[1].seconds <= SAME * fastest)
         result["recommended"] = str(mesh)
-        result["command"] = command(given, framework, mesh, c)
+        result["command"] = command(given, framework, c, mesh)
     return result
-
-
-def command(given: argparse.Namespace, framework: str, mesh: Mesh, c: Choice) -> list[str]:
-    """The trainer's on one machine; of several, docs/distributed.md has how each is started."""
-    s = c.setting
-    flags = {"model": given.model, "mesh": str(mesh), "policy": c.policy, "batch_size": s.rows,
-             "accum": s.accum, "context": given.context}  # fmt: skip
-    if s.remat != "none":
-        flags |= {"remat": s.remat} | ({"layers": "scan"} if framework == "jax" else {})
-    words = [word for name, value in flags.items() if value is not None
-             for word in (flag_name(name), str(value))]  # fmt: skip
-    if given.model not in PRESETS:
-        return words[2:]
-    module = ["-m", twin.MODULES[framework]]
-    if framework == "torch" and mesh.size > 1:
-        here = min(mesh.size, given.per_machine)
-        return ["torchrun", "--nproc-per-node", str(here), *module, *words]
-    return ["python", *module, *words]
 
 
 def text(plan: dict[str, Any]) -> str:

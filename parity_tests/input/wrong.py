@@ -375,6 +375,8 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
      ["--inter", "x", "infiniband"]),
     (["plan", "--model", "1b", "--device", "t4", "--devices", "2", "--measure"],
      ["--measure", "one device"]),
+    (["plan", "--model", "1b", "--device", "t4", "--devices", "2", "--loss-chunks", "auto"],
+     ["--loss-chunks auto", "one device", "--devices 2", "drop it"]),
     (["plan", "--model", "no.json", "--device", "t4"], ["--model", "no.json", "No such file"]),
     (["plan", "--model", "list/config.json", "--device", "t4"], ["config.json", "not an object"]),
     (["plan", "--model", "deep/config.json", "--device", "t4"], ["config.json", "invalid JSON"]),

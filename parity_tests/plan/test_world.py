@@ -61,6 +61,14 @@ def test_a_slow_network_keeps_a_copy_inside_a_machine(capsys: pytest.CaptureFixt
     assert "--mesh data=2,fsdp=8" in " ".join(found["command"])
 
 
+def test_one_device_of_many_has_the_command_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the chunks of the loss that its memory was planned for."""
+    words = ["--device", "h100", "--loss-chunks", "auto", "--context", "512"]
+    one, of_many = plan(capsys, *words), plan(capsys, *words, "--devices", "1")
+    assert of_many["command"] == one["command"]
+    assert "--loss-chunks auto" in " ".join(of_many["command"])
+
+
 def test_what_does_not_fit_is_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
     """Half a million tokens on 16 V100s: whole weights and moments leave no room."""
     found = plan(capsys, "--device", "h100", "--memory", "12", "--devices", "16")
