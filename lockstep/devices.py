@@ -1,4 +1,4 @@
-"""The devices' facts: memory, bandwidth, peak rates of matmuls, compute capability.
+"""The devices' facts: memory, bandwidth, peak rates of matmuls, compute capability, links.
 
 Dense peaks from the vendors' data sheets, in FLOP/s, with float32 accumulation; 0 where the device
 has no such unit. `lockstep plan` and MFU read this one table.
@@ -39,6 +39,10 @@ class Device:
     frameworks: tuple[str, ...] = ("jax", "torch")
     resident: bool = False  # whether only the process's resident memory can be read
     widens: tuple[str, ...] = ()  # frameworks that multiply 16 bit in float32 here
+    # Bytes/s sent one way: over 16 lanes of PCIe (of version 3 16 GB/s, of 4 32, of 5 64), and over
+    # all NVLinks of an SXM module; a bridge joins cards only in pairs, and counts as none.
+    pcie: float = 32 * GB
+    nvlink: float = 0
 
     def native(self, compute: str, tf32: bool, framework: str) -> bool:
         """Whether a matmul in this dtype is done by units made for it."""
@@ -69,28 +73,30 @@ class Device:
 
 
 def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
-         half: float, tf32: float, single: float, float4: float = 0) -> Device:  # fmt: skip
-    """GB, GB/s, and TFLOP/s in 16 bit, TF32, float32 and 4 bit."""
+         half: float, tf32: float, single: float, float4: float = 0, *,
+         pcie: float, nvlink: float = 0) -> Device:  # fmt: skip
+    """GB, GB/s, TFLOP/s in 16 bit, TF32, float32 and 4 bit; GB/s of the links."""
     return Device(name=name, model=model, capability=capability, memory=memory * GB,
                   bandwidth=bandwidth * GB, half=half * TERA, tf32=tf32 * TERA,
-                  single=single * TERA, float4=float4 * TERA)  # fmt: skip
+                  single=single * TERA, float4=float4 * TERA, pcie=pcie * GB,
+                  nvlink=nvlink * GB)  # fmt: skip
 
 
 DEVICES = {device.name: device for device in (
-    _gpu("t4", "T4", (7, 5), 16, 320, 65, 8.1, 8.1),
-    _gpu("v100", "V100", (7, 0), 16, 900, 125, 15.7, 15.7),
-    _gpu("l4", "L4", (8, 9), 24, 300, 121, 60, 30.3),
-    _gpu("a10", "A10", (8, 6), 24, 600, 125, 62.5, 31.2),
-    _gpu("a100-40", "A100.*40GB", (8, 0), 40, 1555, 312, 156, 19.5),
-    _gpu("a100-80", "A100", (8, 0), 80, 2039, 312, 156, 19.5),
-    _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51),
-    _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67),
-    _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67),
-    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75, 9000),
-    _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8),
-    _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6),
-    _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6),
-    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, 1676),
+    _gpu("t4", "T4", (7, 5), 16, 320, 65, 8.1, 8.1, pcie=16),
+    _gpu("v100", "V100", (7, 0), 16, 900, 125, 15.7, 15.7, pcie=16, nvlink=150),
+    _gpu("l4", "L4", (8, 9), 24, 300, 121, 60, 30.3, pcie=32),
+    _gpu("a10", "A10", (8, 6), 24, 600, 125, 62.5, 31.2, pcie=32),
+    _gpu("a100-40", "A100.*40GB", (8, 0), 40, 1555, 312, 156, 19.5, pcie=32, nvlink=300),
+    _gpu("a100-80", "A100", (8, 0), 80, 2039, 312, 156, 19.5, pcie=32, nvlink=300),
+    _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51, pcie=64),
+    _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67, pcie=64, nvlink=450),
+    _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67, pcie=64, nvlink=450),
+    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75, 9000, pcie=64, nvlink=900),
+    _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8, pcie=32),
+    _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6, pcie=32),
+    _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6, pcie=32),
+    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, 1676, pcie=64),
     Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,
@@ -101,9 +107,9 @@ DEVICES = {device.name: device for device in (
            single=918 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     # AMD's and Intel's data sheets: Instinct MI300X, Data Center GPU Max 1550.
     Device(name="mi300x", memory=192 * GB, bandwidth=5300 * GB, half=1307.4 * TERA, tf32=0,
-           single=163.4 * TERA),
+           single=163.4 * TERA, pcie=64 * GB),
     Device(name="max-1550", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA, tf32=0,
-           single=52.4 * TERA, frameworks=("torch",)),
+           single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
     # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
     # bandwidth are guesses: `--memory` and `--measure` say what yours has.
     Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,

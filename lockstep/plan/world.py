@@ -17,13 +17,8 @@ from lockstep.plan.recommend import ROOM, Choice
 from lockstep.plan.setting import LAST, LOSS, Setting
 from lockstep.plan.shape import Shape
 
-# Bytes a second that a device sends, by the data sheets: one direction of NVLink; PCIe 4 x16; one
-# NDR port of InfiniBand for each device.
-NVLINK = {"b200": 900e9, "h100": 450e9, "h200": 450e9, "a100": 300e9, "v100": 150e9}
-LINKS = {"pcie": 32e9, "infiniband": 50e9}
-NAMES = ("nvlink", *LINKS, "GB/s")
-
-
+INFINIBAND = 50e9  # bytes a second, one way: one NDR port, of 400 Gb/s, for each device
+NAMES = ("nvlink", "pcie", "infiniband", "GB/s")
 # Of what a single device has at some moment, what is divided among several.
 DIVIDED = ("gradients", "copies", "accumulators", "slices")
 
@@ -44,13 +39,11 @@ def link(flag: str, text: str, device: Device) -> float:
     Raises:
         UserError: it is no name and no number above 0; or this device has no NVLink.
     """
-    if text == "nvlink":
-        found = next((rate for name, rate in NVLINK.items() if device.name.startswith(name)), None)
+    named = {"nvlink": device.nvlink, "pcie": device.pcie, "infiniband": INFINIBAND}
+    if text in named:
         remedy = f"{device.name} is not known to have it; use pcie or GB/s"
-        require(found is not None, flag, text, remedy)
-        return found or 0.0
-    if text in LINKS:
-        return LINKS[text]
+        require(named[text] > 0, flag, text, remedy)
+        return named[text]
     try:
         rate = float(text) * 1e9
     except ValueError:
@@ -60,7 +53,7 @@ def link(flag: str, text: str, device: Device) -> float:
 
 
 def usual_link(device: Device) -> str:
-    return "nvlink" if device.name.startswith(tuple(NVLINK)) else "pcie"
+    return "nvlink" if device.nvlink else "pcie"
 
 
 def meshes(devices: int) -> list[Mesh]:
