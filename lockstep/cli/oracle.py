@@ -57,6 +57,8 @@ def _oracle(given: argparse.Namespace) -> int:
             stack.enter_context(closing(Side(name, module, remember=False)))
             for name, module in twin.MODULES.items()
         )
+        for side in (jax, torch):
+            side.require_device(device)
         truth = oracle.derive(torch, config, weights, state, rounded=dtype == "bfloat16")
         other = oracle.ask(jax, config, weights, state)
     print(f"{source.model.model}: {rows} rows of {length} tokens; weights in {dtype}")

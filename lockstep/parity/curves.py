@@ -111,6 +111,8 @@ def run(
         programs["sick"] = Program(sick, pair, bug_text)
         compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
     try:
+        for program in programs.values():
+            program.side.require_device(program.side.place(program.operand.config).run.device)
         result = judge(*(programs[name] for name in compared))
         for program in programs.values():
             program(PLAIN)

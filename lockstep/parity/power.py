@@ -39,6 +39,12 @@ def healthy() -> dict[str, Side]:
     }
 
 
+def require_devices(others: dict[str, Side], kind: str) -> None:
+    """Raises UserError where a device is missing: a rung would call that the bug's crash."""
+    for side in others.values():
+        side.require_device(kind)
+
+
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
     """The healthy twin first: oracle, trained weights and envelope are its."""
     (other,) = (side for name, side in others.items() if name != sick.framework)
@@ -101,8 +107,9 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
     chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
     others = healthy()
     complete = True
-    say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
     try:
+        require_devices(others, device)
+        say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
         for bug in chosen:
             began = time.perf_counter()
             verdicts = examine(bug, others, device, RUNGS)
@@ -121,6 +128,7 @@ def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
     """Prints how small the graded bugs can be and still be seen."""
     others = healthy()
     try:
+        require_devices(others, device)
         for name, unit in GRADES.items():
             # Only float64 has dropout here (see matrix.config).
             for policy in ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16"):

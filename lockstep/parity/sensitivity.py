@@ -38,6 +38,8 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
     """Prints each framework's ranking and puts its row as soon as it is measured."""
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     try:
+        for side in sides:
+            side.require_device(config.run.device)
         case = strict_case(sides[0], sides[-1], config)
         for side in sides:
             began = perf_counter()

@@ -82,6 +82,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     others = power.healthy()
     quiet = True
     try:
+        power.require_devices(others, device)
         for name in wanted:
             record, began = Record(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device, python):

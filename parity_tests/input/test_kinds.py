@@ -1,6 +1,9 @@
 """A device's kind that not every framework has: who runs where, and that it is said."""
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from lockstep.config import kinds
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model.state import initial_state
+from lockstep.parity import curves, power, sensitivity, specificity
 from lockstep.parity.side import Side
 from lockstep_recorder import main
 from lockstep_recorder.user import Mistake
@@ -94,6 +98,33 @@ def test_a_side_is_asked_on_its_own_device(
     monkeypatch.setattr(side, "_exchange", exchange)
     assert side.evaluate(config, initial_state(config), np.zeros((1, 1, 2), np.int32)) == 0.0
     assert asked == [own]
+
+
+COMPARISONS: dict[str, Callable[..., Any]] = {
+    "curves": lambda out: curves.run("jax:bf16", "torch:bf16", {"device": "mps"}, out),
+    "sensitivity": lambda out: sensitivity.run(toy(policy="bf16", device="mps"), ["jax", "torch"],
+                                               None, print),
+    "power": lambda out: power.run(["norm-eps"], "mps", None, print),
+    "power --grade": lambda out: power.grade("mps", None, print),
+    "specificity": lambda out: specificity.run(["bf16"], 1, 1, "mps", None, print),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMPARISONS)
+def test_a_device_that_is_not_here_is_said_before_the_other_side_computes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake processes see no device; JAX, which has no such kind, would be on the CPU."""
+    asked = []
+
+    def exchange(self: Side, header: dict, arrays: dict) -> tuple[dict, dict]:
+        asked.append((self.framework, header["config"]["run"]["device"]))
+        raise UserError("torch: no such device")
+
+    monkeypatch.setattr(Side, "_exchange", exchange)
+    with pytest.raises(UserError, match="no such device"):
+        COMPARISONS[command](tmp_path)
+    assert asked == [("torch", "mps")]
 
 
 def test_a_device_that_torch_does_not_see_is_one_line() -> None:
