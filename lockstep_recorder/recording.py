@@ -40,11 +40,7 @@ def record(
     initial, given = side.initial(), given or {}
     parameters = set(side.facts()["parameters"])
     weights = group(given, "weights") or perturb(initial, seed, parameters)
-    about: dict[str, Any] = {
-        "initial": {name: moments(x) for name, x in initial.items()},
-        "constants": [n for n in initial if n not in parameters and not STATISTICS.search(n)],
-        "lacks": {},
-    }
+    about: dict[str, Any] = {"initial": {n: moments(x) for n, x in initial.items()}, "lacks": {}}
     steps = range(max(curve, STEPS))
     batches = ([(spec, group(given, f"batch/{s}")) for s in steps] if spec
                else [side.batch(step) for step in steps])  # fmt: skip
@@ -181,14 +177,13 @@ def narrowest_of(formats: Iterable[str]) -> str:
     return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")
 
 
-def moments(x: np.ndarray) -> dict[str, Any]:
+def moments(x: np.ndarray) -> dict[str, float]:
     """What initial values are compared by."""
     x = np.asarray(x, np.float64)
     deviation = x - x.mean()
     variance = float((deviation**2).mean())
     tail = float((deviation**4).mean() / variance**2) if variance > 1e-24 else 0.0
-    return {"mean": float(x.mean()), "std": variance**0.5, "kurtosis": tail,
-            "shape": list(x.shape)}  # fmt: skip
+    return {"mean": float(x.mean()), "std": variance**0.5, "kurtosis": tail}
 
 
 def prefixed(prefix: str, arrays: Arrays) -> Arrays:

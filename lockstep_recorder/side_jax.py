@@ -65,7 +65,7 @@ class JaxSide:
             "device": jax.devices()[0].platform, "precision": self.precision,
             "narrow": self.narrow, "widened": self.wide, "rounded": self.rounded,
             "narrowest": self.narrowest,
-            "modules": self.model.modules(), "settings": {},
+            "modules": self.model.modules(),
             "parameters": list(self.model.flat(self.model.params)), "tied": [],
         }  # fmt: skip
 
@@ -140,9 +140,8 @@ class JaxSide:
         seen |= {f"grad/{n}": x.conj() for n, x in self.model.flat(grads).items()}
         seen |= {f"state/{n}": x for n, x in self.model.flat(new).items()}
         seen = {name: tree.to_numpy(x) for name, x in seen.items()}
-        about = {"loss": float(loss), "events": self.tape.calls.events,
-                 "kinds": self.tape.calls.kinds, "hidden": self.tape.hidden}  # fmt: skip
-        return about, seen
+        calls = self.tape.calls
+        return {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}, seen
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """By the compiled program of these shapes, which is the same whatever is forced."""

@@ -51,20 +51,9 @@ class TorchSide:
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
             "device": self.device, "precision": self.precision, "narrow": self.narrow,
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
-            "modules": modules, "settings": self._settings(),
-            "parameters": [name for name, _ in self.model.named_parameters()],
+            "modules": modules, "parameters": [n for n, _ in self.model.named_parameters()],
             "tied": [each for each in aliases.values() if len(each) > 1],
         }  # fmt: skip
-
-    def _settings(self) -> dict[str, dict[str, Any]]:
-        """What modules are made with: plain numbers, by module; for the lines to try."""
-        kept: dict[str, dict[str, Any]] = {}
-        for m in self.model.modules():
-            plain = {k: v for k, v in vars(m).items() if k[0] != "_" and k != "training"
-                     and type(v) in (int, float, bool, str)}  # fmt: skip
-            if plain:
-                kept[self.names[id(m)]] = plain
-        return kept
 
     def initial(self) -> Arrays:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -23,7 +23,6 @@ class Tape:
         self.calls = Calls()
         self.slots, self.given = slots or {}, given or {}
         self.traces: set[int] = set()  # of the values that may be returned: not those of a vmap
-        self.hidden: list[str] = []
 
     def begin(self, module: str, kind: str, inputs: Any) -> Any:
         """The inputs, those floats of them forced that are given."""
@@ -47,7 +46,6 @@ class Tape:
         leaves, nest = jax.tree.flatten(y)
         places = [i for i, x in enumerate(leaves) if is_float(x)]
         if places and not self._is_ours(leaves[places[0]]):
-            self.hidden.append(call)
             return y
         for at, place in enumerate(places[:MOST]):
             leaves[place] = self.point(slot(call, at), leaves[place])

@@ -24,10 +24,10 @@ DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 # What JSON must hold, by the types of its values.
 FIELDS: dict[str, type] = {
     "program": str, "framework": str, "versions": dict, "device": str, "precision": str,
-    "narrow": list, "widened": bool, "modules": dict, "kinds": dict, "settings": dict,
+    "narrow": list, "widened": bool, "modules": dict, "kinds": dict,
     "parameters": list, "tied": list, "loss": float, "events": list, "repeats": bool,
-    "initial": dict, "batch": dict, "lacks": dict, "seed": int, "constants": list,
-    "rounded": list, "accumulated": list,
+    "initial": dict, "batch": dict, "lacks": dict, "seed": int, "rounded": list,
+    "accumulated": list,
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _problem(about: dict[str, Any]) -> str:
     for name, kind in {**FIELDS, "sha256": str}.items():
         if type(about.get(name)) is not kind:
             return f"{name} is no {kind.__name__}"
-    for name in ("events", "parameters", "narrow", "rounded", "constants"):
+    for name in ("events", "parameters", "narrow", "rounded"):
         if not all(type(each) is str for each in about[name]):
             return f"{name} holds more than names"
     if not _do_nest(about["events"]):

@@ -315,6 +315,17 @@ def test_a_spoilt_trace_is_one_line(
     assert said in str(caught.value)
 
 
+def test_what_an_earlier_recorder_had_besides_is_passed_over(
+    reference: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(reference, folder)
+    besides = {"settings": {"0": {"bias": True}}, "constants": ["position"], "hidden": []}
+    assert not besides.keys() & trace.read(folder).about.keys()
+    edit(lambda a: (a.update(besides), a["initial"]["0.bias"].update(shape=[4])))(folder)
+    assert trace.read(folder).about["constants"] == ["position"]
+
+
 # --- the recorder as one file
 
 
