@@ -7,13 +7,11 @@ from lockstep.config.policy import POLICIES
 from lockstep.parity import tolerances
 from lockstep.parity.tolerances import Tolerance
 
-# Rule -> its constant in `tolerances`; where that is gone, the rule's bound is measured where it is
-# used, and no recorded one can be today's.
+# Rule -> its constant in `tolerances`.
 NAMES = {
     "relative gap": "NORM", "gap of the losses, in nats": "CURVE",
     "gap of the gradient norms": "CURVE_NORM", "gap over envelope": "ENVELOPE",
     "gap over noise": "NOISE", "noise over noise": "SENSITIVITY",
-    "median error ratio": "MEDIAN", "error ratio": "RATIO",
 }  # fmt: skip
 BY_POLICY = (
     "tapped against trained",
@@ -30,8 +28,7 @@ def of_rule(rule: str, policy: str) -> set[float]:
         return {(tolerances.NORM if exact else tolerances.NOISE).bound}
     if rule not in NAMES:
         return {0.0, *(each.bound for each in _flat(vars(tolerances).values()))}
-    constant = getattr(tolerances, NAMES[rule], None)
-    return {constant.bound} if constant else set()
+    return {getattr(tolerances, NAMES[rule]).bound}
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Tolerance]:
@@ -56,7 +53,7 @@ def outdated(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
         for rule, recorded in of_row(row).items():
             today = of_rule(rule, row["policy"])
             if recorded not in today:
-                now = " or ".join(f"{each:g}" for each in sorted(today)) or "measured where used"
+                now = " or ".join(f"{each:g}" for each in sorted(today))
                 found.setdefault(row["name"], []).append(f"{rule} {recorded:g}, now {now}")
     return found
 

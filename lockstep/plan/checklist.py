@@ -35,10 +35,10 @@ CHECKLIST = (
 )
 
 
-def verdict(advice: Advice, framework: str, tokens: int = TOKENS) -> tuple[bool, str]:
+def verdict(advice: Advice, framework: str) -> tuple[bool, str]:
     """Whether the recommendation agrees, and the assumption that decides."""
     device = devices.find(advice.device)
-    ordered = rank(choices(shape.of(advice.model, None), device, framework, tokens))
+    ordered = rank(choices(shape.of(advice.model, None), device, framework, TOKENS))
     if not ordered:
         return False, f"nothing fits in {device.memory / 1e9:.0f} GB"
     best = ordered[0]

@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
 
 def _plan(given: argparse.Namespace) -> int:
     device, model = devices.find(given.device), shape.of(given.model, given.context)
-    _check(given, model)
+    _check(given)
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)
     names = list(device.frameworks) if given.framework is None else [given.framework]
@@ -92,7 +92,7 @@ def _plan(given: argparse.Namespace) -> int:
     return DONE
 
 
-def _check(given: argparse.Namespace, model: Shape) -> None:
+def _check(given: argparse.Namespace) -> None:
     for name in ("context", "tokens_per_step", "micro_batch"):
         if getattr(given, name) is not None:
             require_range("--" + name.replace("_", "-"), getattr(given, name), 1, 2**31 - 1)
