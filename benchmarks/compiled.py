@@ -26,12 +26,11 @@ from lockstep.config import from_flags
 from lockstep.errors import UserError, require
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
+from lockstep.provenance import HANDED_ON, TRAINING
 
 FOLDER = Path(__file__).parent / "results"
-# A twin's front hands on what the twin computes; what it keeps of freed memory decides no number.
-HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")
 PATHS = (  # what decides a program
-    *provenance.TRAINING, "lockstep/compile", "lockstep_compiler", *HANDED_ON,
+    *TRAINING, "lockstep/compile", "lockstep_compiler", *HANDED_ON,
 )  # fmt: skip
 # Cells of a group, and which are fitted; fresh ones, none. A trace takes a second, XLA ten.
 EACH, FITTED, FRESH = {"jax": 3, "torch": 4}, {"jax": (0, 1), "torch": (0, 3)}, 1

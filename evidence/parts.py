@@ -15,11 +15,11 @@ from lockstep import provenance, results, twin
 from lockstep.parity import catalogue, power, specificity
 from lockstep.parity.matrix import FACTORS
 from lockstep.process import ROOT
-from lockstep.provenance import TRAINING
+from lockstep.provenance import HANDED_ON, TRAINING
 from lockstep.results import Row
 
 NO_MACHINES = ":!lockstep/parity/machines.py"  # which the simulated machines alone go by
-RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *compiled.HANDED_ON)
+RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *HANDED_ON)
 LADDER = (*RUNGS, NO_MACHINES)
 # What makes something of rows, or asks a compiler, decides no figure that is measured here.
 NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
@@ -90,7 +90,7 @@ def _docs(name: str, command: str, units: Callable[[], Iterable[str]], *paths: s
 def _benchmark(name: str, file: str, command: str, units: Callable[[], Iterable[str]],
                alone: bool = False) -> Part:  # fmt: skip
     return Part(name=name, file=f"benchmarks/results/{file}.jsonl", units=units, alone=alone,
-                paths=MEASURED if alone else (*MEASURED, *compiled.HANDED_ON),
+                paths=MEASURED if alone else (*MEASURED, *HANDED_ON),
                 command=f"python -m benchmarks.{command}")  # fmt: skip
 
 
@@ -139,7 +139,7 @@ PARTS = [
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
           lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
-          "lockstep", *compiled.HANDED_ON, "parity_tests/input", "benchmarks/report.py",
+          "lockstep", *HANDED_ON, "parity_tests/input", "benchmarks/report.py",
           choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,
           alone=True),

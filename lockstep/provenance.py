@@ -20,6 +20,8 @@ TRAINING = (  # what decides the numbers of a run
     "lockstep/config", "lockstep/data", "lockstep/model", "lockstep/train", "lockstep/twin.py",
     "jax_impl", "torch_ref",
 )  # fmt: skip
+# A twin's front hands on what the twin computes; what it keeps of freed memory decides no number.
+HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 # Instruction sets by which the kernels of XLA, oneDNN and MKL differ.
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
