@@ -26,6 +26,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def why(error: Exception) -> str:
+    """What went wrong, for a line that names the file itself, as an OSError's text would again."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def require(holds: bool, field: str, value: Any, remedy: str) -> None:
     """Raises UserError "field value: remedy" unless `holds`."""
     if not holds:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import provenance
-from lockstep.errors import UserError
+from lockstep.errors import UserError, why
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, open_regular, parse_json
 
@@ -57,8 +57,8 @@ def _rows(path: Path) -> list[Row]:
             raise Refused("no row")
         return [_check(parse_json(line, finite=False)) for line in text.splitlines()]
     except (OSError, Refused) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: no file of results ({why}); name another, or remove it") from None
+        remedy = f"no file of results ({why(error)}); name another, or remove it"
+        raise UserError(f"{path}: {remedy}") from None
 
 
 def _check(row: Any) -> Row:

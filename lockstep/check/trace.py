@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.errors import UserError
+from lockstep.errors import UserError, why
 from lockstep.files import tensors
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
@@ -59,10 +59,8 @@ def read(folder: Path) -> Trace:
             raise Refused(problem)
     except tensors.Damaged:
         raise UserError(f"{folder / ARRAYS}: damaged or cut short; {AGAIN}") from None
-    except Refused as error:
-        raise UserError(f"{folder}: {error}; {AGAIN}") from None
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror or error}; {AGAIN}") from None
+    except (OSError, Refused) as error:
+        raise UserError(f"{folder}: {why(error)}; {AGAIN}") from None
     return Trace(about, arrays)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lockstep.config.model import LARGEST, ModelConfig
 from lockstep.config.presets import GPT2, LLAMA
 from lockstep.config.rope import Rope, parse_rope
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, why
 from lockstep.files.untrusted import Refused, read_json
 
 LARGEST_FILE = 2**20  # bytes; a config.json has a few thousand
@@ -65,8 +65,8 @@ def load(path: Path, field: str) -> dict[str, Any]:
     try:
         return read_json(path, limit=LARGEST_FILE, links=True)
     except (OSError, Refused) as error:
-        why = error.strerror if isinstance(error, OSError) else f"is {error}"
-        raise UserError(f"{field} {path}: {why}; name a config.json") from None
+        what = "is " * isinstance(error, Refused) + why(error)
+        raise UserError(f"{field} {path}: {what}; name a config.json") from None
 
 
 def fields_of(content: dict[str, Any], path: Path, field: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 
 from lockstep.config import MOST_STEPS
-from lockstep.errors import UserError, printable
+from lockstep.errors import UserError, printable, why
 from lockstep.files import durable, untrusted
 from lockstep.run.live import REFRESH, View
 
@@ -129,8 +129,7 @@ def rows(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except (OSError, untrusted.Refused) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: cannot be read ({why}); move it elsewhere") from None
+        raise UserError(f"{path}: cannot be read ({why(error)}); move it elsewhere") from None
 
 
 def up_to(path: Path, step: int) -> list[dict[str, Any]]:

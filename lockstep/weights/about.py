@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import UserError, why
 from lockstep.files.untrusted import Refused, open_regular
 
 FOLDER = "init"  # of a run
@@ -51,5 +51,4 @@ def copy(names: tuple[str, ...], source: Path, target: Path, *, links: bool) -> 
             ):
                 shutil.copyfileobj(stream, file)
         except (OSError, Refused) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{source / name}: not copied ({why}); restore it") from None
+            raise UserError(f"{source / name}: not copied ({why(error)}); restore it") from None

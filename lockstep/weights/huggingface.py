@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config import ModelConfig, huggingface
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, why
 from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays, shapes
@@ -32,8 +32,7 @@ def open_folder(folder: Path) -> Source:
         try:
             return _read(folder, model, wanted)
         except (OSError, Refused) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"--init {folder}: {why}; restore the files") from None
+            raise UserError(f"--init {folder}: {why(error)}; restore the files") from None
 
     return Source(model, read)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.config.presets import GPT2
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, why
 from lockstep.files.stream import read_into
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.params import Arrays, count, shapes
@@ -91,5 +91,4 @@ def _order(model: ModelConfig) -> Iterator[str]:
 
 
 def unusable(field: str, path: Path, error: Exception) -> UserError:
-    why = error.strerror if isinstance(error, OSError) else error
-    return UserError(f"{field} {path}: {why}; restore the file")
+    return UserError(f"{field} {path}: {why(error)}; restore the file")

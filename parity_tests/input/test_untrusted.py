@@ -12,7 +12,7 @@ import pytest
 from lockstep import results
 from lockstep.config import DEEPEST
 from lockstep.data import corpus, tokenizer
-from lockstep.errors import LONGEST, UserError
+from lockstep.errors import LONGEST, UserError, why
 from lockstep.files import untrusted
 from lockstep.model.state import initial_state
 from lockstep.plan import shape
@@ -103,6 +103,13 @@ def test_a_log_of_one_long_line_takes_no_memory(run: Path) -> None:
         file.write(b'{"kind": "' + b"x" * 100_000_000)
     with limit(room=20 << 20, seconds=10):
         assert [row["step"] for row in runlog.rows(run / "log.jsonl")] == [1]
+
+
+def test_why_a_file_was_not_read_is_said_without_its_name() -> None:
+    """Also of an error that no system call gave, which has no `strerror`."""
+    assert why(FileNotFoundError(2, "No such file", "a.json")) == "No such file"
+    assert why(OSError("truncated")) == "truncated"
+    assert why(untrusted.Refused("no row")) == "no row"
 
 
 # --- what is no file, or is another one
