@@ -13,7 +13,7 @@ from benchmarks.cells import CONTENDERS, Cell
 from benchmarks.process import KEPT, build, parse_word, words
 from lockstep import devices, results
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import UserError, is_out_of_memory
 from lockstep.exits import exit_status
 from lockstep.model import flops
 from lockstep.model.state import initial_state
@@ -21,10 +21,6 @@ from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
 from lockstep.train.memory import ResidentGrowth
 from lockstep.twin import Runner, StepResult
-
-# How the frameworks, the drivers and Python say that there is no memory left.
-NO_MEMORY = ("out of memory", "RESOURCE_EXHAUSTED", "MemoryError", "can't allocate memory")
-
 
 Result = dict[str, Any]
 
@@ -143,7 +139,7 @@ def guard(work: Callable[[], Result]) -> Result:
         return {"status": "not supported", "why": str(error)}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        status = "OOM" if any(words in text for words in NO_MEMORY) else "failed"
+        status = "OOM" if is_out_of_memory(error) else "failed"
         printed = traceback.format_exc()[-KEPT:]
         return {"status": status, "why": text.splitlines()[0][:300], "printed": printed}
 

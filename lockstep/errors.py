@@ -5,6 +5,12 @@ from typing import Any
 
 LONGEST = 1000  # characters of a line, for a value may be a whole file
 TAIL = 300  # of them for its end, where the remedy is
+NO_MEMORY = (
+    "out of memory",  # torch's allocators of accelerators, and their drivers
+    "RESOURCE_EXHAUSTED",  # XLA, on every device
+    "allocate memory",  # torch on a CPU: "can't allocate memory"; Linux: "Cannot allocate memory"
+    "MemoryError",  # Python and numpy, by the name of the class
+)
 
 
 class UserError(Exception):
@@ -24,6 +30,12 @@ class UserError(Exception):
 def printable(text: str, keep: str = "") -> str:
     """Escapes what a terminal would obey, except `keep`: text may be untrusted, or a model's."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python has a class for it; the frameworks have words."""
+    said = f"{type(error).__name__}: {error}"
+    return any(words in said for words in NO_MEMORY)
 
 
 def why(error: Exception) -> str:

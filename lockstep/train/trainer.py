@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.config import Config, formats
 from lockstep.data import batches, corpus
 from lockstep.data.corpus import Corpus
-from lockstep.errors import UserError
+from lockstep.errors import UserError, is_out_of_memory
 from lockstep.exits import DIVERGED, DONE
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
@@ -47,17 +47,11 @@ def train(
     try:
         return _train(config, build, out, watching, resume=resume)
     except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         size = config.optim.batch_size
         remedy = "use a smaller one with more --accum, --remat block, or a smaller --model"
         raise UserError(f"--batch-size {size}: out of memory; {remedy}") from None
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """numpy has a class of its own for it; torch and XLA say it."""
-    says = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in says)
 
 
 def _train(
@@ -83,7 +77,7 @@ def _train(
                 config, twin, data, state, notices, out, found, watching, resume=resume
             )
         except RuntimeError as error:
-            if _out_of_memory(error) or not (missing := others.missing()):
+            if is_out_of_memory(error) or not (missing := others.missing()):
                 raise
             raise UserError(say_missing(missing)) from None
 

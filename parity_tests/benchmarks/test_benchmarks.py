@@ -98,6 +98,7 @@ def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> 
     [
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "OOM"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "OOM"),
+        (RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"), "OOM"),
         (MemoryError(), "OOM"),
         (UserError("--policy fp16: not on a CPU; use bf16"), "not supported"),
         (ZeroDivisionError("division by zero"), "failed"),
