@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lockstep.compile.targets import PASSES, Tpu
 from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import POLICIES, Roles, resolve
+from lockstep.devices import AMPERE
 from lockstep.doctor.facts import Facts, Framework
 from lockstep.formats.table import native_recipes
 
@@ -18,7 +19,7 @@ NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "u
 # Half precision that is converted and multiplied in float32 cannot be faster than float32. Native
 # it takes 0.2 to 0.4 of float32's time; emulated 1.15 times it (XLA) to 150 times (torch).
 FASTER = 0.8
-FROM = {"TF32": (8, 0), "bfloat16": (8, 0), "float16": (5, 3)}  # compute capability
+FROM = {"TF32": AMPERE, "bfloat16": AMPERE, "float16": (5, 3)}  # compute capability
 
 
 class Ability(NamedTuple):
@@ -114,7 +115,7 @@ def lacks_kernels(framework: Framework) -> bool:
 
 def tensor_cores(capability: tuple[int, int]) -> str:
     """The dtypes that tensor cores of a compute capability multiply."""
-    if capability >= (8, 0):
+    if capability >= AMPERE:
         return "float16, bfloat16, TF32"
     return "float16" if capability >= (7, 0) else "none"
 
