@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.cells import Flags
-from benchmarks.memory import FAMILIES, Range
+from benchmarks.memory import FAMILIES, Range, draw_shape, with_rows
 from benchmarks.suites import REMAT
 from lockstep import provenance, results, twin
 from lockstep.compile import report, targets
@@ -86,18 +86,12 @@ def drawn(framework: str) -> dict[str, tuple[str, Flags]]:
 
 
 def draw(random: np.random.Generator, among: Range, group: Flags) -> Flags:
-    d, heads = among.widths[random.integers(len(among.widths))]
-    layers, context, vocab = (
-        int(random.choice(x)) for x in (among.layers, among.contexts, among.vocabularies)
-    )
+    flags = draw_shape(random, among, group)
     if group["remat"] == "sqrt":
-        layers += 3  # fewer than four are one segment
-    token = d * (ROUGH[group["remat"]] * layers + 50) + 10 * vocab
+        flags["n_layer"] += 3  # fewer than four are one segment
+    token = flags["d_model"] * (ROUGH[group["remat"]] * flags["n_layer"] + 50) + 10 * flags["vocab"]
     low, high = map(math.log, among.bytes)
-    rows = math.exp(random.uniform(low, high)) / (token * context)
-    layout = "unroll" if group["remat"] == "none" else "scan"  # see docs/benchmarks.md, Remat
-    return {**group, "n_layer": layers, "n_head": heads, "d_model": d, "context": context,
-            "vocab": vocab, "batch_size": max(1, round(rows)), "layers": layout}  # fmt: skip
+    return with_rows(flags, math.exp(random.uniform(low, high)), token)
 
 
 def figures(program: Program, device: str) -> dict[str, Any]:

@@ -65,17 +65,28 @@ def drawn(fresh: bool = False) -> list[Flags]:
 
 
 def draw(random: np.random.Generator, among: Range, group: Flags) -> Flags:
+    flags = draw_shape(random, among, group)
+    layers, remat = flags["n_layer"], group["remat"]
+    segments = math.isqrt(layers)
+    depth = layers - segments * (segments - 2) if remat == "sqrt" else layers
+    token = flags["d_model"] * (ROUGH[remat] * depth + 150) + 10 * flags["vocab"]
+    return with_rows(flags, random.uniform(*among.bytes), token)
+
+
+def draw_shape(random: np.random.Generator, among: Range, group: Flags) -> Flags:
+    """A group's cell without its rows."""
     d, heads = among.widths[random.integers(len(among.widths))]
     layers, context, vocab = (
         int(random.choice(x)) for x in (among.layers, among.contexts, among.vocabularies)
     )
-    segments = math.isqrt(layers)
-    depth = layers - segments * (segments - 2) if group["remat"] == "sqrt" else layers
-    token = d * (ROUGH[group["remat"]] * depth + 150) + 10 * vocab
-    rows = random.uniform(*among.bytes) / (token * context)
     layout = "unroll" if group["remat"] == "none" else "scan"  # see docs/benchmarks.md, Remat
     return {**group, "n_layer": layers, "n_head": heads, "d_model": d, "context": context,
-            "vocab": vocab, "batch_size": max(1, round(rows)), "layers": layout}  # fmt: skip
+            "vocab": vocab, "layers": layout}  # fmt: skip
+
+
+def with_rows(flags: Flags, size: float, token: float) -> Flags:
+    """As many as take so many bytes, at `token` bytes a token."""
+    return {**flags, "batch_size": max(1, round(size / (token * flags["context"])))}
 
 
 def measure(framework: str, flags: Flags) -> dict[str, Any]:
