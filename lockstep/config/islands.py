@@ -47,6 +47,14 @@ def kind(name: str) -> str:
     return re.sub(r"^blocks\.\d+\.", "blocks.*.", name)
 
 
+def by_kind(names: Sequence[str]) -> dict[str, list[str]]:
+    """Kind -> its modules, in their order."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(kind(name), []).append(name)
+    return found
+
+
 @lru_cache(maxsize=8)  # a model asks for each of its modules
 def _compile(patterns: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile("|".join(map(translate, patterns.split(",")))).match

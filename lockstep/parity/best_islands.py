@@ -123,9 +123,7 @@ def _patterns(items: Sequence[Item]) -> str:
 def meter(side: Side, case: Case, config: Config) -> Meter:
     """`case` has the config of the errors, strict numerics; `config` is the one that is timed."""
     error = sensitivity.error_of(side, case)
-    kinds: dict[str, list[str]] = {}
-    for name in config.model.matmuls:
-        kinds.setdefault(islands.kind(name), []).append(name)
+    kinds = islands.by_kind(config.model.matmuls)
     together = kinds if scans_layers(config) else {n: [n] for n in config.model.matmuls}
     whole = error([])["gradient"]
     errors = {kind: error(group)["gradient"] for kind, group in kinds.items()}

@@ -86,9 +86,7 @@ def error_of(side: Side, case: Case) -> Callable[[list[str]], Errors]:
 def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
     """`case` has the config of the errors, strict numerics; `config` is the one that is timed."""
     names = config.model.matmuls
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kinds.setdefault(islands.kind(name), []).append(name)
+    kinds = islands.by_kind(names)
     error = error_of(side, case)
 
     def row(label: str, group: list[str]) -> Row:
