@@ -8,10 +8,10 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.parity.noise import disturb
 from lockstep.parity.pair import Pair
 from lockstep.parity.side import Side
 
-NOISE = 0.02  # of every weight: gains of one and biases of zero would hide bugs
 TRAINED_STEPS = 50
 
 
@@ -75,10 +75,7 @@ class Case:
         seed = self.config.optim.seed + self.seed
         state = self.pair.initial(self.config.replace(seed=seed))
         generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
-        noisy: Arrays = {
-            name: weight + generator.normal(0, NOISE, weight.shape).astype(np.float32)
-            for name, weight in state.params.items()
-        }
+        noisy = disturb(state.params, generator)
         # Of each operand another size: no two scales are alike, and some numbers are past theirs.
         amaxes: Arrays = {
             name: generator.uniform(0.5, 1, history.shape).astype(np.float32)

@@ -17,6 +17,7 @@ from lockstep.parity.tolerances import epsilon
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
 TENSOR_RUNS = 3
+DISTURBANCE = 0.02  # of every weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,14 @@ def nudge_weights(
         return (moved.astype(dtype) if rounded else moved).astype(np.float32)
 
     return {name: nudge(w) for name, w in weights.items()}
+
+
+def disturb(weights: Arrays, generator: np.random.Generator) -> Arrays:
+    """Weights plus noise far above rounding: gains of one and biases of zero would hide bugs."""
+    return {
+        name: weight + generator.normal(0, DISTURBANCE, weight.shape).astype(np.float32)
+        for name, weight in weights.items()
+    }
 
 
 def permute_rows(window: np.ndarray, seed: int) -> np.ndarray:

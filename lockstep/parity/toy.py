@@ -8,6 +8,7 @@ import numpy as np
 from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.model.state import TrainState, initial_state
+from lockstep.parity.noise import disturb
 from lockstep.twin import Twin
 
 FRAMEWORKS = tuple(twin.MODULES)
@@ -43,11 +44,7 @@ def start(framework: str, config: Config, state: TrainState | None = None) -> Tw
 
 
 def perturbed(config: Config) -> TrainState:
-    """Initial weights plus noise: gains of one and biases of zero would hide bugs."""
+    """Initial weights plus noise."""
     state = initial_state(config)
     generator = np.random.Generator(np.random.Philox(key=1))
-    noisy = {
-        name: weight + generator.normal(0, 0.02, weight.shape).astype(np.float32)
-        for name, weight in state.params.items()
-    }
-    return replace(state, params=noisy)
+    return replace(state, params=disturb(state.params, generator))
