@@ -33,29 +33,43 @@ def make_run(path: Path, data: Path, *, saved: bool) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and runs, good and bad."""
     here = tmp_path_factory.mktemp("place")
-    (here / "text.txt").write_text(TEXT)
-    (here / "empty.txt").write_text("")
-    (here / "notes.md").write_text("notes")
-    (here / "port.py").write_text("")
-    (here / "spoilt.trace").mkdir()
-    (here / "spoilt.trace" / "trace.json").write_text("{")
+    _make_data(here)
+    _make_runs(here)
+    _make_edited_runs(here)
+    _make_other_configs(here)
+    _make_results_and_traces(here)
+    _make_no_files(here)
+    return here
+
+
+def _make_data(here: Path) -> None:
+    """Texts, and folders of tokens; some of them of odd length, without a part, or past the
+    vocabulary."""
+    for name, text in (("text.txt", TEXT), ("empty.txt", ""), ("notes.md", "notes"),
+                       ("port.py", "")):  # fmt: skip
+        (here / name).write_text(text)
     for name in ("odd", "half", "big"):
         (here / name).mkdir()
-        (here / name / "train.bin").write_bytes(np.arange(1000, 1500, dtype="<u2").tobytes())
     (here / "odd" / "train.bin").write_bytes(b"abc")
     (here / "odd" / "val.bin").write_bytes(b"abcd")
-    (here / "big" / "val.bin").write_bytes(np.full(500, 1000, dtype="<u2").tobytes())
-    (here / "big" / "train.bin").write_bytes(np.full(500, 1000, dtype="<u2").tobytes())
-    make_run(here / "run", here / "text.txt", saved=True)
-    make_run(here / "unsaved", here / "text.txt", saved=False)
-    make_run(here / "changed", here / "text.txt", saved=True)
-    record = json.loads((here / "changed" / "config.json").read_text())
-    record["data_sha256"] = "0" * 64
-    (here / "changed" / "config.json").write_text(json.dumps(record))
-    make_run(here / "torn", here / "text.txt", saved=True)
+    (here / "half" / "train.bin").write_bytes(np.arange(1000, 1500, dtype="<u2").tobytes())
+    for part in ("train", "val"):
+        (here / "big" / f"{part}.bin").write_bytes(np.full(500, 1000, dtype="<u2").tobytes())
+
+
+def _make_runs(here: Path) -> None:
+    """A whole one; without a checkpoint, with a torn one, with a log that is a link."""
+    for name, saved in (("run", True), ("unsaved", False), ("torn", True), ("linked", True)):
+        make_run(here / name, here / "text.txt", saved=saved)
     with next((here / "torn").rglob("mu.safetensors")).open("r+b") as file:
         file.truncate(100)
+    (here / "linked" / "log.jsonl").symlink_to(here / "text.txt")
+
+
+def _make_edited_runs(here: Path) -> None:
+    """Each with a config.json that somebody changed."""
     edits: dict[str, Callable[[dict[str, Any]], object]] = {
+        "changed": lambda record: record.update(data_sha256="0" * 64),
         "edited": lambda record: record["config"]["model"].update(n_layer=2),
         "typed": lambda record: record["config"]["model"].update(n_layer=1.0),
         "nan": lambda record: record["config"]["optim"].update(lr=float("nan")),
@@ -73,32 +87,41 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record = json.loads((here / name / "config.json").read_text())
         edit(record)
         (here / name / "config.json").write_text(json.dumps(record))
-    texts = {
-        "garbage": "{",
-        "deep": "[" * 100_000,
-        "foreign": '{"format": 1, "model": "llama"}',
-        "list": "[]",
-        "huge": "[" + " " * 1_000_001 + "]",
-        "stranger": '{"architectures": ["LlamaForCausalLM"]}',  # a model of another tool
+
+
+def _make_other_configs(here: Path) -> None:
+    """Folders with a config.json that is none of ours."""
+    texts: dict[str, bytes] = {
+        "garbage": b"{",
+        "deep": b"[" * 100_000,
+        "foreign": b'{"format": 1, "model": "llama"}',
+        "list": b"[]",
+        "huge": b"[" + b" " * 1_000_001 + b"]",
+        "stranger": b'{"architectures": ["LlamaForCausalLM"]}',  # a model of another tool
+        "binary": b"\xff\xfe\0",
+        "hollow": b"",
     }
     for name, text in texts.items():
         (here / name).mkdir()
-        (here / name / "config.json").write_text(text)
+        (here / name / "config.json").write_bytes(text)
+    os.truncate(here / "hollow" / "config.json", 1 << 40)
     (here / "stranger" / "checkpoints").mkdir()
     (here / "stranger" / "checkpoints" / "precious.bin").write_bytes(b"1")
-    (here / "binary").mkdir()
-    (here / "binary" / "config.json").write_bytes(b"\xff\xfe\0")
-    (here / "hollow").mkdir()
-    (here / "hollow" / "config.json").touch()
-    os.truncate(here / "hollow" / "config.json", 1 << 40)
-    make_run(here / "linked", here / "text.txt", saved=True)
-    (here / "linked" / "log.jsonl").symlink_to(here / "text.txt")
+
+
+def _make_results_and_traces(here: Path) -> None:
+    """None of which can be read."""
+    (here / "spoilt.trace").mkdir()
+    (here / "spoilt.trace" / "trace.json").write_text("{")
     for name, text in (("spoilt", "{"), ("strange", "{}")):
         (here / f"{name}.jsonl").write_text(text)
+
+
+def _make_no_files(here: Path) -> None:
+    """A link to itself, and pipes, on which a reader would wait for ever."""
     (here / "loop.txt").symlink_to("loop.txt")
     for name in ("pipe.txt", "pipe.json"):
         os.mkfifo(here / name)
-    return here
 
 
 def contents(folder: Path) -> dict[str, Any]:
