@@ -102,24 +102,27 @@ def _each(
         yield from add(module, matmul_size(rows, d_in, d_out), BACKWARD, 1)
         yield from add(module, matmul_size(d_in, d_out, rows), BACKWARD, 1)
 
+    def attention(module: str, again: int) -> Iterator[Matmul]:
+        """Written out: scores and values of each block of queries."""
+        for start, stop in block_edges(model.context, blocks):
+            t, batch = stop - start, config.optim.batch_size * model.n_head
+            scores = matmul_size(t, stop, model.d_head, batch)
+            values = matmul_size(t, model.d_head, stop, batch)
+            for size in (scores, values):
+                yield from add(module, size, FORWARD, 1)
+                yield from add(module, size, RECOMPUTED, again)
+            # A block keeps no scores, and so makes them once more.
+            yield from add(module, scores, RECOMPUTED, int(blocks > 1))
+            yield from add(module, scores, BACKWARD, 1)  # of the probabilities
+            yield from add(module, values, BACKWARD, 1)  # of the queries
+            yield from add(module, matmul_size(stop, model.d_head, t, batch), BACKWARD, 2)
+
     for layer in range(model.n_layer):
         once, attend, last = recomputed(config.execution.remat, model.n_layer, layer)
         ends = {"mlp.down"} | ({"attn.proj"} if config.execution.remat == "sublayer" else set())
         for name, shape in linears(model).items():
             yield from linear(f"blocks.{layer}.{name}", shape, last if name in ends else once)
         if attention_dtype(config, layer) not in fused:
-            name = f"blocks.{layer}.attn.attend"
-            for start, stop in block_edges(model.context, blocks):
-                t, batch = stop - start, config.optim.batch_size * model.n_head
-                scores = matmul_size(t, stop, model.d_head, batch)
-                values = matmul_size(t, model.d_head, stop, batch)
-                for size in (scores, values):
-                    yield from add(name, size, FORWARD, 1)
-                    yield from add(name, size, RECOMPUTED, attend)
-                # A block keeps no scores, and so makes them once more.
-                yield from add(name, scores, RECOMPUTED, int(blocks > 1))
-                yield from add(name, scores, BACKWARD, 1)  # of the probabilities
-                yield from add(name, values, BACKWARD, 1)  # of the queries
-                yield from add(name, matmul_size(stop, model.d_head, t, batch), BACKWARD, 2)
+            yield from attention(f"blocks.{layer}.attn.attend", attend)
     for part in chunks.sizes(rows, config.chunks):
         yield from linear("head", (model.d_model, model.d_vocab), int(config.chunks > 1), part)

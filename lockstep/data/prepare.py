@@ -73,11 +73,7 @@ def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = JO
     try:
         work.mkdir(parents=True, exist_ok=True)
         named = [(work / f"{number:06}.npz", part) for number, part in enumerate(parts)]
-        missing = [(part, file) for file, part in named if not file.exists()]
-        console = Console(stderr=True)
-        for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing),
-                       console=console, disable=not console.is_terminal):  # fmt: skip
-            pass
+        _encode_missing(named, folder, jobs)
         whole = work / f"whole.{os.getpid()}"
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()
@@ -98,6 +94,15 @@ def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = JO
 
 def _is_there(out: Path, key: str) -> bool:
     return (out / "data.json").exists() and prepared.read_manifest(out).key == key
+
+
+def _encode_missing(named: list[tuple[Path, Part]], folder: str, jobs: int) -> None:
+    """The parts whose files an earlier call has not made; a bar where stderr is a terminal."""
+    missing = [(part, file) for file, part in named if not file.exists()]
+    console = Console(stderr=True)
+    for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing),
+                   console=console, disable=not console.is_terminal):  # fmt: skip
+        pass
 
 
 def encode_all(missing: list[tuple[Part, Path]], folder: str, jobs: int) -> Iterator[None]:
