@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.config import ModelConfig
 from lockstep.config.fields import require_fields
 from lockstep.config.presets import GPT2
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, why
 from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays, shapes
@@ -52,8 +52,7 @@ def open_file(path: Path) -> Source:
             with TensorFile(copy) as file:
                 return _read(path, file, model, wanted)
         except (OSError, Refused) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"--init {path}: {why}; {REMEDY}") from None
+            raise UserError(f"--init {path}: {why(error)}; {REMEDY}") from None
 
     return Source(model, read)
 
