@@ -85,13 +85,16 @@ class RunLog:
         """Writes all rows to the disk (fsync).
 
         Raises:
-            UserError: it has no room for them.
+            UserError: it has no room for them, or fails.
         """
         with self.lock:
             self._flush()
             if self.problem:
                 raise UserError(self.problem)
-        os.fsync(self.descriptor)
+        try:
+            os.fsync(self.descriptor)
+        except OSError as error:  # where room is taken only now, as on NFS
+            raise UserError(self._unwritable(error)) from None
 
     def _flush(self) -> None:
         """A write may take a part of a row; the rest of it is then the first to go out."""
