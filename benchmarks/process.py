@@ -136,8 +136,8 @@ def put(out: Path, row: Row) -> None:
     """A row, or what cannot be written of it: a full disk ends no suite."""
     try:
         results.put(out, [row])
-    except OSError as error:
-        say(f"not written, {error.strerror}: {json.dumps(row)}")
+    except UserError as error:
+        say(f"not written, {error}: {json.dumps(row)}")
 
 
 def say(line: str) -> None:

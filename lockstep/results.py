@@ -30,8 +30,12 @@ def read(path: Path, device: str | None = None) -> dict[str, Row]:
 
 
 def put(path: Path, rows: Iterable[Row]) -> None:
-    """Adds rows, or replaces those of the same names and devices; of several who do, all stay."""
-    with durable.lock(path.parent):
+    """Adds rows, or replaces those of the same names and devices; of several who do, all stay.
+
+    Raises:
+        UserError: it cannot be written, or is no file of results.
+    """
+    with durable.writing(str(path)), durable.lock(path.parent):
         merged = {_key(row): row for row in [*_rows(path), *rows]}
         durable.replace(path, "".join(json.dumps(row) + "\n" for row in merged.values()))
 

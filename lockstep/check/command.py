@@ -106,7 +106,8 @@ def _check(given: argparse.Namespace) -> int:
     )
     print(*report.text(result), sep="\n")
     for flag, path in outputs.items():
-        durable.replace(path, _written(flag, result, given))
+        with durable.writing(f"{flag} {path}"):
+            durable.replace(path, _written(flag, result, given))
     return STATUS[result.verdict]
 
 
@@ -121,7 +122,8 @@ def _record(given: argparse.Namespace) -> int:
     if given.export:
         path = Path(given.export)
         directory.require_writable_file(path, "--export")
-        program.export(path)
+        with durable.writing(f"--export {path}"):
+            program.export(path)
         if not given.program:
             return DONE
     require(bool(given.program), "FILE", "''", "is missing; name a program to record")

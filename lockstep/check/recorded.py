@@ -13,6 +13,7 @@ from lockstep.check.prove import Prover
 from lockstep.check.rungs import labels_of
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError, require
+from lockstep.files import durable
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_gap
 from lockstep.parity.tolerances import NORM
@@ -79,7 +80,11 @@ def require_same_batches(port: Trace, reference: Trace, name: str) -> None:
 
 
 def record_like(program: Program, reference: Trace, out: Path) -> None:
-    """Records a port on the reference's weights, batches and gradients."""
+    """Records a port on the reference's weights, batches and gradients.
+
+    Raises:
+        UserError: the port does, or `out` cannot be written.
+    """
     port = Port(program, reference)
     port.mapping = check.propose(reference, port, {})
     Prover(port, reference, check.calls_of(reference)).search()
@@ -94,4 +99,5 @@ def record_like(program: Program, reference: Trace, out: Path) -> None:
     about = {name: value for name, value in about.items() if name not in ("names", "body")}
     mapping = {"tensors": report.tensors_json(port.mapping)}
     own = {"program": Path(program.name).name, "seed": reference.about["seed"], "mapping": mapping}
-    write(str(out), {**own, **about}, arrays)
+    with durable.writing(f"--out {out}"):
+        write(str(out), {**own, **about}, arrays)

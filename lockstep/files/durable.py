@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.errors import UserError
+
 
 def replace(path: Path, text: str) -> None:
     """Writes `path` anew: a reader finds the former text or this one.
@@ -24,6 +26,22 @@ def replace(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Of what the user has named: a disk that is full by now is no bug.
+
+    Args:
+        what: the flag, if there is one, and the file or folder.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: cannot be written ({error.strerror}); make room there") from None
 
 
 def sync(path: Path) -> None:

@@ -37,9 +37,7 @@ def _report(given: argparse.Namespace) -> int:
     if not histories:
         raise UserError(f"RUN {measured[0]}: no run, but curves of two; name runs beside it")
     text = page(histories, gaps.of_runs(histories, envelopes))
-    try:
+    with durable.writing(f"--out {out}"):
         durable.replace(out, text)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
     print(f"written: {out}, runs: {len(histories)}")
     return DONE

@@ -16,6 +16,7 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data import corpus
 from lockstep.errors import require
+from lockstep.files import durable
 from lockstep.model.state import initial_state
 from lockstep.parity import catalogue, ladder
 from lockstep.parity.envelope import (
@@ -119,8 +120,9 @@ def run(
     finally:
         for program in programs.values():
             program.side.close()
+    print_result(result, programs, compared, bug)
     files = write(result, programs, compared, out)
-    print_result(result, programs, compared, bug, files)
+    print(f"written: {', '.join(map(str, files))}")
     logged = any(operand.losses is not None for operand in operands)
     if result.finding.verdict is Verdict.DIFFERENT and not logged:
         sides = sorted((programs[name].side for name in compared), key=lambda side: side.variant)
@@ -150,26 +152,32 @@ def judge(ours: Program, theirs: Program) -> Comparison:
 def write(
     result: Comparison, programs: dict[str, Program], compared: list[str], out: Path
 ) -> list[Path]:
-    """curves.json, and the plot where matplotlib is installed."""
+    """curves.json, and the plot where matplotlib is installed.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     content: dict[str, Any] = {name: program.record() for name, program in programs.items()} | {
         "compared": compared, "gap": result.gap.tolist(),
         "envelope": result.envelope.tolist(), "allowed": result.allowed.tolist(),
         "horizon": result.horizon, "finding": asdict(result.finding),
     }  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "curves.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    with durable.writing(f"--out {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        durable.replace(out / "curves.json", json.dumps(content) + "\n")
     try:
         from lockstep.parity.plot import draw
     except ImportError:
         print("no plot: matplotlib is not installed")
         return [out / "curves.json"]
-    draw(content, out / "curves.png")
+    with durable.writing(f"--out {out}"):
+        draw(content, out / "curves.png")
     return [out / "curves.json", out / "curves.png"]
 
 
 def print_result(
     result: Comparison, programs: dict[str, Program], compared: list[str],
-    bug: catalogue.Bug | None, files: list[Path],
+    bug: catalogue.Bug | None,
 ) -> None:  # fmt: skip
     names = [programs[name].operand.name for name in compared]
     print(f"{names[0]} against {names[1]}, {len(result.gap)} steps")
@@ -184,7 +192,6 @@ def print_result(
     if bug:
         rung = ladder.RUNGS[bug.rung - 1]
         print(f"planted: {bug.what}; the rung that catches it is {rung}: {rung.proves}")
-    print(f"written: {', '.join(map(str, files))}")
 
 
 def summarize(result: Comparison, losses: Mapping[str, Sequence[float] | np.ndarray]) -> list[str]:

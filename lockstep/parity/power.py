@@ -114,11 +114,11 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
             began = time.perf_counter()
             verdicts = examine(bug, others, device, RUNGS)
             seconds = time.perf_counter() - began
-            _put(out, results.row(bug.name, device, seconds, verdicts=verdicts))
             missed = verdicts.get(str(bug.rung)) != Verdict.DIFFERENT
             complete &= not missed
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
+            _put(out, results.row(bug.name, device, seconds, verdicts=verdicts))
     finally:
         _close(others)
     return complete
@@ -136,8 +136,8 @@ def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
                 size = smallest(name, policy, others, device)
                 found = {"bug": name, "policy": policy, "unit": unit, "size": size}
                 seconds = time.perf_counter() - began
-                _put(out, results.row(f"{name} {policy}", device, seconds, **found))
                 say(f"{name} under {policy}: {f'{size:.1e}' if size else 'not seen at 0.25'}")
+                _put(out, results.row(f"{name} {policy}", device, seconds, **found))
     finally:
         _close(others)
 

@@ -19,6 +19,7 @@ from benchmarks.cells import Cell
 from benchmarks.suites import Command, Suite, Task
 from evidence import ladder
 from lockstep import results
+from lockstep.files import durable
 from lockstep.parity.ladder import Rung
 from lockstep.parity.matrix import covering
 from parity_tests.benchmarks.faulty import FAULTS, REFUSED
@@ -122,16 +123,17 @@ def _lives(child: int) -> bool:
 def test_a_full_disk_ends_no_suite(
     measured: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    def put(*_: Any) -> None:
+    def write(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(results, "put", put)
+    monkeypatch.setattr(durable, "replace", write)
     out = tmp_path / "rows.jsonl"
     assert run.run(suite(cell("kill"), cell("healthy")), out, float("inf")) == 1
     said = capsys.readouterr().out
-    assert 'not written, No space left on device: {"name": "kill-' in said
+    why = f"{out}: cannot be written (No space left on device); make room there"
+    assert f'not written, {why}: {{"name": "kill-' in said
     assert [row["name"].split("-")[0] for row in results.read(out).values()] == ["healthy"]
-    monkeypatch.setattr(run.report, "write", put)
+    monkeypatch.setattr(run.report, "write", write)
     assert run.run(suite(cell("healthy")), out, float("inf")) == 0
     assert "no report: [Errno 28] No space left" in capsys.readouterr().out
 

@@ -1,5 +1,6 @@
 """What a user or a trace gets wrong: one clear line, and the user's own last frames."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import program, trace
+from lockstep.check import program, recorded, trace
 from lockstep.check.trace import Trace
 from lockstep.cli import commands
 from lockstep.errors import UserError
+from lockstep.files import durable
 from lockstep_recorder import recording, wire
 from lockstep_recorder.main import open_side, write
 from lockstep_recorder.user import Mistake, User
@@ -125,6 +127,27 @@ def test_the_command_shows_frames_and_one_line(
     *_, frame, last = capsys.readouterr().err.splitlines()
     assert frame.startswith("  small.py, line ") and frame.endswith("in loss: return batch['y']")
     assert last == "error: small.py: loss raised KeyError: 'y'"
+
+
+@pytest.mark.parametrize(("words", "module", "name"), [
+    ("check TRACE TRACE --json a.json", durable, "replace"),
+    ("record --export a.pyz", program, "export"),
+    ("record small.py --like TRACE --out a", recorded, "write"),
+])  # fmt: skip
+def test_a_disk_that_is_full_at_the_end_is_one_line(
+    words: str, module: Any, name: str, reference: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, name, full)
+    assert commands.main([str(reference) if w == "TRACE" else w for w in words.split()]) == 2
+    flag, file = words.split()[-2:]
+    line = f"error: {flag} {file}: cannot be written (No space left on device); make room there"
+    assert capsys.readouterr().err.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize("python", ["/no/such/python", "/dev/null", "/bin/false"])

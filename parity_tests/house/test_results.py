@@ -50,6 +50,13 @@ def test_what_is_no_file_of_results_is_not_written_over(text: str, tmp_path: Pat
     assert file.read_text() == text
 
 
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """Its folder has gone since the command began."""
+    file = tmp_path / "gone" / "rows.jsonl"
+    with pytest.raises(UserError, match=f"^{file}: cannot be written .*; make room there$"):
+        results.put(file, [results.row("a", "cpu")])
+
+
 def test_a_row_says_where_it_was_measured() -> None:
     found = results.row("a", "cpu", 1.5)["measured"]
     assert set(found) == results.MEASURED and found["seconds"] == 1.5

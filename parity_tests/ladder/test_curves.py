@@ -1,6 +1,8 @@
 """`lockstep curves`: two programs from the command line to the verdict."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.files import durable
 from lockstep.parity import curves, operands
 from lockstep.parity.envelope import compare_curves
 from lockstep.parity.side import Side
@@ -40,6 +43,19 @@ def test_a_bug_beside_its_healthy_self(tmp_path: Path, capsys: pytest.CaptureFix
     healthy, sick, other = (content[side]["loss"][0] for side in ("a", "sick", "b"))
     assert np.allclose(healthy, other, rtol=0, atol=1e-12)
     assert content["compared"] == ["sick", "b"] and not np.allclose(sick, other, rtol=0, atol=1e-9)
+
+
+def test_a_full_disk_loses_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "replace", full)
+    with pytest.raises(UserError, match=f"^--out {tmp_path}: cannot be written .No space left"):
+        curves.run("torch:fp64", "torch:fp64", {**SMALL, "steps": 2}, tmp_path)
+    printed = capsys.readouterr().out
+    assert "float64, all 2 steps" in printed and "written" not in printed
 
 
 def test_the_order_of_the_operands_changes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every planted bug is caught in the rung that should catch it, and nothing else is a bug."""
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,21 @@ def test_a_false_alarm_is_counted() -> None:
     worst = cell["worst"]["ratio"]
     assert (worst["figure"], worst["bound"], worst["where"]) == (1.7, 1.5, "seed 1: x")
     assert [alarm["what"] for alarm in record.alarms] == ["seed 1"]
+
+
+def test_a_verdict_is_said_before_its_row_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(power, "healthy", dict)
+    monkeypatch.setattr(power, "examine", lambda *given: {"2": "different"})
+    monkeypatch.setattr(power, "smallest", lambda *given: 0.25)
+    gone, said = tmp_path / "gone" / "rows.jsonl", list[str]()
+    with pytest.raises(UserError, match="rows.jsonl: cannot be written"):
+        power.run(["norm-eps"], "cpu", gone, said.append)
+    assert said.pop().split()[:2] == ["norm-eps", "x"]
+    with pytest.raises(UserError, match="rows.jsonl: cannot be written"):
+        power.grade("cpu", gone, said.append)
+    assert said.pop() == "norm-eps under fp64: 2.5e-01"
 
 
 def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
