@@ -23,10 +23,10 @@ from benchmarks.process import say
 from lockstep import results, twin
 from lockstep.data import batches, corpus
 from lockstep.data.rows import planes
-from lockstep.errors import require_range
+from lockstep.errors import UserError, require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
-from lockstep.process import ONE_THREAD, ROOT, start_module
+from lockstep.process import ONE_THREAD, ROOT, ask, start_module
 from lockstep.results import Row
 from lockstep.run import checkpoint, directory
 from lockstep.weights.onnx_export import FILE as ONNX
@@ -70,11 +70,11 @@ def measure(run: Path, folder: Path, turns: int) -> list[Row]:
                            stdout=subprocess.PIPE)
         for name in CONTENDERS
     }  # fmt: skip
-    figures = {name: json.loads(_ask(worker)) for name, worker in workers.items()}
+    figures = {name: json.loads(_answer(name, worker)) for name, worker in workers.items()}
     for turn in range(turns + 1):
         order = CONTENDERS if turn % 2 else CONTENDERS[::-1]
         for name in order:
-            seconds = float(_ask(workers[name]))
+            seconds = float(_answer(name, workers[name]))
             if turn:
                 figures[name].setdefault("seconds", []).append(seconds)
     for worker in workers.values():
@@ -82,13 +82,10 @@ def measure(run: Path, folder: Path, turns: int) -> list[Row]:
     return [results.row(name, "cpu", None, **found) for name, found in figures.items()]
 
 
-def _ask(worker: subprocess.Popen[str]) -> str:
-    assert worker.stdin and worker.stdout
-    worker.stdin.write("\n")
-    worker.stdin.flush()
-    line = worker.stdout.readline()
+def _answer(name: str, worker: subprocess.Popen[str]) -> str:
+    line = ask(worker, "")
     if not line:
-        raise RuntimeError(f"{worker.args!r} ended")
+        raise UserError(f"{name}: ended with status {worker.wait()}; see above")
     return line
 
 

@@ -25,7 +25,7 @@ from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.process import start_module
+from lockstep.process import ask, start_module
 from lockstep.run.directory import require_writable_file
 
 # Of the peer's speed, by the lower end of the interval: where we are level, and where we lead.
@@ -81,13 +81,10 @@ class Racer:
         self.turn()  # that it is ready
 
     def turn(self) -> float:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
+        seconds = ask(self.process, "go")
+        if not seconds:
             raise UserError(f"{self.name}: ended with status {self.process.wait()}; see above")
-        return float(answer)
+        return float(seconds)
 
     def close(self) -> None:
         self.process.communicate()  # closes its input, which ends it, and waits

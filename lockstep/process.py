@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ def start_module(
 
 def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
     return [python, "-m", module, *words]
+
+
+def ask(process: subprocess.Popen[str], line: str) -> str:
+    """The line that a process answers a line with; "" where it has ended."""
+    assert process.stdin and process.stdout
+    with suppress(BrokenPipeError):  # what has ended may have answered before
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    return process.stdout.readline()
 
 
 def end_after(wait: Callable[[], Any]) -> None:

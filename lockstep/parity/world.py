@@ -1,6 +1,8 @@
 """One framework on several devices, as a side: it is asked of one device's config and batches."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,18 +51,27 @@ class World(Side):
         """Of the first process; `apart` says which other reports other numbers, in any bit."""
         if not self.connection:
             self.connection, *self.others = map(self._fork, self._environments())
-        for other in self.others:  # they wait for the first, which is asked last
-            with other.makefile("wb") as stream:
+        others = list(enumerate(self.others, start=1))
+        for rank, other in others:  # they wait for the first, which is asked last
+            with self._naming(rank), other.makefile("wb") as stream:
                 wire.send(stream, header, arrays)
         answer = super()._exchange(header, arrays)
-        for rank, other in enumerate(self.others, start=1):
-            with other.makefile("rb") as stream:
+        for rank, other in others:
+            with self._naming(rank), other.makefile("rb") as stream:
                 found = wire.receive(stream)
-            if found is None:
-                raise UserError(f"{self.name}: rank {rank} has ended; see above")
+                if found is None:
+                    raise ConnectionResetError
             if any(found[0].get(name) != answer[0].get(name) for name in ("loss", "curves")):
                 self.apart.append(f"rank {rank} from rank 0, asked for {header['ask']}")
         return answer
+
+    @contextmanager
+    def _naming(self, rank: int) -> Iterator[None]:
+        """Raises UserError for a process that has ended."""
+        try:
+            yield
+        except ConnectionError:
+            raise UserError(f"{self.name}: rank {rank} has ended; see above") from None
 
     def _environments(self) -> list[dict[str, str]]:
         """Of each process, as torchrun sets it, or as JAX's trainer does."""

@@ -1,6 +1,7 @@
 """A side's process: what it answers is its own, and its end is one line."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,14 +9,18 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lockstep.config import Config, from_flags
+from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
+from lockstep.model.params import Arrays
 from lockstep.parity import nursery
 from lockstep.parity.side import Side
+from lockstep.parity.world import World
 from parity_tests.ladder.conv import CONV
 
 
@@ -92,6 +97,29 @@ def test_a_nursery_that_cannot_start_is_one_line() -> None:
         pytest.raises(UserError, match="its process ended"),
     ):
         loss(side)
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "before it answers"])
+def test_a_rank_that_ends_is_named(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes the second, with its question unread."""
+    ends = [socket.socketpair() for _ in range(2)]
+    left = iter(ours for ours, _ in ends)
+    monkeypatch.setattr(World, "_fork", lambda *given: next(left))
+
+    def end() -> None:
+        ends[1][1].close()
+
+    def exchange(*given: Any) -> tuple[dict[str, Any], Arrays]:
+        end()
+        return {"loss": [1.0]}, {}
+
+    monkeypatch.setattr(Side, "_exchange", exchange)
+    if when == "before it is asked":
+        end()
+    world = World(Side("torch", CONV.modules["torch"]), Mesh(data=2))
+    named = pytest.raises(UserError, match=r"^torch on data=2: rank 1 has ended; see above$")
+    with closing(ends[0][1]), closing(world), named:
+        world.ask("loss", config(), CONV.initial(config()), np.zeros(0))
 
 
 def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
