@@ -12,7 +12,7 @@ from lockstep.compile.program import Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config
 from lockstep.errors import UserError, require
-from lockstep.process import start_module
+from lockstep.process import ask, start_module
 
 GPU_NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
 TPU_NEEDS = {"jax": ("jax", "libtpu")}
@@ -42,11 +42,7 @@ class Compiler:
             UserError: it cannot be compiled or traced.
         """
         request = {"config": config.to_json(), "device": device, "variant": variant, "hlo": hlo}
-        assert self.process.stdin and self.process.stdout
-        with suppress(BrokenPipeError):  # a process that has ended may have said why
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        line = ask(self.process, json.dumps(request))
         found: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
         if "error" in found:
             raise UserError(f"{self.framework} for {device}: {found['error']}")

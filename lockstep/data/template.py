@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from lockstep.errors import UserError
-from lockstep.process import start_module
+from lockstep.process import ask, start_module
 
 SECONDS = 10  # of CPU time, for one text
 MEMORY = 2 << 30  # bytes
@@ -30,13 +30,7 @@ def render_template(template: str, given: dict[str, Any]) -> tuple[str, str]:
     Raises:
         UserError: it takes too long, or too much memory.
     """
-    process = _start()
-    assert process.stdin and process.stdout
-    line = ""
-    with suppress(BrokenPipeError):
-        process.stdin.write(json.dumps([template, given]) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
+    line = ask(_start(), json.dumps([template, given]))
     if not line:
         close()
         problem = f"takes more than {SECONDS} seconds or {MEMORY >> 30} GiB for one chat"
