@@ -23,7 +23,7 @@ from benchmarks.suites import SUITES, Suite, Task, argv
 from lockstep import provenance, results
 from lockstep.doctor import machine
 from lockstep.errors import UserError, require
-from lockstep.exits import DONE, STOPPED
+from lockstep.exits import DONE, STOPPED, exit_status
 from lockstep.flags import Parser, reader
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
@@ -153,18 +153,14 @@ def main(argv: list[str] | None = None) -> int:
                         "(default: smoke on a CPU, else full)")  # fmt: skip
     parser.add_argument("--device", metavar="cpu|cuda",
                         help="an experiment: where it runs (default: cpu)")  # fmt: skip
-    try:
-        given = parser.parse_args(argv)
-        known = [*SUITES, *experiments.EXPERIMENTS]
-        require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
-        out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()
-        if not given.out:
-            out.parent.mkdir(parents=True, exist_ok=True)
-        require_writable_file(out)
-        return _suite(given, out) if given.name in SUITES else _experiment(given, out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    known = [*SUITES, *experiments.EXPERIMENTS]
+    require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
+    out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()
+    if not given.out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    require_writable_file(out)
+    return _suite(given, out) if given.name in SUITES else _experiment(given, out)
 
 
 def _suite(given: Namespace, out: Path) -> int:
@@ -205,4 +201,4 @@ def _experiment(given: Namespace, out: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main, interruptible=True))

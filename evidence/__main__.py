@@ -47,4 +47,4 @@ def _tables(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status(main, interruptible=True))

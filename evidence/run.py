@@ -118,4 +118,9 @@ def measure(part: Part, say: Callable[[str], None]) -> bool:
 
 def start(command: str) -> int:
     program, *words = shlex.split(command)
-    return subprocess.run([sys.executable, *PROGRAMS[program], *words], cwd=ROOT).returncode
+    process = subprocess.Popen([sys.executable, *PROGRAMS[program], *words], cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # it ends by itself, with all that it has started
+        process.wait()
+        raise

@@ -14,19 +14,26 @@ from lockstep.errors import UserError
 DONE, FAILED, MISTAKE, DIVERGED, INCOMPLETE, STOPPED = 0, 1, 2, 3, 4, 130
 
 
-def exit_status(command: Callable[[], int]) -> int:
-    """Runs a command; a user's mistake is one line on stderr and `MISTAKE`."""
+def exit_status(command: Callable[[], int], *, interruptible: bool = False) -> int:
+    """Runs a command; a user's mistake is one line on stderr and `MISTAKE`.
+
+    Args:
+        interruptible: Ctrl-C is a KeyboardInterrupt to it: it computes nothing itself, and has
+            something to end or to say.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model writes what no terminal may be able to
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _end_on_ctrl_c():
+        with contextlib.nullcontext() if interruptible else _end_on_ctrl_c():
             status = command()
             sys.stdout.flush()
             return status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
+    except KeyboardInterrupt:
+        return STOPPED
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STOPPED

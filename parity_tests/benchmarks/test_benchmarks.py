@@ -189,12 +189,13 @@ def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 ASLEEP = """
+import runpy
 import sys
-import time
-from benchmarks import run
-measure_apart = run.measure_apart
-run.measure_apart = lambda module, *job: measure_apart("parity_tests.benchmarks.sleeper", *job)
-sys.exit(run.main(["smoke", "--out", sys.argv[1]]))
+from benchmarks import process
+measure_apart = process.measure_apart
+process.measure_apart = lambda module, *job: measure_apart("parity_tests.benchmarks.sleeper", *job)
+sys.argv[1:] = ["smoke", "--out", sys.argv[1]]
+runpy.run_module("benchmarks.run", run_name="__main__")
 """
 
 

@@ -19,6 +19,7 @@ from benchmarks.cells import Cell
 from benchmarks.suites import Command, Suite, Task
 from evidence import ladder
 from lockstep import results
+from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.parity.ladder import Rung
 from lockstep.parity.matrix import covering
@@ -148,15 +149,13 @@ def test_what_cannot_be_started_is_a_row() -> None:
     [(("", (), ""), "no NVIDIA driver answers"), (("", (), "no devices were found"), "no devices")],
 )
 def test_without_a_gpu_one_line_says_so(
-    driver: tuple, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
+    driver: tuple, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(run.machine, "nvidia", lambda: driver)
     monkeypatch.setattr(run, "run", lambda *_: pytest.fail("it began"))
-    assert run.main(["gpu", "--out", str(tmp_path / "a.jsonl")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: gpu: no CUDA GPU here") and why in error
-    assert error.count("\n") == 1
+    with pytest.raises(UserError, match="^gpu: no CUDA GPU here") as caught:
+        run.main(["gpu", "--out", str(tmp_path / "a.jsonl")])
+    assert why in str(caught.value)
 
 
 # --- the ladder

@@ -1,7 +1,12 @@
 """`make evidence`: runs what is missing, goes on after a kill, and says how long it takes."""
 
 import dataclasses
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,8 @@ from evidence import run
 from evidence.parts import PARTS, READERS, Part
 from lockstep import results
 from lockstep.errors import UserError
+from lockstep.exits import STOPPED
+from lockstep.process import ROOT
 from parity_tests.input import readers
 
 # Puts a row for each unit; where a file `kill` lies beside it, is killed after one.
@@ -159,3 +166,48 @@ def test_parts_stand_beside_each_other_but_for_those_that_measure_time(
     ])  # fmt: skip
     last = [line for line in said if line.startswith("last: status")]
     assert last == ["last: status 0, 0 of 1 measured"]
+
+
+ASLEEP = """
+import signal, sys, time
+from pathlib import Path
+mine = Path(sys.argv[1])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+mine.touch()
+signal.sigwait([signal.SIGINT])
+time.sleep(1)
+mine.with_suffix(".ended").touch()
+"""
+STOPPED_BY_CTRL_C = """
+import os, runpy, sys
+from functools import partial
+from evidence import run
+from evidence.parts import Part
+folder, alone = sys.argv.pop(), bool(sys.argv.pop())
+parts = [
+    Part(name=name, file=f"{folder}/{name}.jsonl", units=lambda: "u", alone=alone,
+         command=f"python {folder}/asleep.py {folder}/{name}")
+    for name in "ab"
+]
+run.run, os.cpu_count = partial(run.run, parts=parts, after=()), lambda: 1
+sys.argv.append("run")
+runpy.run_module("evidence", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("alone", ["", "alone"])
+def test_ctrl_c_ends_what_runs_and_begins_nothing_more(alone: str, tmp_path: Path) -> None:
+    """What runs has the time to end what it has started in its turn."""
+    (tmp_path / "asleep.py").write_text(ASLEEP)
+    words = [sys.executable, "-c", STOPPED_BY_CTRL_C, alone, str(tmp_path)]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not (tmp_path / "a").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+        said, _ = process.communicate()
+    assert process.returncode == STOPPED
+    assert said.endswith("stopped; the same command goes on where it stopped\n")
+    assert (tmp_path / "a.ended").exists() and not (tmp_path / "b").exists()
