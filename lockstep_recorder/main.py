@@ -66,16 +66,39 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
 
 
 def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """A trace's folder; its JSON last, so that what is cut short has none."""
+    """A trace's folder. What is cut short leaves the former trace: files are renamed when whole.
+
+    Raises:
+        OSError: it cannot be written; nothing of it is left.
+    """
     os.makedirs(out, exist_ok=True)
-    digest = hashlib.sha256()
-    with open(os.path.join(out, ARRAYS), "wb") as file:
-        for part in wire.chunks(arrays):
-            digest.update(part)
-            file.write(part)
-    whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
-    with open(os.path.join(out, ABOUT), "w", encoding="utf-8") as file:
-        json.dump(whole, file)
+    digest, files = hashlib.sha256(), [os.path.join(out, name) for name in (ARRAYS, ABOUT)]
+    partial = [f"{file}.tmp" for file in files]
+    try:
+        with open(partial[0], "wb") as file:
+            for part in wire.chunks(arrays):
+                digest.update(part)
+                file.write(part)
+        whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
+        with open(partial[1], "w", encoding="utf-8") as text:
+            json.dump(whole, text)
+        for pair in zip(partial, files):  # cut short between the two, the checksum is wrong
+            os.replace(*pair)
+    except OSError:
+        for name in partial:
+            with contextlib.suppress(OSError):
+                os.remove(name)
+        with contextlib.suppress(OSError):  # a new folder, which would be taken for the user's
+            os.rmdir(out)
+        raise
+
+
+def _write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Raises Mistake if it cannot be written."""
+    try:
+        write(out, about, arrays)
+    except OSError as error:
+        raise Mistake(f"{out}: cannot be written ({error.strerror}); make room there") from None
 
 
 def record(side: Any, seed: int, curve: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -149,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         side = open_side(given.program, given.seed, given.device, given.own_precision)
         about, arrays = record(side, given.seed, given.steps)
-        write(given.out, about, arrays)
+        _write(given.out, about, arrays)
     except Mistake as error:
         for line in error.frames:
             print("  " + line, file=sys.stderr)

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lockstep.cli import commands
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep_recorder import recording, wire
-from lockstep_recorder.main import open_side, write
+from lockstep_recorder.main import main, open_side, write
 from lockstep_recorder.user import Mistake, User
 from parity_tests.check.inside import Inside, check_inside
 from parity_tests.check.mutants import port_of
@@ -347,6 +347,28 @@ def test_what_an_earlier_recorder_had_besides_is_passed_over(
     assert not besides.keys() & trace.read(folder).about.keys()
     edit(lambda a: (a.update(besides), a["initial"]["0.bias"].update(shape=[4])))(folder)
     assert trace.read(folder).about["constants"] == ["position"]
+
+
+@pytest.mark.parametrize("name", ["former", "new"])
+def test_a_trace_that_is_cut_short_leaves_the_former_one(
+    name: str, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(reference, tmp_path / "former")
+    before = trace.read(tmp_path / "former").about
+
+    def chunks(arrays: dict[str, np.ndarray]) -> Iterator[bytes]:
+        yield b"the first"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(wire, "chunks", chunks)
+    out = tmp_path / name
+    assert main(["record", str(small(tmp_path)), "-o", str(out), "--steps", "3"]) == 2
+    line = f"error: {out}: cannot be written (No space left on device); make room there\n"
+    assert capsys.readouterr().err == line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["former", "small.py"]
+    assert {path.name for path in (tmp_path / "former").iterdir()} == {trace.ABOUT, trace.ARRAYS}
+    assert trace.read(tmp_path / "former").about == before
 
 
 # --- the recorder as one file
