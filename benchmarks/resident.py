@@ -15,8 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.cells import Flags
 from lockstep import twin
 from lockstep.config import from_flags
+from lockstep.config.fields import flag_name
 from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
@@ -27,6 +29,7 @@ from lockstep.train.memory import ResidentGrowth, keep_freed_memory
 
 GPT2 = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "vocab": 256, "context": 256,
         "warmup": 1, "device": "cpu"}  # fmt: skip
+ROW = {"policy": "fp32", "batch_size": 4}
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -34,22 +37,25 @@ def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m benchmarks.resident", description=__doc__)
     parser.add_argument("framework", nargs="?", metavar="FRAMEWORK", help="of one row, as JSON")
-    parser.add_argument("--policy", default="fp32", help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=reader(int), default=4, metavar="B",
-                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--policy", help=f"of FRAMEWORK (default: {ROW['policy']})")
+    parser.add_argument("--batch-size", type=reader(int), metavar="B",
+                        help=f"of FRAMEWORK (default: {ROW['batch_size']})")  # fmt: skip
     parser.add_argument("--steps", type=reader(int), default=4, metavar="N",
                         help="(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--keep", action="store_true",
+    parser.add_argument("--keep", action="store_true", default=None,
                         help="of FRAMEWORK: keep freed memory (default: off)")  # fmt: skip
     given = parser.parse_args(argv)
     require_range("--steps", given.steps, 2)
     alone = given.framework is not None
-    require(alone or not given.keep, "--keep", "without FRAMEWORK", "name jax or torch")
+    for name in (*ROW, "keep"):
+        unasked = getattr(given, name) is None
+        require(alone or unasked, flag_name(name), "without FRAMEWORK", "name jax or torch")
     if given.keep:
         keep_freed_memory()
     if alone:
         require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, "use jax or torch")
-        print(json.dumps(measure(given.framework, given.policy, given.batch_size, given.steps)))
+        row = {name: value for name in ROW if (value := getattr(given, name)) is not None}
+        print(json.dumps(measure(given.framework, given.steps, {**ROW, **row})))
         return DONE
     print("| framework | policy | batch size | account, MiB | peak, blocks mapped | peak |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -74,11 +80,10 @@ def ask(words: tuple[str, ...], changes: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def measure(framework: str, policy: str, rows: int, steps: int) -> dict[str, Any]:
+def measure(framework: str, steps: int, row: Flags) -> dict[str, Any]:
     """Bytes: how far the resident set grows over some steps, and the twin's account of one. The
     seconds of the median step."""
-    flags = {**GPT2, "policy": policy, "batch_size": rows, "steps": steps + 1}
-    config = from_flags(flags, accelerator=False)
+    config = from_flags({**GPT2, **row, "steps": steps + 1}, accelerator=False)
     built = start(framework, config)
     built.prepare()
     growth, seconds = ResidentGrowth(), []

@@ -79,6 +79,8 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("torch --batch-size x", ["--batch-size", "'x'", "whole number"]),
         ("jax --steps 1", ["--steps", "1", "at least 2"]),
         ("--keep", ["--keep", "without FRAMEWORK", "name jax or torch"]),
+        ("--policy bf16", ["--policy", "without FRAMEWORK", "name jax or torch"]),
+        ("--batch-size 8", ["--batch-size", "without FRAMEWORK", "name jax or torch"]),
     ],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
