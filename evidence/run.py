@@ -1,7 +1,9 @@
 """`make evidence`: measures what the documents show and today's code has not measured.
 
-Each command puts its rows as it goes, so that the same call goes on where it was stopped. Parts
-whose figures are not times are measured side by side, one for each core; then the others, alone.
+The same call goes on where it was stopped: rows that are there are not measured again. Most
+commands put each row as it is measured; that of the memory cells is one row, and the worlds' come
+at the end, so these begin anew. Parts whose figures are not times are measured side by side, one
+for each core; then the others, alone.
 """
 
 import os

@@ -13,7 +13,7 @@ STEPS, WARMUP = 6, 2
 
 
 def measure(command: list[str]) -> dict[str, Any]:
-    """Median tokens/s of the steps after the first, and the peak; or why there are none.
+    """Median tokens/s of the steps after the warm-up, and the peak; or why there are none.
 
     Args:
         command: a trainer's, "python -m MODULE FLAGS".
