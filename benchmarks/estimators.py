@@ -24,6 +24,7 @@ from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.plan import memory, shape
 from lockstep.plan.setting import Setting, backend
+from lockstep.process import last_line
 
 FILE = FOLDER / "estimators.jsonl"
 DEVICE = "h100"
@@ -71,7 +72,8 @@ def tracker(config: Config) -> float:
     words = ["benchmarks.estimators_tracker", json.dumps(config.to_json())]
     done = subprocess.run([sys.executable, "-m", *words], text=True, capture_output=True)
     if done.returncode:
-        raise UserError(f"MemTracker: {done.stderr.strip().splitlines()[-1]}")
+        why = last_line(done.stderr) or f"its process ended with status {done.returncode}"
+        raise UserError(f"MemTracker: {why}")
     return float(done.stdout)
 
 

@@ -16,7 +16,7 @@ from lockstep import provenance, results
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parse_json
 from lockstep.flags import Parser
-from lockstep.process import NO_CHANGE, ROOT
+from lockstep.process import NO_CHANGE, ROOT, last_line
 from lockstep.results import Row
 
 # What the figures of a benchmark depend on.
@@ -77,8 +77,7 @@ class End(NamedTuple):
         if self.code < 0:
             memory = ", as Linux does where no memory is left" * (self.code == -signal.SIGKILL)
             return f"killed by signal {-self.code} ({signal.strsignal(-self.code)}){memory}"
-        lines = [line.strip() for line in self.printed.splitlines() if line.strip()]
-        return f"exit status {self.code}; {lines[-1][:300] if lines else 'silent'}"
+        return f"exit status {self.code}; {last_line(self.printed)[:300] or 'silent'}"
 
 
 def run_apart(

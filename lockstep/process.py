@@ -52,6 +52,11 @@ def ask(process: subprocess.Popen[str], line: str) -> str:
     return process.stdout.readline()
 
 
+def last_line(printed: str) -> str:
+    """Where a process that has failed says why; "" where it was silent."""
+    return next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
+
+
 def end_after(wait: Callable[[], Any]) -> None:
     """Ends this process when `wait` returns, whatever it is at: none outlives who has asked it."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.parity import wire
-from lockstep.process import ROOT
+from lockstep.process import ROOT, last_line
 
 PACKAGE = "lockstep_recorder"
 MAIN = f"import sys\nfrom {PACKAGE}.main import main\nsys.exit(main())\n"
@@ -64,9 +64,9 @@ class Program:
         words += self.options
         done = self._start(words, stdout=2, stderr=subprocess.PIPE, text=True)
         _, said = done.communicate()
-        *before, last = said.rstrip().splitlines() or [""]
+        last = last_line(said)
         if done.returncode == 2 and last.startswith("error: "):
-            frames = [line for line in before if line.startswith("  ")]
+            frames = [line for line in said.splitlines() if line.startswith("  ")]
             for line in frames[-4:]:
                 self.say(line)
             raise UserError(last.removeprefix("error: "))

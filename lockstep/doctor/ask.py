@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep import twin
 from lockstep.doctor.facts import Device, Framework
-from lockstep.process import ONE_THREAD, run_module
+from lockstep.process import ONE_THREAD, last_line, run_module
 
 SECONDS = 120  # a first import from a slow disk takes a minute
 # Threads that wait for a busy core would be timed; a look must not take the GPU's memory.
@@ -23,7 +23,7 @@ def ask(name: str, seconds: float = SECONDS) -> Framework:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Framework(name=name, fault="hang", error=f"no answer within {seconds:g} s")
-    last = _last_line(done.stderr)
+    last = _printable(last_line(done.stderr.decode(errors="replace")))
     if found := _last_object(done.stdout):
         devices = tuple(map(_device, found.pop("devices", [])))
         return Framework(name=name, devices=devices, stderr=last, **found)
@@ -59,9 +59,8 @@ def _device(found: dict[str, Any]) -> Device:
     return Device(capability=tuple(capability) if capability else None, **found)
 
 
-def _last_line(output: bytes) -> str:
-    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+def _printable(line: str) -> str:
+    return "".join(c for c in line if c.isprintable())[:300]
 
 
 def _kind(line: str) -> str:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT, run_module
+from lockstep.process import ROOT, last_line, run_module
 
 STEPS, WARMUP = 6, 2
 
@@ -36,5 +36,4 @@ def _failure(code: int, stderr: str) -> str:
     """Linux kills the process that takes the last memory; the frameworks say it themselves."""
     if code == -signal.SIGKILL:
         return "killed, as Linux does where no memory is left"
-    lines = stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {code}"
+    return last_line(stderr) or f"exit status {code}"

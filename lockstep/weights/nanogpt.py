@@ -18,7 +18,7 @@ from lockstep.errors import UserError, require, why
 from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays, shapes
-from lockstep.process import run_module
+from lockstep.process import last_line, run_module
 from lockstep.weights.names import GPT2 as NAMES
 from lockstep.weights.names import Layout
 from lockstep.weights.source import Source, require_one_dtype
@@ -84,6 +84,6 @@ def _converted(path: Path, *version: int) -> tuple[Any, Path]:
     words = [str(path), str(copy)]
     done = run_module(READER, *words, capture_output=True, text=True)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["its reader died"]
-        raise UserError(f"--init {path}: {lines[-1]}; {REMEDY}")
+        problem = last_line(done.stderr) or "its reader died"
+        raise UserError(f"--init {path}: {problem}; {REMEDY}")
     return json.loads(done.stdout), copy

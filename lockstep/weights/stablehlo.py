@@ -13,7 +13,7 @@ from lockstep.config.tensors import shapes
 from lockstep.errors import UserError
 from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused
-from lockstep.process import run_module
+from lockstep.process import last_line, run_module
 from lockstep.run import directory
 from lockstep.weights.export import files_of
 from lockstep.weights.merged import open_weights
@@ -41,7 +41,7 @@ def export_stablehlo(run: Path, to: Path, *, step: int | None, warn: Callable[[s
             asked = json.dumps(config.to_json())
             done = run_module(EXPORTER, str(folder), input=asked, capture_output=True, text=True)
             if done.returncode:
-                *_, why = done.stderr.strip().splitlines() or ["its process ended"]
+                why = last_line(done.stderr) or "its process ended"
                 raise UserError(f"--format stablehlo: JAX says {why}; use --format onnx")
             return sum((folder / name).stat().st_size for name in (PROGRAM, WEIGHTS))
     except Refused as error:

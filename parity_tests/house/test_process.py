@@ -1,13 +1,15 @@
-"""A process that we have started and that has ended: it is named, whatever it was asked."""
+"""A process that we have started and that has ended: it is named, with what it said last."""
 
+import signal
 import subprocess
 import sys
 from subprocess import PIPE
 
 import pytest
 
-from benchmarks import exported, speed
+from benchmarks import estimators, exported, speed
 from lockstep import process
+from lockstep.config import from_flags
 from lockstep.errors import UserError
 
 
@@ -34,3 +36,17 @@ def test_a_contender_that_has_ended_is_named() -> None:
         with pytest.raises(UserError, match="^model.jax: ended with status 4; see above$"):
             exported._answer("model.jax", worker)
         worker.communicate()
+
+
+@pytest.mark.parametrize(("printed", "line"), [
+    ("", ""), (" \n\n", ""), ("a\nb: c\n", "b: c"), ("a\n  b\r\n \n", "b"),
+])  # fmt: skip
+def test_the_last_line_says_why(printed: str, line: str) -> None:
+    assert process.last_line(printed) == line
+
+
+def test_a_tracker_that_is_killed_in_silence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
+    monkeypatch.setattr(estimators.subprocess, "run", lambda *given, **options: killed)
+    with pytest.raises(UserError, match="^MemTracker: its process ended with status -9$"):
+        estimators.tracker(from_flags({"model": "tiny"}, accelerator=False))
