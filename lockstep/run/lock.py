@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, open_regular
 
 NAME = "lock"
+TRIES, PAUSE = 20, 0.05  # seconds; who only looks is gone by then
 
 
 @contextlib.contextmanager
@@ -30,7 +32,7 @@ def hold_lock(run: Path) -> Iterator[None]:
         problem = f"cannot be written ({error.strerror}); make it writable or name another run"
         raise UserError(f"{path}: {problem}") from None
     try:
-        _acquire(descriptor, run)
+        _acquire(descriptor, run, fcntl.LOCK_EX, TRIES)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
@@ -40,11 +42,14 @@ def hold_lock(run: Path) -> Iterator[None]:
 
 
 def require_free(run: Path) -> None:
-    """Raises UserError if another process trains `run`; writes nothing."""
+    """Raises UserError if another process trains `run`; writes nothing.
+
+    Several may look at once: a look shares the lock for a moment, and a trainer waits for its end.
+    """
     if (run / NAME).is_file():
         descriptor = os.open(run / NAME, os.O_RDONLY)
         try:
-            _acquire(descriptor, run)
+            _acquire(descriptor, run, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
@@ -67,12 +72,16 @@ def is_held(run: Path) -> bool:
     return False
 
 
-def _acquire(descriptor: int, run: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-        remedy = "stop it first or name another run"
-        raise UserError(f"{run}: is being trained by {holder}; {remedy}") from None
-    except OSError:
-        pass  # a file system without locks: better unguarded than unusable
+def _acquire(descriptor: int, run: Path, kind: int, tries: int = 1) -> None:
+    for number in range(tries):
+        time.sleep(PAUSE * (number > 0))
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except OSError:
+            pass  # a file system without locks: better unguarded than unusable
+        return
+    holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+    remedy = "stop it first or name another run"
+    raise UserError(f"{run}: is being trained by {holder}; {remedy}")

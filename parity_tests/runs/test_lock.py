@@ -1,5 +1,7 @@
 """Two trainers on one run: the second is refused, and no crash leaves a lock behind."""
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -82,6 +84,31 @@ def test_a_lock_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
     with lock.hold_lock(Path("run")), pytest.raises(UserError, match="is being trained"):
         lock.require_free(Path("run"))
     lock.require_free(Path("run"))
+
+
+def test_who_only_looks_is_taken_for_no_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by another who looks, nor by a trainer that begins meanwhile."""
+    run, looking = Path("run"), contextlib.ExitStack()
+    flock, waited = fcntl.flock, list[float]()
+
+    def look(descriptor: int, kind: int) -> None:
+        """As the first who looks does; another one looks before he is done."""
+        flock(descriptor, kind)
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        looking.callback(os.close, os.dup(descriptor))
+        assert not lock.is_held(run)
+
+    def wait(seconds: float) -> None:
+        if seconds:
+            waited.append(seconds)
+            looking.close()
+
+    assert train() == exits.DONE
+    monkeypatch.setattr(lock.fcntl, "flock", look)
+    assert not lock.is_held(run)
+    monkeypatch.setattr(lock.time, "sleep", wait)
+    with lock.hold_lock(run):
+        assert waited == [lock.PAUSE] and lock.is_held(run)
 
 
 def test_a_lock_is_not_written_through_a_link() -> None:
