@@ -1,6 +1,7 @@
 """On CUDA both programs do what policy, remat and numerics say, and multiply the same matrices."""
 
 from dataclasses import replace
+from itertools import combinations, product
 
 import pytest
 
@@ -8,13 +9,16 @@ from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import GROUPS, Matmul, Program, gather_matmuls
 from lockstep.parity.matrix import Row, label
-from parity_tests.cuda.cells import config, covering
+from parity_tests.cuda.cells import FACTORS, config, covering
 
 CELLS = covering()
 
 
 def test_the_cells_are_few_and_meet() -> None:
+    """Every value of a factor with every one of each other factor."""
     assert 20 <= len(CELLS) <= 30
+    for (a, values), (b, others) in combinations(FACTORS.items(), 2):
+        assert {(cell[a], cell[b]) for cell in CELLS} == set(product(values, others)), (a, b)
 
 
 @pytest.mark.parametrize("row", CELLS, ids=label)

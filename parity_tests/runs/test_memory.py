@@ -92,8 +92,9 @@ def test_a_heap_has_no_more_than_two_spare_buffers() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_without_proc_all_is_kept() -> None:
     blind = "memory.STATUS = memory.Path('/nowhere'); assert memory.keep_freed_memory()"
-    code = f"from lockstep.train import memory; {blind}; memory.give_back_surplus(1)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    trims = "trims = []; memory._libc = trims.append; memory.give_back_surplus(1); print(trims)"
+    command = [sys.executable, "-c", f"from lockstep.train import memory; {blind}; {trims}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
