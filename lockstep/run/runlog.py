@@ -1,5 +1,6 @@
 """A run's log: `log.jsonl`, and plain lines or a progress bar on the console."""
 
+import contextlib
 import json
 import math
 import os
@@ -61,12 +62,14 @@ class RunLog:
         """
         self.path = path
         self.waiting, self.lock = b"", threading.Lock()  # a checkpoint's writer calls `sync`
+        self.written = b""  # since the last fsync: after one that fails nobody knows what is there
         self.problem = ""  # why rows wait
         self.listeners: list[Callable[[dict[str, Any]], None]] = []  # each gets every row
         self.kept = up_to(path, last_step)
         try:
             durable.replace(path, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            self.safe = os.fstat(self.descriptor).st_size  # bytes that are on the disk
         except OSError as error:
             raise UserError(self._unwritable(error)) from None
 
@@ -91,16 +94,24 @@ class RunLog:
             self._flush()
             if self.problem:
                 raise UserError(self.problem)
+            written = len(self.written)
         try:
             os.fsync(self.descriptor)
         except OSError as error:  # where room is taken only now, as on NFS
+            with self.lock, contextlib.suppress(OSError):
+                os.ftruncate(self.descriptor, self.safe)
+                self.waiting, self.written = self.written + self.waiting, b""
             raise UserError(self._unwritable(error)) from None
+        with self.lock:
+            self.safe, self.written = self.safe + written, self.written[written:]
 
     def _flush(self) -> None:
         """A write may take a part of a row; the rest of it is then the first to go out."""
         try:
             while self.waiting:
-                self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+                taken = os.write(self.descriptor, self.waiting)
+                self.written += self.waiting[:taken]
+                self.waiting = self.waiting[taken:]
             self.problem = ""
         except OSError as error:
             self.problem = self._unwritable(error)
