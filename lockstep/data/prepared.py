@@ -22,7 +22,7 @@ from lockstep.data.records import kind_of
 from lockstep.data.stream import map_file
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.data.tokenizer import load as load_tokenizer
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError, require, why
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
 
@@ -59,8 +59,8 @@ def read_manifest(folder: Path) -> Manifest:
     file, remedy = folder / "data.json", "prepare it again with lockstep data"
     try:
         content = read_json(file, limit=LARGEST, links=True)
-    except (Refused, OSError) as why:
-        raise UserError(f"--data {folder}: data.json: {why}; {remedy}") from None
+    except (Refused, OSError) as error:
+        raise UserError(f"--data {folder}: data.json: {why(error)}; {remedy}") from None
     types = {f.name: f.type for f in fields(Manifest)}
     require_fields(str(file), content, types)
     found = Manifest(**content)

@@ -80,7 +80,7 @@ class FromFile:
             _ask(self.inner.no_truncation)
             _ask(self.inner.no_padding)
             ids = _ask(self.inner.get_vocab, with_added_tokens=True).values()
-            self.vocab = max(ids, default=-1) + 1  # not their number: there may be holes
+            self.vocab = max(ids, default=-1) + 1
             number = _ask(self.inner.token_to_id, special.get("eos_token", ""))
         except OSError as error:
             raise _problem(folder, f"cannot be read ({error.strerror})") from None
@@ -93,7 +93,9 @@ class FromFile:
         if template:
             require_package("jinja2", "--tokenizer")
         digest = hashlib.sha256(content + repr((special, template)).encode())
-        self.name = digest.hexdigest()
+        # Once their number was taken for the vocabulary: tokens made then are not taken for these.
+        holes = f"-{self.vocab}" if self.vocab > len(ids) else ""
+        self.name = digest.hexdigest() + holes
 
     def encode(self, text: str) -> Encoded:
         found = _ask(self.inner.encode, text, add_special_tokens=False)

@@ -24,8 +24,8 @@ class Watching:
     live: bool = False  # a view in the terminal
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
-    def load(self, config: Config) -> "Watching":
-        """With the sets, tokenized as --data is.
+    def load(self, config: Config, *, resume: bool) -> "Watching":
+        """With the sets, tokenized as --data is. A run goes on without its tokenizer's folder.
 
         Raises:
             UserError: one cannot be read, or does not fit the model.
@@ -34,7 +34,7 @@ class Watching:
         for name, file in self.files.items():
             try:
                 data = corpus.load(file, config.data.tokenizer, config.data.rows)
-                corpus.require_tokenizer(file, config.data.tokenizer)
+                corpus.require_tokenizer(file, "" if resume else config.data.tokenizer)
                 corpus.check(data, config.model.vocab, config.model.context)
             except UserError as error:  # it is about a file, and names the flag of the other
                 line = str(error).replace(f"--data {file}", f"--eval-data {name}={file}", 1)

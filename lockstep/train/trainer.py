@@ -60,7 +60,7 @@ def _train(
 ) -> int:  # fmt: skip
     found = _require_idle(out) if resume and out else []
     data, state, notices = _load_start(config, out if resume else None)
-    watching = watching.load(config)
+    watching = watching.load(config, resume=resume)
     twin = build(config)
 
     def say_missing(ranks: list[int]) -> str:

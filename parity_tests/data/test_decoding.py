@@ -69,6 +69,8 @@ def test_a_vocabulary_with_holes_goes_to_its_largest_token(tmp_path: Path, cache
     loaded = corpus.load(str(tmp_path / "a.txt"), tokenizer=str(tmp_path))
     assert loaded.train[:3].tolist() == [0, 65_537, 70_000]
     assert loaded.vocab == 70_001
+    # What was written by their number, before, is another's and is made again.
+    assert tokenizer.load(str(tmp_path)).name.endswith("-70001")
 
 
 def test_another_than_that_of_the_tokens_is_refused(

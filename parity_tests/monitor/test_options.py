@@ -7,11 +7,13 @@ import pytest
 
 from lockstep.config import from_flags
 from lockstep.data import batches, corpus
+from lockstep.errors import UserError
 from lockstep.exits import DONE
 from lockstep.model import params
 from lockstep.monitor import history
 from lockstep.run import directory
 from lockstep.train import loop
+from lockstep.train.options import Watching
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import resume, rows, train
@@ -37,6 +39,17 @@ def test_every_set_is_evaluated_and_logged_by_its_name(
     assert found[-1] == {"kind": "eval", "step": 9, "val_loss": own}
     assert f"step 6: validation loss {own:.4f}, first 120.0000" in capsys.readouterr().out
     assert set(history.read(Path("run")).evaluations) == {"", "first", "second"}
+
+
+def test_a_run_goes_on_without_the_tokenizer_of_a_set_of_tokens(place: Path) -> None:
+    Path("tokens").mkdir()
+    for split in ("train", "val"):
+        (place / "tokens" / f"{split}.bin").write_bytes(bytes(2000))
+    given = {"model": "tiny", "n_layer": 1, "context": 32, "tokenizer": "gone"}
+    config, watching = from_flags(given, accelerator=False), Watching(files={"a": "tokens"})
+    assert len(watching.load(config, resume=True).sets["a"]) == 1000
+    with pytest.raises(UserError, match="--tokenizer gone"):
+        watching.load(config, resume=False)
 
 
 def test_norms_come_every_n_steps_in_rows_that_are_read(
