@@ -52,8 +52,9 @@ def compare_programs(
         return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
     traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
     with closing(options.program(port, options.python, say)) as running:
-        if options.device == "cpu":  # a GPU's memory is the reference's while it is recorded
-            running.ask("facts")  # what is wrong with the port is told before the reference runs
+        running.ask("facts")  # what is wrong with the port is told before the reference runs
+        if options.device != "cpu" and not traced:
+            running.end_process()  # a GPU's memory is the reference's while it is recorded
         recorded = traced or read_reference(reference, options, say)
         on = recorded.about["device"]
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")

@@ -99,7 +99,8 @@ class Program:
     def _start(self, words: list[str], **options: Any) -> Any:
         return subprocess.Popen([self.python, str(self.recorder), *words], **options)
 
-    def close(self) -> None:
+    def end_process(self) -> None:
+        """And so free its device's memory; the next question starts another."""
         if self.process:
             assert self.process.stdin and self.process.stdout
             with suppress(BrokenPipeError):
@@ -107,4 +108,7 @@ class Program:
             self.process.stdout.close()
             self.process.wait()
             self.process = None
+
+    def close(self) -> None:
+        self.end_process()
         self.folder.cleanup()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import program, recorded, trace
+from lockstep.check import compare, program, recorded, trace
+from lockstep.check.compare import Options, compare_programs
 from lockstep.check.trace import Trace
 from lockstep.cli import commands
 from lockstep.errors import UserError
@@ -396,6 +397,16 @@ def test_a_program_whose_framework_has_not_the_kind_is_on_the_cpu(
     assert commands.main([*words, "--device", "tpu", "--own-precision"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 't'}: small.py, torch on cpu\n"
     assert trace.read(tmp_path / "t").about["device"] == "cpu"
+
+
+def test_a_device_that_is_not_here_is_said_before_the_reference_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny_jax.py").write_text(TINY_JAX)
+    monkeypatch.setattr(compare, "read_reference", lambda *_: pytest.fail("it ran"))
+    words = [str(tmp_path / "tiny_jax.py"), str(small(tmp_path))]
+    with pytest.raises(UserError, match="--device mps: PyTorch .* no such device"):
+        compare_programs(*words, Options(device="mps", own_precision=True))
 
 
 def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
