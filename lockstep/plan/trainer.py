@@ -9,10 +9,10 @@ from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh
 from lockstep.plan.recommend import ALL_AT_ONCE, Choice
 
-ONE = Mesh()
 
-
-def command(given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh = ONE) -> list[str]:
+def command(
+    given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh | None = None
+) -> list[str]:
     """For a preset; the flags alone otherwise. Of several machines the command of one:
     docs/distributed.md has how each is started."""
     words = [word for name, value in flags(given, framework, c, mesh).items()
@@ -20,16 +20,18 @@ def command(given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh = O
     if given.model not in PRESETS:
         return words[2:]
     module = ["-m", twin.MODULES[framework]]
-    if framework == "torch" and mesh.size > 1:
+    if framework == "torch" and mesh and mesh.size > 1:
         here = min(mesh.size, given.per_machine)
         return ["torchrun", "--nproc-per-node", str(here), *module, *words]
     return ["python", *module, *words]
 
 
-def flags(given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh = ONE) -> dict[str, Any]:
-    """The fields of a config, the model first."""
+def flags(
+    given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh | None = None
+) -> dict[str, Any]:
+    """The fields of a config, the model first; `mesh` where a number of devices was asked for."""
     s = c.setting
-    found = {"model": given.model} | ({"mesh": str(mesh)} if mesh.size > 1 else {})
+    found = {"model": given.model} | ({"mesh": str(mesh)} if mesh else {})
     found |= {"policy": c.policy, "batch_size": s.rows, "accum": s.accum}
     if s.remat != "none":
         found |= {"remat": s.remat} | ({"layers": "scan"} if framework == "jax" else {})
