@@ -77,14 +77,13 @@ def run(names: list[str], say: Callable[[str], None], *, listing: bool = False,
     due = [part for part in chosen if missing[part.name]]
     try:
         failed = [part.name for part, finished in measure_all(due, say) if not finished]
+        for command in after:
+            say(command)
+            if start(command):
+                failed.append(command)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         return STOPPED
-    for command in after:
-        say(command)
-        status = start(command)
-        if status:
-            failed.append(command)
     for each in failed:
         say(f"not finished: {each}")
     return int(bool(failed))

@@ -183,23 +183,26 @@ import os, runpy, sys
 from functools import partial
 from evidence import run
 from evidence.parts import Part
-folder, alone = sys.argv.pop(), bool(sys.argv.pop())
+folder, when = sys.argv.pop(), sys.argv.pop()
+commands = {name: f"python {folder}/asleep.py {folder}/{name}" for name in "ab"}
 parts = [
-    Part(name=name, file=f"{folder}/{name}.jsonl", units=lambda: "u", alone=alone,
-         command=f"python {folder}/asleep.py {folder}/{name}")
-    for name in "ab"
+    Part(name=name, file=f"{folder}/{name}.jsonl", units=lambda: "u", alone=when == "alone",
+         command=command)
+    for name, command in commands.items()
 ]
-run.run, os.cpu_count = partial(run.run, parts=parts, after=()), lambda: 1
+last = when == "last"
+given = {"parts": [] if last else parts, "after": commands.values() if last else ()}
+run.run, os.cpu_count = partial(run.run, **given), lambda: 1
 sys.argv.append("run")
 runpy.run_module("evidence", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("alone", ["", "alone"])
-def test_ctrl_c_ends_what_runs_and_begins_nothing_more(alone: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["beside", "alone", "last"])
+def test_ctrl_c_ends_what_runs_and_begins_nothing_more(when: str, tmp_path: Path) -> None:
     """What runs has the time to end what it has started in its turn."""
     (tmp_path / "asleep.py").write_text(ASLEEP)
-    words = [sys.executable, "-c", STOPPED_BY_CTRL_C, alone, str(tmp_path)]
+    words = [sys.executable, "-c", STOPPED_BY_CTRL_C, when, str(tmp_path)]
     with subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
