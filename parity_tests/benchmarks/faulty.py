@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
 from benchmarks.cells import Cell
-from lockstep import results
 from lockstep.errors import UserError
 from lockstep.exits import exit_status
+from lockstep.files import durable
 
 REFUSED = "XlaRuntimeError: INTERNAL: CUDNN_STATUS_NOT_SUPPORTED in cudnnFinalize"
 
@@ -24,11 +24,11 @@ def _raise(error: Exception) -> Any:
 
 
 def _fill_disk() -> dict[str, Any]:
-    results.put = partial(_full)
+    durable.replace = _full
     return {}
 
 
-def _full(*_: Any) -> None:
+def _full(path: Path, text: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

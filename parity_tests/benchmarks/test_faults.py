@@ -35,7 +35,7 @@ WHY = {
     "kill": ("failed", "killed by signal 9 (Killed), as Linux does where no memory is left"),
     "crash": ("failed", "killed by signal 11 (Segmentation fault)"),
     "silence": ("failed", "exit status 0; silent"),
-    "disk": ("failed", "exit status 1; OSError: [Errno 28] No space left on device"),
+    "disk": ("failed", "cannot be written (No space left on device); make room there"),
     "healthy": ("ok", ""),
 }
 MODULE = "parity_tests.benchmarks.faulty"
