@@ -9,23 +9,26 @@ import re
 
 import pytest
 
-# Of a test's id without the folder: what is left out, and what guards the same by default.
+# Of a test's id without the folder: what is left out, and what guards the same, by default where
+# nothing else is said.
 REPEATS = {
     r"test_compile.py::test_compiled_equals_eager\[(tiny-(sublayer|block|dots)"
-    r"|gpt2-(none|sublayer|sqrt|dots))\]": "tiny-none, tiny-sqrt and gpt2-block",
+    r"|gpt2-(none|sublayer|sqrt|dots))\]":
+        "tiny-sqrt, and tiny-none and gpt2-block in make test-rest",
     r"test_learning.py::test_validation_loss_falls.*-(fp64|fp32|tf32)\]": "bf16 and fp16",
-    r"test_peers_bare.py::test_the_curve_is_ours\[.*-fp32-": "fp64 and bf16",
+    r"test_peers_bare.py::test_the_curve_is_ours\[.*-fp32-": "fp64, and bf16 in make test-rest",
     r"test_peers_hf.py::test_the_curve_is_ours\[.*-(tiny-bf16|gpt2-fp32)-":
-        "fp64, and gpt2 in bf16",
+        "fp64, and gpt2 in bf16, in make test-rest",
     r"test_peers_hf_runner.py::test_evaluation_is_ours\[.*-tiny-": "gpt2",
     r"test_peers_hf_loop.py::test_compiled_equals_eager\[accelerate": "hf-trainer",
     r"test_experiments.py::test_(flushed|small).*\[jax": "torch",
     r"test_islands.py::test_the_ladder_with_islands\[(\*.*-(bf16-2|fp64-3)|blocks.*-fp64-3)\]":
-        "rung 2 in fp64, rung 3 in bf16",
+        "rung 2 in fp64, rung 3 in bf16, in make test-rest",
     r"test_islands.py::test_islands_and_no_others.*\[jax-.*-gpt2\]": "tiny",
     r"test_second_pair.py::test_the_second_pair_climbs\[(curves|one step|accumulation)-bf16\]":
-        "fp64 on those rungs, bf16 on the first",
-    r"test_second_pair.py::test_the_second_pair_climbs\[gradients-fp(32|16)\]": "fp64 and bf16",
+        "fp64 on those rungs, bf16 on the first, in make test-rest",
+    r"test_second_pair.py::test_the_second_pair_climbs\[gradients-fp(32|16)\]":
+        "fp64 and bf16, in make test-rest",
     r"test_remat.py::test_gradients_are_bitwise_equal\[jax-.*scan": "unrolled layers, and rung 6",
     r"test_rounding.py::test_with_nothing_rounded_it_is_wide\[(jax-gpt2|.*tf32|.*torch-tiny)":
         "the other policies and families",
@@ -37,7 +40,7 @@ REPEATS = {
     r"test_checkpoint_torn.py::test_a_kill_at_any_moment.*-2\]": "the first seed",
     r"check/test_twins.py::test_the_first_root_is_the_mutant\[(?!norm-eps)":
         "one in a module; the ladder",
-    r"test_envelope.py::test_the_twins_against_their_noise\[fp32\]": "bf16",
+    r"test_envelope.py::test_the_twins_against_their_noise\[fp32\]": "bf16, in make test-rest",
     r"test_ladder.py::test_a_long_run_stays_one_curve\[gpt2\]": "tiny, in make test-rest",
     r"test_ports.py::test_(a_port|ports_of|a_resnet|a_llama_through_taps\[haiku|a_llama_of)":
         "bugs of a port in Linen, Equinox",
@@ -55,7 +58,7 @@ REST = {
     r"test_ladder.py::test_rung\[(nvfp4|mxfp8|fp8-(dots|none|rowwise).*-(6|8|11)\]|fp8-delayed)":
         "fp8 on rung 3, and a bug of fp8-delayed",
     r"test_ladder.py::test_rung\[(tf32.*-(6|8)|bf16-dots-4.*-(8|10)|fp32-block.*-([124-9]|10)"
-    r"|(bf16-dots-1|fp16-none)-.*-([124-79]|10)|fp16-none.*-8|fp16-sublayer.*-9|bf16.*-grouped-.*"
+    r"|(bf16-dots-1|fp16-none)-.*-([124-79]|10)|fp16-none.*-8|fp16-sublayer.*-9|bf16.*-grouped-2"
     r"|fp64-(dots|sublayer).*-([12]|[457-9]|10)|fp64-none-1.*-(8|9|10))\]":
         "the same rungs by another row of the policy, or in fp64; each row on rung 3",
     r"ladder/test_power.py::test_caught\[(mean-over-devices-twice|reduced-(every|in)|last-micro-batch-not"
@@ -91,7 +94,7 @@ REST = {
     r"test_token_weights.py::test_micro_batches_are_one_batch\[3": "1",
     r"ladder/test_power.py::test_caught\[(lora-.*|base-trained)-in-jax\]": "the same in torch",
     r"test_islands.py::test_the_ladder_with_islands": "islands' dtypes, and bugs of islands",
-    r"test_module_formats.py::test_the_ladder_with_formats": "the row of formats on rung 3",
+    r"test_module_formats.py::test_the_ladder_with_formats\[(?!fp64-3\])": "rung 3 in fp64",
     r"test_scaled_formats.py::test_the_ladder_over_float16\[[1348]": "rung 7",
     r"test_best_islands.py::test_it_is_as_good_as": "the knapsack, by all subsets",
     r"test_experiments.py::test_nvfp4_s_gradients_are_rounded_to_the_nearest": "the recorded rows",
