@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.compile import targets
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import UserError, why
 from lockstep.exits import DONE, MISTAKE
 from lockstep.process import end_after, wait_for_close
 from lockstep_compiler.fake_cuda import load_guard
@@ -49,7 +49,7 @@ def main(framework: str) -> int:
         if framework == "torch":
             load_guard()
     except (UserError, OSError) as error:
-        print(json.dumps({"error": str(error)}), file=out, flush=True)
+        print(json.dumps({"error": why(error)}), file=out, flush=True)
         return MISTAKE
     side = importlib.import_module(f"lockstep_compiler.side_{framework}")
     for line in sys.stdin:

@@ -8,12 +8,9 @@ import numpy as np
 import torch
 from flax import nnx
 
-import jax_impl.bridge
 import jax_impl.dropout
-import jax_impl.step
 import torch_ref.dropout
 from evidence.semantics.row import Row, as_torch
-from lockstep.model.params import initial
 from lockstep.parity.toy import start, toy
 
 
@@ -45,11 +42,7 @@ def initialisation() -> Row:
     embeddings = torch.nn.Embedding(256, 512).weight.std().item()
     embed = float(nnx.Embed(256, 512, rngs=nnx.Rngs(0)).embedding[...].std())
     config = toy(n_layer=1)
-    model, drawn = config.model, initial(config.model, 0)
-    shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
-    loaded = jax_impl.bridge.from_canonical(drawn, shapes)
-    a = jax_impl.bridge.to_canonical(loaded, model)
-    b = start("torch", config).state().params
+    a, b = (start(framework, config).state().params for framework in ("jax", "torch"))
     equal = all(a[name].tobytes() == b[name].tobytes() for name in a)
     ratio = a["head.weight"].std() / b["head.weight"].std() if equal else np.nan
     return Row(
