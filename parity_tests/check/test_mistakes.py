@@ -404,9 +404,9 @@ def test_a_device_that_is_not_here_is_said_before_the_reference_runs(
 ) -> None:
     (tmp_path / "tiny_jax.py").write_text(TINY_JAX)
     monkeypatch.setattr(compare, "read_reference", lambda *_: pytest.fail("it ran"))
-    words = [str(tmp_path / "tiny_jax.py"), str(small(tmp_path))]
+    reference, port = str(tmp_path / "tiny_jax.py"), str(small(tmp_path))
     with pytest.raises(UserError, match="--device mps: PyTorch .* no such device"):
-        compare_programs(*words, Options(device="mps", own_precision=True))
+        compare_programs(reference, port, Options(device="mps", own_precision=True))
 
 
 def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
