@@ -12,6 +12,7 @@ from lockstep.check.program import Program
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
 from lockstep_recorder import main
+from parity_tests.check.small_program import record_small, small
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,11 @@ def record_torch(example: str, folder: Path) -> Path:
     about, arrays = main.record(main.open_side(str(ROOT / "examples" / example), 0, "cpu"), 0, 8)
     main.write(str(out), about, arrays)
     return out
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small program's trace."""
+    folder = tmp_path_factory.mktemp("small")
+    record_small(small(folder), folder / "trace")
+    return folder / "trace"

@@ -1,0 +1,115 @@
+"""Traces are untrusted input, and one that is cut short costs nothing."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.check import trace
+from lockstep.errors import UserError
+from lockstep_recorder import wire
+from lockstep_recorder.main import main, write
+from parity_tests.check.small_program import small
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def apply(folder: Path) -> None:
+        about = json.loads((folder / trace.ABOUT).read_text())
+        change(about)
+        (folder / trace.ABOUT).write_text(json.dumps(about))
+
+    return apply
+
+
+def rewrite(name: str, value: np.ndarray) -> Callable[[Path], Any]:
+    """With a checksum made good."""
+
+    def apply(folder: Path) -> None:
+        about = json.loads((folder / trace.ABOUT).read_text())
+        arrays = wire.parse((folder / trace.ARRAYS).read_bytes())
+        about.pop("sha256"), about.pop("format")
+        write(str(folder), about, {**arrays, name: value})
+
+    return apply
+
+
+def link(folder: Path) -> None:
+    (folder / trace.ABOUT).rename(folder / "elsewhere")
+    (folder / trace.ABOUT).symlink_to(folder / "elsewhere")
+
+
+HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("cut short", lambda f: (f / trace.ARRAYS).write_bytes((f / trace.ARRAYS).read_bytes()[:-8]),
+     "damaged or cut short"),
+    ("no arrays", lambda f: (f / trace.ARRAYS).unlink(), "No such file"),
+    ("no json", lambda f: (f / trace.ABOUT).unlink(), "No such file"),
+    ("not json", lambda f: (f / trace.ABOUT).write_text("{"), "invalid JSON"),
+    ("a link", link, "symbolic link"),
+    ("another format", edit(lambda a: a.update(format=2)), "format 2 is not 1"),
+    ("no loss", edit(lambda a: a.pop("loss")), "loss is no float"),
+    ("an event", edit(lambda a: a["events"].append(3)), "events holds more than names"),
+    ("nested events", edit(lambda a: a.update(events=["+a"])), "events do not nest"),
+    ("a parameter", edit(lambda a: a["parameters"].append("x")), "no grad/x"),
+    ("moments", edit(lambda a: a["initial"].update({"0.weight": 3})), "has no moments"),
+    ("a curve", edit(lambda a: a["losses"].append("x")), "losses holds more than numbers"),
+    ("curves", edit(lambda a: a["losses"].append(1.0)), "differ in length"),
+    ("a checksum", edit(lambda a: a.update(sha256="0")), "damaged or cut short"),
+    ("a batch", edit(lambda a: a.update(batch={"dict": {"x": {"array": "y", "dtype": "int8"}}})),
+     "the batch of step 0 is not as described"),
+    ("a dtype", edit(lambda a: a["batch"]["dict"]["x"].update(dtype="object")), "not as described"),
+    ("a missing step", rewrite("fed/1/5/grad/0.bias", np.zeros(4)), "no fed/1/3/"),
+    ("NaN weights", rewrite("weights/0/0.bias", np.full(4, np.nan)), "not finite"),
+    ("a gradient", rewrite("grad/0.bias", np.zeros(5)), "grad/0.bias has another shape"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spoil", "said"), HOSTILE, ids=[name for name, _, _ in HOSTILE])
+def test_a_spoilt_trace_is_one_line(
+    name: str, spoil: Callable[[Path], Any], said: str, reference: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(reference, folder)
+    trace.read(folder)
+    spoil(folder)
+    with pytest.raises(UserError, match=f"^{tmp_path}.*lockstep record") as caught:
+        trace.read(folder)
+    assert said in str(caught.value)
+
+
+def test_what_an_earlier_recorder_had_besides_is_passed_over(
+    reference: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trace"
+    shutil.copytree(reference, folder)
+    besides = {"settings": {"0": {"bias": True}}, "constants": ["position"], "hidden": []}
+    assert not besides.keys() & trace.read(folder).about.keys()
+    edit(lambda a: (a.update(besides), a["initial"]["0.bias"].update(shape=[4])))(folder)
+    assert trace.read(folder).about["constants"] == ["position"]
+
+
+@pytest.mark.parametrize("name", ["former", "new"])
+def test_a_trace_that_is_cut_short_leaves_the_former_one(
+    name: str, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(reference, tmp_path / "former")
+    before = trace.read(tmp_path / "former").about
+
+    def chunks(arrays: dict[str, np.ndarray]) -> Iterator[bytes]:
+        yield b"the first"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(wire, "chunks", chunks)
+    out = tmp_path / name
+    assert main(["record", str(small(tmp_path)), "-o", str(out), "--steps", "3"]) == 2
+    line = f"error: {out}: cannot be written (No space left on device); make room there\n"
+    assert capsys.readouterr().err == line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["former", "small.py"]
+    assert {path.name for path in (tmp_path / "former").iterdir()} == {trace.ABOUT, trace.ARRAYS}
+    assert trace.read(tmp_path / "former").about == before
