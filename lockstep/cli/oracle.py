@@ -16,6 +16,7 @@ from lockstep.flags import add_device, read_device
 from lockstep.parity import oracle
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import FLOOR, NOISE
+from lockstep.parity.toy import require_devices
 from lockstep.parity.verdict import Finding, Outcome, Verdict, locate
 from lockstep.weights import llmc, llmc_state
 
@@ -57,8 +58,7 @@ def _oracle(given: argparse.Namespace) -> int:
             stack.enter_context(closing(Side(name, module, remember=False)))
             for name, module in twin.MODULES.items()
         )
-        for side in (jax, torch):
-            side.require_device(device)
+        require_devices((jax, torch), device)
         truth = oracle.derive(torch, config, weights, state, rounded=dtype == "bfloat16")
         other = oracle.ask(jax, config, weights, state)
     print(f"{source.model.model}: {rows} rows of {length} tokens; weights in {dtype}")

@@ -31,6 +31,7 @@ from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT, Pair, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.tolerances import CURVE, envelope_cap
+from lockstep.parity.toy import require_devices
 from lockstep.parity.trajectories import train_side
 from lockstep.parity.verdict import Verdict, check_bound
 
@@ -113,7 +114,8 @@ def run(
         compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
     try:
         for program in programs.values():
-            program.side.require_device(program.side.place(program.operand.config).run.device)
+            device = program.side.place(program.operand.config).run.device
+            require_devices([program.side], device)
         result = judge(*(programs[name] for name in compared))
         for program in programs.values():
             program(PLAIN)

@@ -18,6 +18,7 @@ from lockstep.parity.catalogue import Bug
 from lockstep.parity.ladder import RUNGS, Rung, verdict
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
+from lockstep.parity.toy import require_devices
 from lockstep.parity.verdict import Verdict
 
 STEPS = 24  # of a whole run: what a bug does to a curve it does early
@@ -37,12 +38,6 @@ def healthy() -> dict[str, Side]:
     return {
         framework: Side(framework, module, small=True) for framework, module in GPT.modules.items()
     }
-
-
-def require_devices(others: dict[str, Side], kind: str) -> None:
-    """Raises UserError where a device is missing: a rung would call that the bug's crash."""
-    for side in others.values():
-        side.require_device(kind)
 
 
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
@@ -108,7 +103,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
     others = healthy()
     complete = True
     try:
-        require_devices(others, device)
+        require_devices(others.values(), device)
         say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
         for bug in chosen:
             began = time.perf_counter()
@@ -128,7 +123,7 @@ def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
     """Prints how small the graded bugs can be and still be seen."""
     others = healthy()
     try:
-        require_devices(others, device)
+        require_devices(others.values(), device)
         for name, unit in GRADES.items():
             # Only float64 has dropout here (see matrix.config).
             for policy in ("fp64",) if name == "mask-probability" else ("fp64", "fp32", "bf16"):

@@ -21,6 +21,7 @@ from lockstep.model.params import Arrays
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from lockstep.parity.toy import require_devices
 
 DEFAULTS: dict[str, Any] = {"model": "tiny", "batch_size": 8, "loss_scale_init": 2.0**13}
 BATCHES = 8
@@ -38,8 +39,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
     """Prints each framework's ranking and puts its row as soon as it is measured."""
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
     try:
-        for side in sides:
-            side.require_device(config.run.device)
+        require_devices(sides, config.run.device)
         case = strict_case(sides[0], sides[-1], config)
         for side in sides:
             began = perf_counter()

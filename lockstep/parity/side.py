@@ -15,9 +15,8 @@ from lockstep.config import Config
 from lockstep.config.kinds import place
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState, initial_state
+from lockstep.model.state import TrainState
 from lockstep.parity import nursery, wire
-from lockstep.parity.toy import toy
 from lockstep.process import NO_CHANGE, ONE_THREAD
 
 KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
@@ -167,16 +166,6 @@ class Side:
         asked, precision = config.run.device, config.precision
         own = place(self.framework, asked, precision.roles, precision.eval_roles)
         return config if own == asked else config.replace(device=own)
-
-    def require_device(self, kind: str) -> None:
-        """To be asked first: else the other side's work is done, and lost, before it is known.
-
-        Raises:
-            UserError: the framework has devices of this kind, and sees none here.
-        """
-        if place(self.framework, kind) not in ("auto", "cpu"):
-            config = toy(device=kind)
-            self.state(config, initial_state(config))
 
     def forget(self) -> None:
         self.answers.clear()

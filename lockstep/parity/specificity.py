@@ -20,6 +20,7 @@ from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
+from lockstep.parity.toy import require_devices
 from lockstep.parity.verdict import Finding, Verdict
 
 SEEDED = ("fp64", "fp32", "bf16", "fp16")  # fresh seeds under a policy
@@ -82,7 +83,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     others = power.healthy()
     quiet = True
     try:
-        power.require_devices(others, device)
+        require_devices(others.values(), device)
         for name in wanted:
             record, began = Record(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device, python):

@@ -1,5 +1,6 @@
 """A small config of our model, its twins, and weights under which no bug hides."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 
 from lockstep import twin
 from lockstep.config import Config, from_flags
+from lockstep.config.kinds import place
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.noise import disturb
+from lockstep.parity.side import Side
 from lockstep.twin import Twin
 
 FRAMEWORKS = tuple(twin.MODULES)
@@ -41,6 +44,19 @@ def start(framework: str, config: Config, state: TrainState | None = None) -> Tw
     built = twin.load(framework, config)
     built.load(state or initial_state(config))
     return built
+
+
+def require_devices(sides: Iterable[Side], kind: str) -> None:
+    """By a toy of the GPT, before anything is computed: the other side's work would be lost, and a
+    rung would call what is missing the bug's crash.
+
+    Raises:
+        UserError: a side's framework has devices of this kind, and sees none here.
+    """
+    config = toy(device=kind)
+    for side in sides:
+        if place(side.framework, kind) not in ("auto", "cpu"):
+            side.state(config, initial_state(config))
 
 
 def perturbed(config: Config) -> TrainState:
