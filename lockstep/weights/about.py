@@ -19,12 +19,11 @@ TOKENIZER = (
 
 
 def keep(config: Config, run: Path) -> None:
-    """Of `--tokenizer`, and of `--init` what it lacks."""
-    target = run / FOLDER
-    if config.data.tokenizer:
-        copy(TOKENIZER, Path(config.data.tokenizer), target, links=True)
-    if config.run.init:
-        copy(MODEL + TOKENIZER, Path(config.run.init), target, links=True)
+    """The model's from `--init`; the tokenizer's from one folder, or they would not fit."""
+    init, tokenizer = config.run.init, config.data.tokenizer or config.run.init
+    for names, folder in ((MODEL, init), (TOKENIZER, tokenizer)):
+        if folder:
+            copy(names, Path(folder), run / FOLDER, links=True)
 
 
 def hand_on(run: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lockstep.cli import commands
+from lockstep.data.tokenizer import load
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import train
 from parity_tests.weights.folders import config_of, make, run_of
@@ -35,6 +36,18 @@ def test_it_reads_and_writes_by_the_runs_tokenizer(
     outside.symlink_to(tmp_path / "elsewhere.json")
     assert commands.main(["sample", str(run), "--prompt", "a", *how]) == 2
     assert "symbolic link" in capsys.readouterr().err
+
+
+def test_a_tokenizer_is_kept_whole(tmp_path: Path) -> None:
+    """That of `--init` has an end, which training by the other, named one has not seen."""
+    there, named, run = make(tmp_path / "there", "gpt2"), tmp_path / "named", tmp_path / "run"
+    named.mkdir()
+    for folder in (there, named):
+        Tokenizer(models.WordLevel(WORDS, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    (there / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    run_of(run, "torch", config_of(there, policy="fp32").replace(tokenizer=str(named)))
+    assert {"config.json", "tokenizer.json"} <= {file.name for file in (run / "init").iterdir()}
+    assert load(str(run / "init")).end == []
 
 
 @pytest.mark.parametrize("data", ["text.txt.tokens", "texts"])

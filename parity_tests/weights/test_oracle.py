@@ -152,6 +152,16 @@ def test_another_token_is_seen(files: Files, tmp_path: Path, capsys: Any) -> Non
     assert "at jax: gradient of blocks.0.attn.qkv.weight" in out
 
 
+def test_a_missing_device_is_said_before_the_work(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(oracle, "derive", None)  # the work would be a crash
+    assert run(files.weights, files.state, "--device", "cuda") == MISTAKE
+    streams = capsys.readouterr()
+    assert "--device cuda: JAX" in streams.err and not streams.out
+
+
 def test_files_that_are_none_are_one_line(files: Files, tmp_path: Path, capsys: Any) -> None:
     good = files.state.read_bytes()
     bad = {
