@@ -18,7 +18,7 @@ import pytest
 from evidence import ladder
 from lockstep import results
 from lockstep.config.kinds import COMPARED
-from lockstep.parity.machines import MACHINES
+from lockstep.parity.machines import MACHINES, lacking
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from parity_tests.repeats import leave_out
@@ -79,7 +79,11 @@ def _cases(text: str) -> int:
 
 def _machine(text: str) -> str:
     known = ", ".join(MACHINES)
-    return text if text in MACHINES else _refuse(f"--machine {text}: unknown; use {known}")
+    if text not in MACHINES:
+        _refuse(f"--machine {text}: unknown; use {known}")
+    if flag := lacking(text):
+        _refuse(f"--machine {text}: this CPU has no {flag}; use another")
+    return text
 
 
 def _status(text: str) -> str:

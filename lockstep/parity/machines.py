@@ -1,11 +1,13 @@
 """Other machines, simulated on this one: limits on instructions, threads, another JAX.
 
 XLA, ATen, oneDNN and MKL choose their kernels, and with them the order of their sums, by what the
-CPU has. A limit above what this CPU has changes nothing.
+CPU has. ATen takes a limit for what there is: above that of this CPU it would crash.
 """
 
 import sys
 from dataclasses import dataclass, field
+
+from lockstep.provenance import cpu
 
 # A family of instructions -> what each library calls it.
 XLA_ISA = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
@@ -47,3 +49,10 @@ MACHINES = {
     for machine in (limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4))
 }
 ANOTHER_JAX = "another-jax"
+NEEDED = {"avx2": "avx2", "avx512": "avx512f"}  # all else every x86 has that runs the frameworks
+
+
+def lacking(name: str) -> str:
+    """What a machine has and this CPU has not; "" if it can be simulated here."""
+    flag = NEEDED.get(name.partition("-")[0], "")
+    return "" if flag in (cpu()["flags"] or ()) else flag

@@ -17,7 +17,7 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine
+from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine, lacking
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.toy import require_devices
@@ -65,8 +65,8 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     """Prints what was tried and each false alarm; returns whether there was none.
 
     Args:
-        names: of `PARTS`, or "machines" for all that are simulated; none stands for all. The
-            other parts of `out` stay.
+        names: of `PARTS`, or "machines" for all that this CPU can simulate; none stands for all.
+            The other parts of `out` stay.
         seeds: for every rung.
         curve_seeds: for rung 8.
         python: an interpreter with another JAX: one machine more, tried beside all or "machines".
@@ -74,6 +74,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     for name in names:
         known = (*SEEDED, "rewrites", "machines", *MACHINES)
         require(name in known, "PART", name, f"unknown; use {', '.join(known)}")
+        require(not (flag := lacking(name)), "PART", name, f"this CPU has no {flag}; use another")
     simulated = [*MACHINES, *[ANOTHER_JAX] * bool(python)]
     wanted = [
         part
@@ -82,9 +83,11 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     ]
     others = power.healthy()
     quiet = True
+    for name in filter(lacking, wanted):
+        say(f"{name}: not run, this CPU has no {lacking(name)}")
     try:
         require_devices(others.values(), device)
-        for name in wanted:
+        for name in itertools.filterfalse(lacking, wanted):
             record, began = Record(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device, python):
                 _climb(*tried, record, say)

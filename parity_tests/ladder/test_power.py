@@ -10,7 +10,7 @@ import pytest
 import jax_impl.model
 from lockstep.config import formats
 from lockstep.errors import UserError
-from lockstep.parity import catalogue, power
+from lockstep.parity import catalogue, machines, power, specificity
 from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
 from lockstep.parity.ladder import RUNGS, WORLDS, climb
 from lockstep.parity.machines import MACHINES
@@ -152,6 +152,19 @@ def test_a_machine_is_a_process_with_its_limits() -> None:
     assert len(set(told)) == len(MACHINES) == 12
     side = Side("torch", "parity_tests.ladder.conv.torch_twin", environment={"NPROC": "3"})
     assert side.environment == {"NPROC": "3"}
+
+
+def test_a_machine_beyond_this_cpu_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen would run what the CPU has not."""
+    said: list[str] = []
+    monkeypatch.setattr(machines, "cpu", lambda: {"flags": ["avx2"]})
+    monkeypatch.setattr(specificity, "cases", lambda *how: [])
+    assert specificity.run(["machines"], 1, 1, "cpu", None, said.append)
+    beyond = [line.partition(":")[0] for line in said if "this CPU has no avx512f" in line]
+    tried = [line.partition(":")[0] for line in said if "0 climbs" in line]
+    assert beyond == ["avx512-1", "avx512-2", "avx512-4"] and len(tried) == 9
+    with pytest.raises(UserError, match="^PART avx512-2: this CPU has no avx512f; use another$"):
+        specificity.run(["avx512-2"], 1, 1, "cpu", None, said.append)
 
 
 def test_enough_variants_preserve_semantics() -> None:
