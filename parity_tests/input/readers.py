@@ -73,7 +73,7 @@ class Reader(NamedTuple):
     tried: str  # what its cases are, for the table
     cases: st.SearchStrategy[Files]
     read: Callable[[Path], Any]  # from the folder with the files
-    again: Callable[[Any, Path], bool]  # whether what was read, written anew, reads the same
+    again: Callable[[Any, Path], bool]  # whether what was read, written anew or not, reads the same
 
 
 def alone(name: str, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Files]:
@@ -302,17 +302,19 @@ READERS = [
     Reader("log", "lines of log.jsonl, read and resumed from", logs(), read_log, same_log),
     Reader("data", "a text, a folder of tokens", tokens(), read_data, same_data),
     Reader("rows", "lines of .jsonl, tokenized", jsonl(), read_rows,
-           lambda data, _: data.vocab == 256),
+           lambda data, folder: data.sha256 == read_rows(folder / "given").sha256),
     Reader("parquet", "rows of .parquet", alone("a.parquet", tokens_of.parquets()),
            tokens_of.read_parquet, lambda found, _: len(found) <= 40),
     Reader("bin", "tokens with llm.c's header", alone("a.bin", tokens_of.bins()),
-           tokens_of.read_bin, lambda data, _: len(data.train) > 1),
+           tokens_of.read_bin,
+           lambda data, folder: data.sha256 == tokens_of.read_bin(folder / "given").sha256),
     Reader("tokenizer", "tokenizer.json, and its config with a chat template",
-           tokens_of.folders(), tokens_of.read_tokenizer, lambda found, _: found.vocab >= 0),
+           tokens_of.folders(), tokens_of.read_tokenizer,
+           lambda found, folder: found.vocab == tokens_of.read_tokenizer(folder / "given").vocab),
     Reader("curves", "what `lockstep curves` wrote, by `lockstep report`",
            alone("curves.json", files(CURVES)), gaps.read, lambda found, _: found.noise.ndim == 1),
     Reader("prepared", "a folder that `lockstep data` wrote", prepared_files(), read_prepared,
-           lambda data, _: len(data.train) > 1),
+           lambda data, folder: data.sha256 == read_prepared(folder / "given").sha256),
     Reader("cache", "the standard library's cached tokens", caches(), read_cache,
            lambda data, _: data.sha256 == cache_files()[0]),
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
