@@ -42,8 +42,8 @@ REPEATS = {
         "one in a module; the ladder",
     r"test_envelope.py::test_the_twins_against_their_noise\[fp32\]": "bf16, in make test-rest",
     r"test_ladder.py::test_a_long_run_stays_one_curve\[gpt2\]": "tiny, in make test-rest",
-    r"test_ports.py::test_(a_port|ports_of|a_resnet|a_llama_through_taps\[haiku|a_llama_of)":
-        "bugs of a port in Linen, Equinox",
+    r"test_ports.py::test_(a_port.*gpt_jax|ports_of.*(nnx|lockstep)|a_resnet_in|a_llama_through.*haiku)":
+        "ports in Linen, plain JAX and Equinox, two of them in make test-rest",
     r"test_lesson.py::test_every_cell_runs": "the results that the page shows are the record's",
     r"test_lesson.py::test_a_cell_that_fails_is_seen\[(?!!exit)": "a command that fails",
     r"test_kills.py::test_a_run_killed_again.*\[(jax|torch)": "the fake",
@@ -76,7 +76,9 @@ REST = {
     r"test_compile.py::test_narrow_formats_are_traced_too": "the formats, uncompiled",
     r"test_runs.py::test_a_run_stopped_again_and_again": "test_kills' fake, and rung 10",
     r"test_second_pair.py::": "the ladder of the first",
-    r"check/test_twins.py::test_the_first_root": "a port's; the ladder",
+    r"check/test_twins.py::test_(the_first_root|equal_twins)": "a port's; the ladder",
+    r"test_ports.py::test_(a_port|ports_of|a_resnet|a_llama_of)": "a port's bugs; one in Equinox",
+    r"check/test_command.py::test_(a_map|a_known|a_port|each_program)": "what the command calls",
     r"check/test_mutants.py::test_a_(bug_is_named_first_with_its_cause|rewrite_is_equal)\[(resnet|conv)":
         "a GPT's",
     r"test_untrusted.py::test_the_deepest_model": "limits on what is read, by each reader",
@@ -85,8 +87,9 @@ REST = {
     r"test_roles.py::test_every_dtype_is_its_role_s\[jax-gpt2": "jax-tiny, and torch-gpt2",
     r"test_peers_bare.py::test_a_difference_is_called_different": "Hugging Face's peers",
     r"test_peers_hf.py::test_the_curve_is_ours": "the bare peers' curves",
-    r"test_peers_bare.py::test_the_curve_is_ours\[.*-bf16-": "fp64",
-    r"test_growth.py::test_(sqrt_that_runs|jax_keeps)": "rung 6, and its bug sqrt-runs-block",
+    r"test_peers_bare.py::test_the_curve_is_ours\[.*-(bf16-|fp64-1)": "fp64",
+    r"test_growth.py::test_(memory_follows|sqrt_that_runs|jax_keeps)":
+        "rung 6, and its bug sqrt-runs-block",
     r"test_cost.py::test_both_count_the_same_matmuls\[gpt2": "tiny",
     r"test_envelope.py::test_the_twins_against_their_noise\[bf16": "rung 8 in bf16",
     r"test_benchmarks.py::test_a_cell_writes_what_the_report_needs\[torch": "jax",

@@ -195,17 +195,23 @@ def _holds_tensors(call: str, side: str, entries: list[Entry], calls: Calls) -> 
 
 
 def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
-    """In the same layer, a name with words in common; none if nothing speaks for it."""
+    """In the same layer, a name with words in common, or the same, as the numbers of a Sequential.
+    None if nothing speaks for one alone.
+    """
     digits = [c for c in p if c.isdigit()]
     fits = [
         r for r in reference.names
         if r not in taken and _same_size(p, r, reference, port)
         and list(_digits(r)) == digits
     ]  # fmt: skip
-    scored = [(_likeness(p, r, reference, port) / len(names.words(p) | names.words(r)), r)
-              for r in fits]  # fmt: skip
+    scored = [
+        (_likeness(p, r, reference, port) / max(1, len(names.words(p) | names.words(r))), r)
+        for r in fits
+    ]
     best = max(scored, default=(0.0, ""))
-    return best[1] if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1 else ""
+    if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1:
+        return best[1]
+    return p if p in fits else ""
 
 
 def _digits(name: str) -> str:

@@ -56,7 +56,7 @@ def test_recomputed_flops(framework: str) -> None:
         for mode in growth.MODES
     }
     found = laws.ratios("FLOPs", flops.pop("none"), dict(flops), laws.FLOPS)
-    assert broken(found) == []
+    assert len(found) == len(growth.MODES) - 1 and broken(found) == []
     assert all(law.figure > 1.1 for law in found)
 
 
@@ -128,6 +128,6 @@ def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> N
 
 def test_a_racer_answers_with_seconds() -> None:
     racer = speed.Racer("torch", "fp32", speed.SMALL | {"n_layer": 1, "d_model": 24, "context": 8})
-    assert 0 < racer.turn() < 60
+    assert racer.turn() > 0
     racer.close()
     assert racer.process.returncode == 0

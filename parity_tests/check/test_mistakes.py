@@ -68,9 +68,13 @@ def test_a_program_is_read_as_it_is_written(
 
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    path = small(tmp_path, new="def build(seed):\n    return 3")
-    user = User(str(path))
-    assert user.call("build", 0) == 3
+    running = program.Program(str(small(tmp_path, new="def build(seed):\n    return 3")))
+    with pytest.raises(UserError, match="build gives int; return a torch module or a JAX model"):
+        running.ask("facts")
+    running.close()
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"no such file"):
         User(str(tmp_path / "none.py"))
 

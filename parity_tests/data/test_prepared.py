@@ -197,11 +197,15 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
     """As the ranks of a mesh do, or two runs."""
-    file = write_rows(tmp_path / "a.jsonl", chat())
+    made(write_rows(tmp_path / "a.jsonl", chat()), tmp_path / "alone")
+    (here := tmp_path / "here").mkdir()
+    file = write_rows(here / "a.jsonl", chat())
     words = [sys.executable, "-m", "lockstep", "data", str(file)]
-    both = [subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]
-    assert [each.wait(60) for each in both] == [0, 0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
+    at_once = [subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]
+    assert [each.wait(60) for each in at_once] == [0, 0]
+    assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
+    both, alone = (corpus.load(str(each)) for each in (f"{file}.tokens", tmp_path / "alone"))
+    assert both.sha256 == alone.sha256
 
 
 def test_a_text_is_one_stream(tmp_path: Path, cache: Path, words: Path) -> None:

@@ -134,4 +134,4 @@ def test_variables_reach_the_shell_given_ones_come_first_and_a_status_is_expecte
     a, b = notebook.run(new_notebook(cells=cells), tmp_path, {"B": "3"}, without="slow")
     assert (a.name, a.commands, a.output) == ("a", [], "")
     assert (b.name, b.commands, b.output) == ("b", ["echo 1 3; exit 1"], "1 3\n")
-    assert 0 < b.seconds < 60
+    assert b.seconds > 0

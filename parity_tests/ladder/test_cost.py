@@ -36,8 +36,8 @@ def test_what_is_frozen_costs_no_gradient(flags: dict[str, Any]) -> None:
     frozen = shapes(config.model).keys() - {*config.trained, "embed.weight"}
     sizes = {name: math.prod(shapes(config.model)[name]) for name in frozen if "norm" not in name}
     tokens = config.optim.batch_size * config.model.context
-    whole = flops("torch", n_layer=2, **{n: x for n, x in flags.items() if n != "freeze"})
-    assert jax == torch <= whole
+    whole = flops("torch", n_layer=2)
+    assert jax == torch < whole
     if "freeze" in flags:  # nor does the pass through layers before which nothing trains
         assert whole - torch > 2 * tokens * sum(sizes.values())
 

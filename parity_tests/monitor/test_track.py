@@ -212,7 +212,7 @@ def test_a_trainer_that_waits_is_seen(
     """By the test above, whose tracker here hangs for two seconds instead of sixty."""
     monkeypatch.setattr(track.Tracker, name, bug)
     monkeypatch.setattr(Broken, "longest", 2.0)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="waited_for"):
         test_no_tracker_stops_a_run(how, "", place, monkeypatch, capsys)
 
 

@@ -20,8 +20,10 @@ SECONDS = 0.25  # of the median program's seconds
 
 
 def check_cpu(content: dict[str, Any]) -> None:
-    for name, errors in content["seconds off"].items():
-        assert not errors or statistics.median(map(abs, errors)) <= SECONDS, name
+    measured = {name: errors for name, errors in content["seconds off"].items() if errors}
+    assert measured.keys() >= {"jax mixed", "torch mixed"}  # single: each of its cells is fitted
+    for name, errors in measured.items():
+        assert statistics.median(map(abs, errors)) <= SECONDS, name
     for name, errors in content["resident off"].items():
         assert len(errors) >= 4 and max(map(abs, errors)) <= RESIDENT, name
 
@@ -33,7 +35,7 @@ def test_a_cpu_is_as_predicted() -> None:
 
 
 def test_one_bad_program_is_seen() -> None:
-    for kind, name in (("resident off", "torch"), ("seconds off", "jax single")):
+    for kind, name in (("resident off", "torch"), ("seconds off", "jax mixed")):
         content = json.loads(json.dumps(devices.CPU))
         content[kind][name] = [-0.5] * 9
         with pytest.raises(AssertionError, match=name):

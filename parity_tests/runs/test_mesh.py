@@ -116,10 +116,11 @@ def test_what_is_no_process(said: str) -> None:
         processes.announce(NOT_PROCESSES[said], None)
 
 
-def test_a_mesh_divides_the_rows_that_a_run_has() -> None:
+def test_a_mesh_divides_the_rows_that_a_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainers.train("torch", [*SMALL, "--steps", "1", "--out", "run"]) == exits.DONE
     words = ["--resume", "--steps", "9", "--out", "run", "--mesh", "data=3"]
     assert trainers.train("torch", words) == exits.MISTAKE
+    assert "--mesh data=3: does not divide the run's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
 POISON = 255
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     finite=st.lists(st.booleans(), max_size=40),
     exponent=st.integers(-126, 127),

@@ -1,0 +1,81 @@
+"""The whole commands, to their exit status and what they write: `lockstep check` and `record`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.check import trace
+from lockstep.cli import commands
+from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
+from lockstep_recorder import recording
+from lockstep_recorder.main import open_side, write
+from parity_tests.check.small_program import small
+
+HARD = "def build(seed):\n    torch.manual_seed(seed)\n    return nn.Sequential(" \
+       "nn.Linear(3, 4), nn.Hardtanh(), nn.Linear(4, 1))"  # fmt: skip
+
+
+def run(*words: str | Path) -> int:
+    return commands.main([str(word) for word in words])
+
+
+def test_equal_programs_are_status_0_and_all_is_written(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, report, pairs = (tmp_path / name for name in ("a.html", "a.json", "map.json"))
+    outputs = ("--html", page, "--json", report, "--save-map", pairs)
+    assert run("check", reference, small(tmp_path), *outputs) == DONE
+    assert capsys.readouterr().out.startswith("EQUAL")
+    assert json.loads(report.read_text())["verdict"] == "equal"
+    assert page.read_text().startswith("<!doctype html>") and "0.weight" in page.read_text()
+    assert json.loads(pairs.read_text())["modules"]["1"] == "1"
+
+
+def test_a_reference_that_does_not_repeat_is_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about, arrays = recording.record(open_side(str(small(tmp_path)), 0, "cpu", False), curve=4)
+    about |= {"program": "small.py", "seed": 0, "repeats": False}
+    write(str(tmp_path / "trace"), about, arrays)
+    assert run("check", tmp_path / "trace", small(tmp_path)) == INCOMPLETE == 4
+    assert capsys.readouterr().out.startswith("INCOMPLETE")
+
+
+def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
+    port, pairs = small(tmp_path), tmp_path / "map.json"
+    assert run("check", reference, port, "--save-map", pairs) == DONE
+    assert run("check", reference, port, "--map", pairs) == DONE
+    pairs.write_text(pairs.read_text().replace("0.weight", "none"))
+    assert run("check", reference, port, "--map", pairs) == MISTAKE
+
+
+def test_a_known_difference_is_accepted(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = small(tmp_path, new=HARD)
+    assert run("check", reference, port) == FAILED
+    assert run("check", reference, port, "--accept", "1") == DONE
+    assert "accepted" in capsys.readouterr().out
+
+
+def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path: Path) -> None:
+    """Its own are others; where it is different the trace says so."""
+    for name, change, status in (("same", "SEED = 1", DONE), ("hard", HARD, FAILED)):
+        port = small(tmp_path, f"{name}.py", new=change)
+        assert run("record", port, "--like", reference, "-o", tmp_path / name) == DONE
+        assert trace.read(tmp_path / name).about["program"] == f"{name}.py"
+        assert run("check", reference, tmp_path / name) == status
+
+
+def test_each_program_has_its_interpreter(tmp_path: Path) -> None:
+    used = {name: tmp_path / name for name in ("reference", "port", "recorded")}
+    for path in used.values():
+        path.write_text(f'#!/bin/sh\necho >> {path}.used\nexec {sys.executable} "$@"\n')
+        path.chmod(0o755)
+    program = small(tmp_path)
+    words = ("--reference-python", used["reference"], "--python", used["port"])
+    assert run("check", program, program, *words) == DONE
+    assert run("record", program, "--python", used["recorded"], "-o", tmp_path / "trace") == DONE
+    assert {path.stem for path in tmp_path.glob("*.used")} == used.keys()
