@@ -4,6 +4,7 @@
 # make test-rest  what make test leaves out for its time: several devices, other pairs ...
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
 # make test-tpu   what our JAX step does on TPUs that are not here; .venv-tpu
+# make test-pages  the pages in a browser, chromium or chrome, if one is installed
 # make finetune  a small Llama, from end to end (docs/finetune.md): a minute
 # make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
@@ -13,7 +14,7 @@ BIN := .venv/bin
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup train test suite test-rest test-cuda test-tpu finetune check evidence
+.PHONY: setup train test suite test-rest test-cuda test-tpu test-pages finetune check evidence
 
 setup: .venv/.ready
 
@@ -46,6 +47,9 @@ test-cuda: .venv-aot/.ready
 
 test-tpu: .venv-tpu/.ready
 	.venv-tpu/bin/python -m pytest parity_tests/tpu -n auto --durations=10
+
+test-pages: setup
+	$(BIN)/python -m pytest parity_tests/check/test_page_in_a_browser.py parity_tests/monitor/test_report.py
 
 finetune: setup
 	$(BIN)/python examples/finetune/finetune.py

@@ -49,8 +49,12 @@ def start_child(
     )  # fmt: skip
 
 
-def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
-    """Whether a checkpoint was being written when the process was killed."""
+def kill_amid(framework: str, flags: str, dice: random.Random, aimed: bool) -> bool:
+    """Whether a checkpoint was being written when the process was killed.
+
+    Args:
+        aimed: at the first that is begun; at any moment else.
+    """
     log = Path("run", "log.jsonl")
     before = log.stat().st_mtime_ns if log.exists() else 0
     child = start_child(framework, flags)
@@ -59,7 +63,11 @@ def kill_amid(framework: str, flags: str, dice: random.Random) -> bool:
         if child.poll() is not None:
             break
         time.sleep(0.001)
-    time.sleep(dice.uniform(0, 0.7 if early else 0.15))
+    if aimed:
+        while child.poll() is None and not hidden(Path("run")):
+            pass
+    else:
+        time.sleep(dice.uniform(0, 0.7 if early else 0.15))
     child.send_signal(signal.SIGKILL)
     _, err = child.communicate()
     assert err == "" and child.returncode in (-signal.SIGKILL, exits.DONE)
@@ -129,19 +137,20 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     full = request.config.getoption("--full")
-    kills, steps = (300 if full else 12) if framework == "fake" else 25, STEPS[framework]
+    kills, steps = (300 if full else 8) if framework == "fake" else 25, STEPS[framework]
     steps = steps * kills // 25
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     flags = f"{SMALL} --steps {steps} --warmup 10"
     finish(framework, f"{flags} --out whole")
     dice, amid_a_save = random.Random(framework), 0
-    for _ in range(kills):
+    for kill in range(kills):
         if last_step() == steps:  # on a machine so busy that the kills come late
             break
         again = checkpoint.listing(Path("run"))
         first = f"{flags} --overwrite" if Path("run").exists() else flags
-        amid_a_save += kill_amid(framework, f"{'--resume' if again else first} --out run", dice)
+        words = f"{'--resume' if again else first} --out run"
+        amid_a_save += kill_amid(framework, words, dice, aimed=kill % 4 == 0)
         for path in checkpoint.listing(Path("run")):
             checkpoint.load(path)  # none is torn
     resumed = f"--resume --out run --steps {steps}"
