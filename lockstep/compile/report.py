@@ -172,13 +172,17 @@ def _groups(program: Program) -> Iterator[str]:
 
 def side_by_side(programs: list[Program], target: Target) -> str:
     """Bytes and roofline by group, a column for each program."""
-    names = "".join(f"{p.framework + ', GB':>14}{'ms':>8}" for p in programs)
+    names = "".join(f"{p.framework + ', GB':>14}{'ms':>10}" for p in programs)
     lines = [f"{'':10}{names}"]
     columns = [(p.moved_by_group(), roofline(p, target) or {}) for p in programs]
-    for group in GROUPS:
-        cells = (f"{moved[group] / GB:14.2f}{times.get(group, 0) * 1e3:8.3g}"
-                 for moved, times in columns)  # fmt: skip
+    for group in (*GROUPS, "all"):
+        cells = (
+            f"{total(moved, group) / GB:14.3g}{total(times, group) * 1e3:10.3g}"
+            for moved, times in columns
+        )
         lines.append(f"{group:10}{''.join(cells)}")
-    totals = (f"{sum(moved.values()) / GB:14.2f}{sum(times.values()) * 1e3:8.3g}"
-              for moved, times in columns)  # fmt: skip
-    return "\n".join([*lines, f"{'all':10}{''.join(totals)}"])
+    return "\n".join(lines)
+
+
+def total(parts: dict[str, Any], group: str) -> float:
+    return sum(parts.values()) if group == "all" else parts.get(group, 0)

@@ -149,13 +149,15 @@ def test_two_programs_stand_side_by_side() -> None:
     table = report.side_by_side([right(small()), twice], H100).splitlines()
     assert table[0].split() == ["jax,", "GB", "ms"] * 2
     rows = {name: cells for name, *cells in map(str.split, table[1:])}
-    assert rows["other"] == ["3.35", "1", "6.70", "2"]
-    assert rows["all"] == ["3.35", "3", "6.70", "2"] and rows["matmuls"] == [
-        "0.00",
-        "2",
-        "0.00",
-        "0",
-    ]
+    assert rows["other"] == ["3.35", "1", "6.7", "2"]
+    assert rows["all"] == ["3.35", "3", "6.7", "2"] and rows["matmuls"] == ["2e-09", "2", "0", "0"]
+
+
+def test_figures_of_a_small_program_stand_apart() -> None:
+    tiny = right(small(), kernels=[Kernel("add", "other", 0, "", 123456, 1)])
+    table = report.side_by_side([tiny, tiny], H100).splitlines()
+    rows = {name: cells for name, *cells in map(str.split, table[1:])}
+    assert rows["other"] == ["0.000123", "3.69e-05"] * 2
 
 
 def test_warnings_of_a_t4() -> None:
