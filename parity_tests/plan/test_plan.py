@@ -269,6 +269,18 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(best["bytes"].values()) == pytest.approx(best["total_bytes"])
 
 
+def test_what_is_given_is_not_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--micro-batch", "4", "--tokens-per-step", "8192", "--context", "512", "--json"]
+    assert commands.main(["plan", "--model", "gpt2", "--device", "t4", *words]) == 0
+    for plan in json.loads(capsys.readouterr().out)["plans"]:
+        assert {(row["rows"], row["accum"]) for row in plan["rows"]} == {(4, 4)}
+        assert " ".join(plan["command"]).endswith("--batch-size 4 --accum 4 --context 512")
+    words = ["--devices", "16", "--per-machine", "4", "--link", "pcie", "--inter", "25", "--json"]
+    assert commands.main(["plan", "--model", "1b", "--device", "h100", *words]) == 0
+    links = json.loads(capsys.readouterr().out)["links"]
+    assert links == {"inside": 64e9, "between": 25e9, "per_machine": 4}
+
+
 def test_what_fits_nowhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", "--model", "1b", "--device", "t4", "--memory", "4"]) == 0
     assert "nothing fits" in capsys.readouterr().out
