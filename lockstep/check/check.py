@@ -61,8 +61,8 @@ def run(
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
-    incomplete = not reference.about["repeats"] or not trial.pairing.calls
-    verdict = "different" if roots else "incomplete" if incomplete else "equal"
+    shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
+    verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted)
     return Result(verdict, climbed, roots, echoes, accepted, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip

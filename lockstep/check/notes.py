@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
@@ -37,9 +39,16 @@ def of(
                      f"{masked[0]}: padding")  # fmt: skip
     if not reference.about["repeats"]:
         found.append("the reference gives another loss each time: switch off what is random")
+    if not has_gradients(reference):
+        found.append("all of the reference's gradients are zero, which shows nothing of what makes "
+                     "or uses them: let its loss depend on its weights")  # fmt: skip
     if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
         found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
     return found
+
+
+def has_gradients(reference: Trace) -> bool:
+    return any(np.any(x) for x in reference.group("grad").values())
 
 
 def _precision(side: str, about: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
 from lockstep_recorder import recording
 from lockstep_recorder.main import open_side, write
-from parity_tests.check.small_program import small
+from parity_tests.check.small_program import record_small, small
 
 HARD = "def build(seed):\n    torch.manual_seed(seed)\n    return nn.Sequential(" \
        "nn.Linear(3, 4), nn.Hardtanh(), nn.Linear(4, 1))"  # fmt: skip
@@ -41,6 +41,18 @@ def test_a_reference_that_does_not_repeat_is_no_answer(
     write(str(tmp_path / "trace"), about, arrays)
     assert run("check", tmp_path / "trace", small(tmp_path)) == INCOMPLETE == 4
     assert capsys.readouterr().out.startswith("INCOMPLETE")
+
+
+def test_a_loss_that_is_a_constant_is_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A softmax of one class: an optimizer that gets zeros may do anything."""
+    text = "def loss(model, batch):\n    return -model(batch['x']).log_softmax(1).mean()"
+    record_small(small(tmp_path, "ref.py", new=text), tmp_path / "trace")
+    other = "def optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=0.2)"
+    port = small(tmp_path, new=text, other=other)
+    assert run("check", tmp_path / "trace", port) == INCOMPLETE
+    assert "all of the reference's gradients are zero" in capsys.readouterr().out
 
 
 def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
