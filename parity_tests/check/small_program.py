@@ -1,6 +1,7 @@
 """A small torch program, as it is or with functions replaced, and its trace."""
 
 from pathlib import Path
+from typing import Any
 
 from lockstep.check import trace
 from lockstep.check.trace import Trace
@@ -34,8 +35,9 @@ def small(folder: Path, name: str = "small.py", **changes: str) -> Path:
     return path
 
 
-def record_small(path: Path, out: Path, own: bool = False) -> Trace:
+def record_small(path: Path, out: Path, own: bool = False, **changes: Any) -> Trace:
+    """Its trace, with fields replaced."""
     side = open_side(str(path), 0, "cpu", own)
     about, arrays = recording.record(side, curve=4)
-    write(str(out), {"program": path.name, "seed": 0, **about}, arrays)
+    write(str(out), {"program": path.name, "seed": 0, **about, **changes}, arrays)
     return trace.read(out)

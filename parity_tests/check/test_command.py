@@ -9,8 +9,6 @@ import pytest
 from lockstep.check import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
-from lockstep_recorder import recording
-from lockstep_recorder.main import open_side, write
 from parity_tests.check.small_program import record_small, small
 
 HARD = "def build(seed):\n    torch.manual_seed(seed)\n    return nn.Sequential(" \
@@ -36,9 +34,7 @@ def test_equal_programs_are_status_0_and_all_is_written(
 def test_a_reference_that_does_not_repeat_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    about, arrays = recording.record(open_side(str(small(tmp_path)), 0, "cpu", False), curve=4)
-    about |= {"program": "small.py", "seed": 0, "repeats": False}
-    write(str(tmp_path / "trace"), about, arrays)
+    record_small(small(tmp_path), tmp_path / "trace", repeats=False)
     assert run("check", tmp_path / "trace", small(tmp_path)) == INCOMPLETE == 4
     assert capsys.readouterr().out.startswith("INCOMPLETE")
 

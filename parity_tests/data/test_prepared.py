@@ -197,13 +197,12 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
     """As the ranks of a mesh do, or two runs."""
-    made(write_rows(tmp_path / "a.jsonl", chat()), tmp_path / "alone")
-    (here := tmp_path / "here").mkdir()
-    file = write_rows(here / "a.jsonl", chat())
+    file = write_rows(tmp_path / "a.jsonl", chat())
     words = [sys.executable, "-m", "lockstep", "data", str(file)]
     at_once = [subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]
     assert [each.wait(60) for each in at_once] == [0, 0]
-    assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
+    made(file, tmp_path / "alone")
     both, alone = (corpus.load(str(each)) for each in (f"{file}.tokens", tmp_path / "alone"))
     assert both.sha256 == alone.sha256
 
