@@ -84,7 +84,7 @@ def test_train(framework: str) -> None:
     assert len(result["losses"]) == len(result["loss_scales"]) == 4
     assert result["skipped_steps"] == list(range(result["skipped"])) != []
     assert result["loss_scales"][1] == 2.0**23
-    assert result["validation_loss"] == pytest.approx(5.5, abs=0.3)
+    assert result["validation_loss"] == pytest.approx(math.log(256), abs=0.3)  # hardly trained
     assert result["tokens_per_step"] == 16
     assert result["state_bytes"] == 12 * params.count(arm(framework).config.model)
 
@@ -340,6 +340,7 @@ def test_nvfp4_s_gradients_are_rounded_to_the_nearest(tmp_path: Path) -> None:
     assert run.perform("it", apart, tmp_path / "a.jsonl", "smoke").startswith("done")
     nearest = results.read(tmp_path / "a.jsonl")["it"]["losses"]
     assert nearest[0] == random[0]  # before any gradient
+    # One update at the warm-up's rate moves the loss less than that, however gradients are rounded.
     assert nearest[1] == pytest.approx(random[1], abs=0.1) and nearest[1] != random[1]
 
 

@@ -32,11 +32,12 @@ def test_the_kernel_is_attention(d_head: int) -> None:
 
 
 def test_what_it_does_not_take_is_written_out() -> None:
-    """Segments, and lengths that are no whole number of tiles."""
+    """Segments, and lengths that are no whole number of tiles; sums of 48 products."""
     q, k, v = jnp.asarray(np.random.default_rng(1).normal(size=(3, 1, 48, 2, 16)), "float32")
     wide, kernel = jnp.dtype("float32"), Kernel(flash=True)
     same = jnp.arange(48)[:, None] // 24 == jnp.arange(48)[None] // 24
     for segments in (None, same[None]):
         assert not has_flash(48, 16)
         found = attend_flash(q, k, v, wide, segments, kernel=kernel)
-        assert jnp.allclose(found, attend(q, k, v, wide, segments), atol=1e-6)
+        wanted = attend(q, k, v, wide, segments)
+        assert jnp.abs(found - wanted).max() < 48 * ONE_ULP * jnp.abs(wanted).max()
