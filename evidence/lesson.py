@@ -94,7 +94,7 @@ def table(name: str, rows: dict[str, Row], page: str) -> str:
     if name == "minutes":
         minutes = sum(row["measured"]["seconds"] for row in rows.values()) / 60
         cores = {row["measured"]["cpu"]["cores"] for row in rows.values()}
-        return f"All of it computes for {minutes:.0f} minutes on {max(cores)} CPU cores."
+        return f"All but section 7 computes for {minutes:.0f} minutes on {max(cores)} CPU cores."
     if name not in rows:
         return f"Not run yet. `python -m evidence learn {name}` does it."
     (show,) = (options(cell).get("show", "") for cell in CELL.finditer(page) if cell[2] == name)
