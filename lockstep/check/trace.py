@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.check import names
 from lockstep.errors import UserError, why
 from lockstep.files import tensors
 from lockstep.files.untrusted import Refused, read_json
@@ -134,7 +136,7 @@ def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
     if kind not in ("dict", "list", "tuple") or not isinstance(parts, Iterable):
         return None
     found = [_leaves(part, depth + 1) for part in parts]
-    return None if None in found else [name for names in found for name in names or []]
+    return None if None in found else [leaf for leaves in found for leaf in leaves or []]
 
 
 def _missing(about: dict[str, Any], arrays: Arrays) -> str:
@@ -144,6 +146,8 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
         return "initial values of other tensors than the weights"
     if not {each[0] for each in about["tied"]} <= set(weights):
         return "tied names no weight"
+    if not all(map(names.segments, {*weights, *chain(*about["tied"])})):
+        return "a weight has a name without a word"
     if not all(np.isfinite(x).all() for x in weights.values()):
         return "weights that are not finite"
     steps = [("grad", about["parameters"]), ("sum", about["parameters"])]
@@ -154,8 +158,8 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
             steps.append((f"fed/{label}/{step}/weights", list(weights)))
             if step < len(fed) - 1:
                 steps.append((f"fed/{label}/{step}/grad", about["parameters"]))
-    for prefix, names in steps:
-        for name in names:
+    for prefix, expected in steps:
+        for name in expected:
             if name not in weights or f"{prefix}/{name}" not in arrays:
                 return f"no {prefix}/{name}"
             if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
