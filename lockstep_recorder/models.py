@@ -41,14 +41,15 @@ class Model:
         self.state = {name: x for name, x in whole.items() if name != "params"}
 
     def path_name(self, path: Any) -> str:
-        """The keys of a path, joined by dots."""
+        """The keys of a path, joined by dots; "params" of a tree that is one array."""
         parts = []
         for key in path:
             for attribute in ("key", "name", "idx"):
                 if hasattr(key, attribute):
                     parts.append(str(getattr(key, attribute)).lstrip("."))
                     break
-        return ".".join(parts)
+        name = ".".join(parts)
+        return name if name.strip("./") else f"params{name}"
 
     def flat(self, tree: Any) -> dict[str, Any]:
         """Float leaves by path."""

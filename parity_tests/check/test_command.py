@@ -87,3 +87,34 @@ def test_each_program_has_its_interpreter(tmp_path: Path) -> None:
     assert run("check", program, program, *words) == DONE
     assert run("record", program, "--python", used["recorded"], "-o", tmp_path / "trace") == DONE
     assert {path.stem for path in tmp_path.glob("*.used")} == used.keys()
+
+
+ROW = """
+import jax.numpy as jnp
+import numpy as np
+
+def build(seed):
+    return {tree}
+
+def loss(model, batch):
+    return jnp.square(batch["x"] @ {leaf} - 1).mean()
+
+def batch(step):
+    return {{"x": np.random.default_rng(step).normal(size=(8, 4))}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tree", "leaf"), [("jnp.ones(4)", "model"), ("{'': jnp.ones(4)}", "model['']")],
+    ids=["an array", "under an empty key"],
+)  # fmt: skip
+def test_a_weight_without_a_name_has_one(
+    tree: str, leaf: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, other = tmp_path / "row.py", tmp_path / "other.py"
+    row.write_text(ROW.format(tree=tree, leaf=leaf))
+    other.write_text(ROW.format(tree=tree, leaf=leaf).replace("- 1", "- 2"))
+    assert run("record", row, "-o", tmp_path / "trace") == DONE
+    assert run("check", tmp_path / "trace", row) == INCOMPLETE  # no module, no optimizer
+    assert "1 of 1 paired" in (out := capsys.readouterr().out) and ", params" in out
+    assert run("check", tmp_path / "trace", other) == FAILED
