@@ -6,6 +6,7 @@ What is not as we write it is `Refused`; whoever reads says which file that is, 
 import json
 import math
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 HOLES = 1 << 30  # bytes
 DEPTH = 50  # of nested lists and objects; ours have up to 8, and writing them is recursive
 DIGITS = 20  # of an integer; ours are counts below 2**63, and what is longer fits no float
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape of half a UTF-16 pair, or of a whole one
 
 
 class Refused(ValueError):
@@ -81,9 +83,12 @@ def read_json(
     """
     with open_regular(file, limit=limit, links=links) as stream:
         size = os.fstat(stream.fileno()).st_size  # read(limit) would take so much memory at once
-        content = parse_json(stream.read(size), finite=finite)
+        text = stream.read(size)
+    content = parse_json(text, finite=finite)
     if type(content) is not dict:
         raise Refused("JSON, but not an object")
+    if SURROGATE.search(text) and not _is_unicode(content):
+        raise Refused("invalid JSON: half of a UTF-16 pair")
     return content
 
 
@@ -108,6 +113,15 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
     if _is_deeper(content, DEPTH):
         raise Refused("invalid JSON: nested too deep")
     return content
+
+
+def _is_unicode(content: Any) -> bool:
+    """Whether every text in it can be written, printed and hashed."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_deeper(content: Any, depth: int) -> bool:

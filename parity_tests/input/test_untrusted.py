@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import results
 from lockstep.config import DEEPEST
-from lockstep.data import corpus, tokenizer
+from lockstep.data import corpus, prepare, tokenizer
 from lockstep.errors import LONGEST, UserError, why
 from lockstep.files import untrusted
 from lockstep.model.state import initial_state
@@ -81,6 +81,28 @@ def test_json_that_is_none_of_ours(name: str, text: bytes, run: Path) -> None:
     file, read = READS[name]
     (run / file).write_bytes(text)
     check_refusal(lambda: read(run), Path(file).name)
+
+
+@pytest.mark.parametrize("text", [r'{"a": ["\ud800"]}', r'{"\uDFFF": 0}', r'{"a": "\ude00\ud83d"}'])
+def test_half_of_a_character_is_refused(text: str, tmp_path: Path) -> None:
+    """What has one can be neither written, nor printed, nor hashed."""
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    with pytest.raises(untrusted.Refused, match="half of a UTF-16 pair"):
+        untrusted.read_json(file, limit=100)
+    for whole in (r"\ud83d\ude00", r"\\ud800"):
+        file.write_text(f'{{"a": "{whole}"}}')
+        assert untrusted.read_json(file, limit=100) == {"a": json.loads(f'"{whole}"')}
+
+
+def test_a_manifest_with_half_of_a_character_is_one_line(tmp_path: Path) -> None:
+    rows, made = tmp_path / "a.jsonl", tmp_path / "made"
+    rows.write_text('{"text": "row"}\n' * 40)
+    prepare.prepare(str(rows), [rows], "", made, 1)
+    manifest = made / "data.json"
+    about = json.loads(manifest.read_text()) | {"sha256": "\ud800"}
+    manifest.write_text(json.dumps(about))
+    check_refusal(lambda: corpus.load(str(made)), "data.json", "half of a UTF-16 pair")
 
 
 @pytest.mark.parametrize("name", ["config", "state", "plan", "result"])
