@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import jax
 import numpy as np
 
 from lockstep_recorder.tree import to_complex
-from lockstep_recorder.user import User
+from lockstep_recorder.user import Mistake, User
 
 METHODS = ("__call__", "attend")  # of modules; attend is the tied head of an embedding
 
@@ -51,10 +52,21 @@ class Model:
         name = ".".join(parts)
         return name if name.strip("./") else f"params{name}"
 
-    def flat(self, tree: Any) -> dict[str, Any]:
-        """Float leaves by path."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-        return {self.path_name(path): x for path, x in leaves if is_float_leaf(x)}
+    def flat(self, *trees: Any) -> dict[str, Any]:
+        """Float leaves by path.
+
+        Raises:
+            Mistake: two of them have one name.
+        """
+        found: dict[str, Any] = {}
+        for path, x in chain(*(jax.tree_util.tree_leaves_with_path(tree) for tree in trees)):
+            if is_float_leaf(x):
+                name = self.path_name(path)
+                if name in found:
+                    raise Mistake(f"{self.user.name}: two tensors of the model are called {name} "
+                                  "by their keys; give one another key")  # fmt: skip
+                found[name] = x
+        return found
 
     def rebuild(self, tree: Any, arrays: dict[str, np.ndarray], dtype: str | None) -> Any:
         """The tree with other values: floats in a format, or in their own."""

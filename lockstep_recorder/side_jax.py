@@ -70,8 +70,8 @@ class JaxSide:
         }  # fmt: skip
 
     def initial(self) -> Arrays:
-        trees = {**self.model.flat(self.model.params), **self.model.flat(self.model.state)}
-        return {name: tree.to_numpy(x).astype(np.float64) for name, x in trees.items()}
+        found = self.model.flat(self.model.params, self.model.state)
+        return {name: tree.to_numpy(x).astype(np.float64) for name, x in found.items()}
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))

@@ -118,3 +118,18 @@ def test_a_weight_without_a_name_has_one(
     assert run("check", tmp_path / "trace", row) == INCOMPLETE  # no module, no optimizer
     assert "1 of 1 paired" in (out := capsys.readouterr().out) and ", params" in out
     assert run("check", tmp_path / "trace", other) == FAILED
+
+
+@pytest.mark.parametrize(
+    "tree", ["{'a': {'b': X}, 'a.b': X}", "{'': X, 'params': X}", "{'a': (X,), 'a.0': X}"]
+)
+def test_two_weights_of_one_name_are_refused(
+    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One would be compared, and the other lost."""
+    file = tmp_path / "row.py"
+    leaf = "sum(__import__('jax').tree.leaves(model))"
+    file.write_text(ROW.format(tree=tree.replace("X", "jnp.ones(4)"), leaf=leaf))
+    assert run("record", file, "-o", tmp_path / "trace") == MISTAKE
+    said = capsys.readouterr().err
+    assert "two tensors of the model are called" in said and said.count("\n") == 1
