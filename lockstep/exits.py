@@ -3,9 +3,11 @@
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from lockstep.errors import UserError
 
@@ -34,9 +36,18 @@ def exit_status(command: Callable[[], int], *, interruptible: bool = False) -> i
         return MISTAKE
     except KeyboardInterrupt:
         return STOPPED
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:
+        if not any(map(_is_left, (sys.stdout, sys.stderr))):  # but a pipe of the command's own
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STOPPED
+
+
+def _is_left(stream: TextIO) -> bool:
+    """Whether nobody reads it any more, as `| head` does when it has seen enough."""
+    ends = select.poll()
+    ends.register(stream, 0)  # an error is told unasked
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in ends.poll(0))
 
 
 @contextlib.contextmanager

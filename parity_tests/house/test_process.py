@@ -11,6 +11,7 @@ from benchmarks import estimators, exported, speed
 from lockstep import process
 from lockstep.config import from_flags
 from lockstep.errors import UserError
+from lockstep.exits import STOPPED
 
 
 def ended(code: str) -> subprocess.Popen[str]:
@@ -50,3 +51,31 @@ def test_a_tracker_that_is_killed_in_silence_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(estimators.subprocess, "run", lambda *given, **options: killed)
     with pytest.raises(UserError, match="^MemTracker: its process ended with status -9$"):
         estimators.tracker(from_flags({"model": "tiny"}, accelerator=False))
+
+
+PIPE_BREAKS = """
+import os, sys
+from lockstep.exits import exit_status
+def command():
+    if sys.argv[1] == "own":
+        os.write(sys.stdout.fileno(), b"begun\\n")
+        ours, other = os.pipe()
+        os.close(ours)
+        os.write(other, b"x")
+    while True:
+        print("line", flush=True)
+sys.exit(exit_status(command))
+"""
+
+
+@pytest.mark.parametrize(("whose", "status"), [("stdout's", STOPPED), ("own", 1)])
+def test_only_a_reader_that_has_seen_enough_ends_in_silence(whose: str, status: int) -> None:
+    """What a process of ours broke is a bug, and shows where."""
+    words = [sys.executable, "-c", PIPE_BREAKS, whose]
+    with subprocess.Popen(words, stdout=PIPE, stderr=PIPE, text=True) as child:
+        assert child.stdout and child.stderr
+        child.stdout.readline()
+        if whose != "own":
+            child.stdout.close()
+        assert child.wait(60) == status
+        assert ("Traceback" in child.stderr.read()) is (whose == "own")
