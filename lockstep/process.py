@@ -15,7 +15,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 # A model of the matrix is too small to share: with more threads two processes fight for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
-RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program
+RESULTS = ("benchmarks/results", "docs/results")  # what a measurement writes changes no program,
+DOCUMENTS = ("docs", "README.md")  # and neither do the tables that are made of it
 NO_CHANGE: Mapping[str, str] = {}
 
 
@@ -82,11 +83,13 @@ def _environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def git_commit() -> str:
-    """Of the tree that this process runs from; of changes a "+" and a digest; "" if unknown."""
+    """Of the tree that this process runs from, with a "+" and a digest where programs are changed;
+    "" where it is not known."""
     head = git("rev-parse", "--short", "HEAD")
     if head is None:
         return ""
-    changes = git("diff", "HEAD", "--", ".", *(f":!{folder}" for folder in RESULTS))
+    written = (f":!{path}" for path in (*RESULTS, *DOCUMENTS))
+    changes = git("diff", "HEAD", "--", ".", *written)
     return head + ("+" + hashlib.sha256(changes.encode()).hexdigest()[:8] if changes else "")
 
 

@@ -161,6 +161,18 @@ def test_uncommitted_changes_count(house: Callable[[str, str], str], tmp_path: P
     assert not provenance.is_current(row(dirty)["measured"], ("core",))
 
 
+def test_tables_made_anew_change_no_program(
+    house: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    """One measurement after another needs no commit between them."""
+    house("README.md", "a table")
+    house("docs/results/p.jsonl", "{}")
+    commit = house("docs/x.md", "a table")
+    for path in ("README.md", "docs/x.md", "docs/results/p.jsonl"):
+        (tmp_path / path).write_text("another")
+    assert process.git_commit() == commit
+
+
 def test_a_commit_that_nobody_knows_is_said(
     house: Callable[[str, str], str], tmp_path: Path
 ) -> None:
