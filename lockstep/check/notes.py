@@ -48,6 +48,7 @@ def of(
 
 
 def has_gradients(reference: Trace) -> bool:
+    """Whether any gradient of the recorded program is not zero."""
     return any(np.any(x) for x in reference.group("grad").values())
 
 

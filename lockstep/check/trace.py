@@ -147,7 +147,7 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
     if not {each[0] for each in about["tied"]} <= set(weights):
         return "tied names no weight"
     if not all(map(names.segments, {*weights, *chain(*about["tied"])})):
-        return "a weight has a name without a word"
+        return "a weight without a name"
     if not all(np.isfinite(x).all() for x in weights.values()):
         return "weights that are not finite"
     steps = [("grad", about["parameters"]), ("sum", about["parameters"])]

@@ -55,8 +55,9 @@ def _add_curves(commands: Any) -> None:
     sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
                      "(default: runs/curves-A-B)")  # fmt: skip
     sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
-                     help="plant a bug in the operand of its framework; `lockstep power --list` "
-                     "names them (default: none)")  # fmt: skip
+                     help="plant a bug in the operand of its framework, with the settings under "
+                     "which it shows where no flag says otherwise; `lockstep power --list` names "
+                     "them (default: none)")  # fmt: skip
     sub.set_defaults(command=_curves)
 
 

@@ -185,4 +185,5 @@ def side_by_side(programs: list[Program], target: Target) -> str:
 
 
 def total(parts: dict[str, Any], group: str) -> float:
+    """What a group holds, in the parts' unit; "all": the sum of all."""
     return sum(parts.values()) if group == "all" else parts.get(group, 0)

@@ -56,11 +56,11 @@ HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
     ("an event", edit(lambda a: a["events"].append(3)), "events holds more than names"),
     ("nested events", edit(lambda a: a.update(events=["+a"])), "events do not nest"),
     ("a parameter", edit(lambda a: a["parameters"].append("x")), "no grad/x"),
-    ("a tied name", edit(lambda a: a["tied"].append(["0.weight", ""])), "a name without a word"),
+    ("a tied name", edit(lambda a: a["tied"].append(["0.weight", ""])), "a weight without a name"),
     ("a weight's name", lambda f: (
         rewrite("weights/0/.", np.zeros(4))(f),
         edit(lambda a: a["initial"].update({".": a["initial"]["0.bias"]}))(f),
-    ), "a name without a word"),
+    ), "a weight without a name"),
     ("moments", edit(lambda a: a["initial"].update({"0.weight": 3})), "has no moments"),
     ("a curve", edit(lambda a: a["losses"].append("x")), "losses holds more than numbers"),
     ("curves", edit(lambda a: a["losses"].append(1.0)), "differ in length"),
