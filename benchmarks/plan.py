@@ -1,8 +1,8 @@
 """`python -m benchmarks.plan`: what `lockstep plan` knows of a CPU, from cells already measured.
 
-The fastest matmul in each dtype; the share of the roofline's speed that a step reaches; and what
-libraries keep resident beside what is predicted. Every second program of a group is fitted; the
-others say how far the fit is off.
+The fastest matmul in each dtype, and the memory's bandwidth; the share of the roofline's speed that
+a step reaches; and what is resident beside what is predicted. Every second program of a group is
+fitted; the others say how far the fit is off.
 """
 
 import json
@@ -12,26 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import fit, tables
-from benchmarks.measure import tokens_per_step
+from benchmarks import bandwidth, fit, tables
 from benchmarks.memory import with_accumulators
 from benchmarks.report import load, merge_rounds
 from lockstep import devices, results, twin
 from lockstep.config import Config
-from lockstep.config.policy import BYTES
+from lockstep.config.policy import POLICIES
 from lockstep.exits import exit_status
 from lockstep.files import durable
 from lockstep.flags import Parser
-from lockstep.plan import memory, roofline, shape
-from lockstep.plan.setting import Setting
+from lockstep.plan import memory, recommend, roofline, shape
+from lockstep.plan.setting import KEPT, Setting
 
 RESULTS = Path(__file__).parent / "results"
-CELLS = RESULTS / "calibration.jsonl"  # suites `cpu` or `plan`, and matmuls, of one machine
+CELLS = RESULTS / "calibration.jsonl"  # the suite `plan`, and matmuls, of one machine
 Groups = dict[str, list["Program"]]
 
 
 class Program(NamedTuple):
-    """What was run, the seconds of its optimizer step, and how many bytes were resident."""
+    """What was run, the seconds of its fastest steps, for the first ones fault pages in, and how
+    many bytes were resident."""
 
     model: shape.Shape
     setting: Setting
@@ -45,23 +45,33 @@ class Program(NamedTuple):
         return held + memory.step_bytes(self.model, self.setting)
 
 
-def rates() -> dict[str, Any]:
-    """The fastest product in each dtype, and who multiplies 16 bit in float32."""
+def rates(found: list[Program]) -> dict[str, Any]:
+    """The fastest product in each dtype; which of 16 bit has units of its own, and who, by the time
+    of its steps, does without them."""
     stored = results.read(CELLS)
-    rows = {name: stored[f"matmul {name}"]["rows"] for name in twin.MODULES}
+    rows = [row for name in twin.MODULES for row in stored[f"matmul {name}"]["rows"]]
 
     def fastest(dtype: str) -> float:
-        found = [
-            r["flops_per_second"] for each in rows.values() for r in each if r["dtype"] == dtype
-        ]
-        return float(f"{max(found):.3g}")
+        return max(row["flops_per_second"] for row in rows if row["dtype"] == dtype)
 
-    widens = [
-        name
-        for name, each in rows.items()
-        if any(r["multiplied"] == "float32" and BYTES[r["dtype"]] < 4 for r in each)
+    single = fastest("float32")
+    return {
+        "half": _three_digits(fastest("bfloat16")), "single": _three_digits(single),
+        "bandwidth": _three_digits(stored[bandwidth.NAME]["bytes_per_second"]),
+        "halves": [dtype for dtype in ("float16", "bfloat16") if fastest(dtype) > single],
+        "widens": [name for name in twin.MODULES if gain(found, name) < recommend.SAME],
+    }  # fmt: skip
+
+
+def gain(found: list[Program], framework: str) -> float:
+    """How many times as fast a framework's steps are in mixed precision: the median program's."""
+    seconds = {p[:2]: p.seconds for p in found if p.setting.framework == framework}
+    pairs = [
+        (seconds.get((model, replace(s, roles=POLICIES["fp32"]))), taken)
+        for (model, s), taken in seconds.items()
+        if s.roles.mixed
     ]
-    return {"half": fastest("bfloat16"), "single": fastest("float32"), "widens": widens}
+    return statistics.median(single / mixed for single, mixed in pairs if single)
 
 
 def programs() -> list[Program]:
@@ -92,12 +102,17 @@ def program(framework: str, config: Config, result: dict[str, Any]) -> Program:
     setting = Setting(
         framework=framework, backend="cpu", roles=config.precision.roles,
         remat=config.execution.remat, rows=config.optim.batch_size, accum=config.optim.accum,
+        spare=KEPT[framework],
     )  # fmt: skip
     grown = with_accumulators(framework, result["peak_bytes"], model, setting)
     return Program(
-        model, setting, tokens_per_step(config) / result["tokens_per_second"],
+        model, setting, min(result["seconds_per_step"]),
         memory.state_bytes(model, setting.roles) + grown,
     )  # fmt: skip
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def sort(found: list[Program]) -> list[Program]:
@@ -121,25 +136,24 @@ def groups(found: list[Program]) -> Groups:
 def fit_time(found: list[Program], cpu: devices.Device) -> tuple[float, list[float]]:
     """The median share on every second program; the relative errors on the others."""
     shares = [roofline.bound(p.model, p.setting, cpu) / p.seconds for p in found]
-    share = float(f"{statistics.median(shares[::2]):.3g}")
+    share = _three_digits(statistics.median(shares[::2]))
     return share, [round(other / share - 1, 4) for other in shares[1::2]]
 
 
 def fit_resident(found: list[Program]) -> tuple[float, list[float]]:
-    """The median of what is resident and not predicted on every second program; the errors on those
-    of the others that are large enough to count."""
-    kept = statistics.median(p.resident - p.predicted for p in found[::2])
-    kept = float(f"{kept:.3g}")
+    """The most that is resident and not predicted of every second program; the errors on those of
+    the others that are large enough to count. What is too low would cost a crash."""
+    kept = _three_digits(max(0.0, *(p.resident - p.predicted for p in found[::2])))
     large = [p for p in found[1::2] if p.resident >= fit.COUNTED]
     return kept, [round((p.predicted + kept) / p.resident - 1, 4) for p in large]
 
 
 def fit_all() -> dict[str, Any]:
-    measured = rates()
+    found = programs()
+    measured = rates(found)
     cpu = replace(devices.find("cpu"), **measured)
     content: dict[str, Any] = {"rates": measured, "efficiency": {}, "seconds off": {},
                                "libraries": {}, "resident off": {}}  # fmt: skip
-    found = programs()
     for name, group in groups(found).items():
         content["efficiency"][name], content["seconds off"][name] = fit_time(group, cpu)
     for name in twin.MODULES:
@@ -156,15 +170,14 @@ def markdown(content: dict[str, Any]) -> str:
         rows.append(_row(f"share of the roofline's speed: {name}", share, errors))
     for name, errors in content["resident off"].items():
         kept = f"{content['libraries'][name] / 2**20:.0f} MiB"
-        rows.append(_row(f"what libraries keep resident: {name}", kept, errors))
-    return tables.markdown(["fitted", "to", "programs", "median error", "worst"], rows)
+        rows.append(_row(f"resident beside what is predicted: {name}", kept, errors))
+    head = ["fitted", "to", "held out", "lowest", "median", "highest"]
+    return tables.markdown(head, rows)
 
 
 def _row(what: str, fitted: str, errors: list[float]) -> list[str]:
-    off = ["", ""]
-    if errors:
-        off = [f"{statistics.median(map(abs, errors)):.0%}", f"{max(errors, key=abs):+.0%}"]
-    return [what, fitted, str(len(errors)), *off]
+    off = (min(errors), statistics.median(errors), max(errors)) if errors else ()
+    return [what, fitted, str(len(errors)), *(f"{each:+.0%}" for each in off)]
 
 
 def main(argv: list[str] | None = None) -> int:

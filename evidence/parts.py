@@ -23,8 +23,8 @@ RUNGS = (*TRAINING, "lockstep/parity", "lockstep/run", *HANDED_ON)
 LADDER = (*RUNGS, NO_MACHINES, ":!lockstep/parity/specificity.py")  # which climbs, as power does
 # What makes something of rows, or asks a compiler, decides no figure that is measured here.
 NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
-    "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid", "estimators",
-    "resident"))  # fmt: skip
+    "bandwidth", "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid",
+    "estimators", "resident"))  # fmt: skip
 MEASURED = (*CODE, *NOT_RUN)
 PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
@@ -157,7 +157,7 @@ PARTS = [
          units=lambda: exported.CONTENDERS, paths=PROGRAM),
     Part(name="calibration", file="benchmarks/results/calibration.jsonl",
          needs="the machine that lockstep plan calls cpu",
-         command="python -m benchmarks.run cpu --out {file}",
+         command="python -m benchmarks.run plan --out {file}",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "calibration.jsonl")),
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",

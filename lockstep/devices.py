@@ -22,6 +22,7 @@ AMPERE = (8, 0)
 # What was measured on a CPU: `python -m benchmarks.plan` wrote it.
 CPU_FILE = Path(__file__).parent / "cpu.json"
 CPU = json.loads(CPU_FILE.read_bytes())
+RATES = CPU["rates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +111,11 @@ DEVICES = {device.name: device for device in (
            single=163.4 * TERA, pcie=64 * GB),
     Device(name="max-1550", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA, tf32=0,
            single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
-    # Two cores of a Xeon with AMX, its rates measured by `python -m benchmarks.matmul`; memory and
-    # bandwidth are guesses: `--memory` and `--measure` say what yours has.
-    Device(name="cpu", memory=16 * GB, bandwidth=20 * GB, tf32=0, resident=True,
-           half=CPU["rates"]["half"], single=CPU["rates"]["single"],
-           widens=tuple(CPU["rates"]["widens"])),
+    # Two cores of the CPU that docs/plan.md names, as `python -m benchmarks.plan` found it; so much
+    # memory is a guess: `--memory` and `--measure` say what yours has.
+    Device(name="cpu", memory=16 * GB, bandwidth=RATES["bandwidth"], half=RATES["half"],
+           single=RATES["single"], tf32=0, halves=tuple(RATES["halves"]),
+           widens=tuple(RATES["widens"]), resident=True),
 )}  # fmt: skip
 
 

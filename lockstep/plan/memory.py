@@ -74,8 +74,8 @@ def at_peak(shape: Shape, s: Setting, constants: Constants | None = None) -> dic
     constants = constants_of(shape, s) if constants is None else constants
     given = moments(shape, s, constants)
     most = given[max(given, key=lambda moment: sum(given[moment].values()))]
-    raised = (constants.get("raised", 1.0) - 1) * sum(most.values())
-    return most | {"raised": raised, "libraries": s.libraries}
+    most["raised"] = (constants.get("raised", 1.0) - 1) * sum(most.values())
+    return most | {"spare": s.spare * sum(most.values()), "libraries": s.libraries}
 
 
 def moments(

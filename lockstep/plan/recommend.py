@@ -6,7 +6,7 @@ from itertools import product
 from lockstep.config.policy import POLICIES
 from lockstep.devices import CPU, Device
 from lockstep.plan import memory, roofline
-from lockstep.plan.setting import Setting, backend
+from lockstep.plan.setting import KEPT, Setting, backend
 from lockstep.plan.shape import Shape
 
 # In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
@@ -54,6 +54,7 @@ def choices(
                 framework=framework, backend=backend(device), roles=POLICIES[policy], remat=remat,
                 rows=size, accum=-(-rows // size), loss_chunks=chunks,
                 libraries=CPU["libraries"][framework] if device.resident else 0.0,
+                spare=KEPT[framework] if device.resident else 0,
             )  # fmt: skip
             if loss_chunks or chunks == ALL_AT_ONCE or setting.chunks(shape) > 1:
                 found.append(choice(shape, device, policy, setting))

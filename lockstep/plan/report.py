@@ -120,8 +120,9 @@ def assumptions(device: Device) -> str:
         return emulated + (
             "Seconds: what must be multiplied and moved, at the share of the roofline's speed that "
             f"was measured on two CPU cores: {reached}.\n"
-            "Memory: fitted to measured cells. docs/plan.md says how far both are off; --measure "
-            "times the best here."
+            "Memory: what may be resident at most, since JAX's trainer keeps what it frees; fitted "
+            "to measured cells. docs/plan.md says how far both are off; --measure times the best "
+            "here."
         )
     return emulated + (
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "

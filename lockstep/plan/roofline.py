@@ -42,7 +42,8 @@ def bound(
     """Seconds of a step at the device's rates."""
     rate = device.rate(s.roles.compute, s.roles.tf32, s.framework)
     # On a CPU too: what an accelerator's program moves, at the share of the speed that is measured.
-    like = replace(s, backend="ampere") if s.cpu else s
+    # JAX's writes its scores out there, as it does before Ampere.
+    like = replace(s, backend="before ampere" if s.written_out else "ampere") if s.cpu else s
     constants = constants or memory.constants_of(shape, like, "moved")
     moved = sum(constants[name] * n for name, n in terms(shape, like).items())
     return flops(shape, s) / rate + (moved + update_bytes(shape, s)) / device.bandwidth

@@ -7,6 +7,7 @@ from lockstep.config.policy import BYTES, Roles
 from lockstep.devices import AMPERE, Device
 from lockstep.model.segments import segments
 from lockstep.plan.shape import Shape
+from lockstep.train.memory import SPARE
 
 # The moments at which a step may need most memory: see `memory`.
 FORWARD, LOSS, LAST, ATTENTION, SEGMENT, FIRST, UPDATE = (
@@ -14,6 +15,9 @@ FORWARD, LOSS, LAST, ATTENTION, SEGMENT, FIRST, UPDATE = (
 )  # fmt: skip
 
 Constants = dict[str, float]
+# On a CPU: how often the bytes of a step a trainer's process may have beside those in use. JAX's
+# gives all back when it keeps more than `SPARE` after a step, in which there was one more.
+KEPT = {"jax": SPARE + 1, "torch": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class Setting:
     accum: int = 1
     loss_chunks: str = "1"
     libraries: float = 0.0  # bytes that these keep, where only resident memory can be read
+    spare: int = 0  # there: see `KEPT`
 
     @property
     def cpu(self) -> bool:

@@ -33,15 +33,15 @@ def exact(shape: Shape, s: Setting, moment: str) -> Constants:
 def weights(shape: Shape, s: Setting, moment: str) -> Constants:
     """A loop over layers has their gradients, filled with zeros, before the loss is known; it takes
     a layer's weights out of the stack, and with sqrt a segment's, which has gradients apart. The
-    update, in a conditional when N > 1, returns arrays of its own. A widened copy of each weight
-    lives throughout, of scanned ones a layer's at a time."""
+    update, in a conditional when N > 1, returns arrays of its own. A copy of each weight in the
+    compute dtype lives throughout, of scanned ones a layer's at a time."""
     width = BYTES[s.roles.param]
     whole, blocks = width * shape.weights, width * shape.block_weights
     if moment == UPDATE:
         return {"gradients": whole, "update": 3 * whole * (s.accum > 1)}
     copied = shape.head_weights if s.scanned else shape.weights
-    widened = copied * s.roles.mixed * (moment != ATTENTION)
-    found: Constants = {"copies": BYTES["float32"] * widened}
+    copied *= s.roles.mixed * (moment != ATTENTION)
+    found: Constants = {"copies": BYTES[s.roles.compute] * copied}
     if not s.scanned:
         return found
     if moment == LOSS:
@@ -54,7 +54,7 @@ def attention(shape: Shape, s: Setting, moment: str) -> Constants:
     """In blocks of queries, each with copies of its keys and values.
 
     None are kept from one layer to the next where attention is recomputed. Where it is recomputed
-    apart from the MLP, the scores are there once in the MLP's backward pass.
+    apart from the MLP, float32's scores are there once in the MLP's backward pass.
     """
     layers = shape.n_layer if s.remat == "none" else int(moment in (LAST, ATTENTION))
     if moment == UPDATE:
@@ -64,6 +64,6 @@ def attention(shape: Shape, s: Setting, moment: str) -> Constants:
     scores = tokens * shape.n_head * shape.context * (n + 1) / (2 * n)
     arrays = 3 if tokens * shape.n_head / n >= REDUCED_APART else 2
     if moment == LAST and s.remat in ("dots", "sublayer"):
-        return {"scores": width * scores * (n > 1)}
+        return {"scores": width * scores * (n > 1 and not s.roles.mixed)}
     return {"scores": width * scores * arrays * layers,
             "keys": width * tokens * shape.d_keys * n * layers}  # fmt: skip
