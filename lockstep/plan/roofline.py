@@ -41,17 +41,26 @@ def bound(
 ) -> float:
     """Seconds of a step at the device's rates."""
     rate = device.rate(s.roles.compute, s.roles.tf32, s.framework)
+    # On a CPU JAX's 16-bit kernels multiply rows and weights alone (decision 32).
+    scores = device.single if s.cpu and s.written_out else rate
     # On a CPU too: what an accelerator's program moves, at the share of the speed that is measured.
     # JAX's writes its scores out there, as it does before Ampere.
     like = replace(s, backend="before ampere" if s.written_out else "ampere") if s.cpu else s
     constants = constants or memory.constants_of(shape, like, "moved")
     moved = sum(constants[name] * n for name, n in terms(shape, like).items())
-    return flops(shape, s) / rate + (moved + update_bytes(shape, s)) / device.bandwidth
+    linear, attention = by_kind(shape, s)
+    multiplied = linear / rate + attention / scores
+    return multiplied + (moved + update_bytes(shape, s)) / device.bandwidth
 
 
 def flops(shape: Shape, s: Setting) -> float:
-    """Of all matmuls of a step, also of what is recomputed; a fused kernel skips what a causal mask
-    hides, and blocks of queries most of it."""
+    """Of all matmuls of a step, also of what is recomputed."""
+    return sum(by_kind(shape, s))
+
+
+def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
+    """FLOPs of the products of rows and weights, and of attention's, of which a fused kernel skips
+    what a causal mask hides, and blocks of queries most of it."""
     blocks = query_blocks(shape.context) if s.written_out else 1
     attend = 2.0 * shape.context * shape.d_queries  # of its two matmuls for a token
     attend *= (blocks + 1) / blocks if s.written_out else 1
@@ -60,12 +69,14 @@ def flops(shape: Shape, s: Setting) -> float:
     last = 2 * shape.d_model * shape.d_mlp
     # That of attention is not needed either.
     last += 2 * shape.d_queries * shape.d_model * (s.remat == "sublayer")
-    head = 2 * shape.head_weights * (3 + (s.chunks(shape) > 1))
-    total = head + shape.n_layer * (3 * linear + (3 if scores else 3.5) * attend)
+    weights = 2 * shape.head_weights * (3 + (s.chunks(shape) > 1)) + shape.n_layer * 3 * linear
+    attention = shape.n_layer * (3 if scores else 3.5) * attend
     for layer in range(shape.n_layer):  # a loop that XLA sees runs all of them alike
         once, again, ends = recomputed(s.remat, shape.n_layer, 0 if s.scanned else layer)
-        total += once * (linear - last) + ends * last + again * attend
-    return s.accum * s.rows * shape.context * total
+        weights += once * (linear - last) + ends * last
+        attention += again * attend
+    tokens = s.accum * s.rows * shape.context
+    return tokens * weights, tokens * attention
 
 
 def terms(shape: Shape, s: Setting) -> Constants:
