@@ -25,7 +25,7 @@ from lockstep.plan import memory, recommend, roofline, shape
 from lockstep.plan.setting import KEPT, Setting
 
 RESULTS = Path(__file__).parent / "results"
-CELLS = RESULTS / "calibration.jsonl"  # the suite `plan`, and matmuls, of one machine
+CELLS = RESULTS / "calibration.jsonl"  # the suite `plan`, matmuls, bandwidth: of one machine
 Groups = dict[str, list["Program"]]
 
 
