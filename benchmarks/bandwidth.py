@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep import results
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
+from lockstep.run.directory import require_writable_file
 
 NAME = "bandwidth"
 LENGTH, TIMES = 2**26, 15  # of float32: 256 MiB
@@ -31,13 +32,16 @@ def measure(length: int) -> float:
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = Parser(prog="python -m benchmarks.bandwidth", description=__doc__)
-    parser.add_argument("--out", metavar="FILE", help="where the row goes, as a line of JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="where the row goes, as a line of JSON")  # fmt: skip
     given = parser.parse_args(argv)
+    if given.out:
+        require_writable_file(given.out)
     began, found = time.perf_counter(), measure(LENGTH)
     print(f"{found / 1e9:.1f} GB/s")
     if given.out:
         seconds = time.perf_counter() - began
-        results.put(Path(given.out), [results.row(NAME, "cpu", seconds, bytes_per_second=found)])
+        results.put(given.out, [results.row(NAME, "cpu", seconds, bytes_per_second=found)])
     return DONE
 
 

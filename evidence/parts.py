@@ -29,6 +29,9 @@ MEASURED = (*CODE, *NOT_RUN)
 PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
 RIGHT = [part for part in specificity.PARTS if part != "rewrites"]  # programs nobody changed
+# What makes the cases of fuzzing, less the tests beside it.
+CASES = ("parity_tests/input", *(f":!parity_tests/input/{name}" for name in (
+    "test_*", "wrong*", "programs.py", "snapshots")))  # fmt: skip
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
 READERS = ("checkpoint", "config", "run", "log", "data", "rows", "parquet", "bin", "tokenizer",
            "curves", "prepared", "cache", "plan", "weights", "llmc", "ckpt", "debug state",
@@ -139,8 +142,7 @@ PARTS = [
     _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
           lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
-          "lockstep", *HANDED_ON, "parity_tests/input", "benchmarks/report.py",
-          choose=shlex.join),
+          "lockstep", *HANDED_ON, *CASES, "benchmarks/report.py", choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,
           alone=True),
     _suite("cpu", alone=True), _suite("drift"), _suite("emulation", alone=True),

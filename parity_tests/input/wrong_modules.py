@@ -35,6 +35,10 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     "benchmarks.fit": [("now", ["now", "--help"])],
     "benchmarks.estimators": [("stray", ["stray", "--help"])],
     "benchmarks.plan": [("fit", ["fit", "--help"])],
+    "benchmarks.bandwidth": [
+        ("stray", ["stray", "--help"]),
+        ("--out half", ["--out", "half", "is a folder"]),
+    ],
     "benchmarks.matmul": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),
