@@ -18,7 +18,10 @@ from lockstep.config.policy import POLICIES
 from lockstep.plan import memory, recommend, roofline, shape, timing
 from parity_tests.plan.plans import setting
 
-TOO_LOW = 0.10  # of what is resident at most; too high is what malloc happens not to keep
+TOO_LOW = 0.10  # of what is resident at most
+# JAX's process may have one step's bytes of the four that are counted. What malloc keeps of
+# PyTorch's is 122 to 304 MiB of programs of 360 to 770, and the most is counted for all.
+TOO_HIGH = {"jax": 3.0, "torch": 0.3}
 SECONDS = 0.25  # of the median program's seconds
 
 
@@ -27,6 +30,7 @@ def check_cpu(content: dict[str, Any]) -> None:
         assert len(errors) >= 4 and statistics.median(map(abs, errors)) <= SECONDS, name
     for name, errors in content["resident off"].items():
         assert len(errors) >= 8 and min(errors) >= -TOO_LOW, name
+        assert max(errors) <= TOO_HIGH[name], name
 
 
 def test_a_cpu_is_as_predicted() -> None:
@@ -35,12 +39,26 @@ def test_a_cpu_is_as_predicted() -> None:
     check_cpu(devices.CPU)
 
 
-def test_one_bad_program_is_seen() -> None:
-    for kind, name in (("resident off", "torch"), ("seconds off", "jax mixed")):
-        content = json.loads(json.dumps(devices.CPU))
-        content[kind][name] = [-0.5] * 9
-        with pytest.raises(AssertionError, match=name):
-            check_cpu(content)
+@pytest.mark.parametrize(
+    ("kind", "name", "error"),
+    [
+        ("resident off", "torch", -0.11), ("resident off", "jax", -0.11),
+        ("resident off", "torch", 0.31), ("resident off", "jax", 3.1),
+    ],
+)  # fmt: skip
+def test_one_bad_program_is_seen(kind: str, name: str, error: float) -> None:
+    content = json.loads(json.dumps(devices.CPU))
+    content[kind][name][0] = error
+    with pytest.raises(AssertionError, match=name):
+        check_cpu(content)
+
+
+@pytest.mark.parametrize("error", [-0.26, 0.26])
+def test_times_that_are_off_are_seen(error: float) -> None:
+    content = json.loads(json.dumps(devices.CPU))
+    content["seconds off"]["jax mixed"] = [error] * 4
+    with pytest.raises(AssertionError, match="jax mixed"):
+        check_cpu(content)
 
 
 def test_what_is_said_of_a_cpu_is_fitted_to_its_cells() -> None:
