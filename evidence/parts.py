@@ -26,7 +26,7 @@ NOT_RUN = tuple(f":!benchmarks/{name}.py" for name in (
     "bandwidth", "claims", "fit", "plan", "plot", "report", "compiled", "cuda_grid",
     "estimators", "resident"))  # fmt: skip
 MEASURED = (*CODE, *NOT_RUN)
-PROGRAM = (*TRAINING, "lockstep", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
+PROGRAM = ("lockstep", "jax_impl", "torch_ref", "mutants", "benchmarks", *NOT_RUN, NO_MACHINES)
 PLANTED = ("mutants", ":!mutants/jax_rewrites.py", ":!mutants/torch_rewrites.py")
 RIGHT = [part for part in specificity.PARTS if part != "rewrites"]  # programs nobody changed
 # What makes the cases of fuzzing, less the tests beside it.

@@ -12,11 +12,13 @@ import jmp
 import optax
 from jax._src.lib import _jax
 
+from lockstep.config import Config, PrecisionConfig
 from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
 
+from .functional import linear
 from .kernels import compiles_float16
-from .precision import platform
+from .precision import choose_products, compiler_options, matmul, platform
 
 
 def facts() -> dict[str, Any]:
@@ -63,11 +65,13 @@ def float32() -> dict[str, str]:
 
 
 def matmul_seconds() -> dict[str, float]:
-    """Of two 256 x 256 matrices on a CPU; {} elsewhere, where the capability decides."""
-    if jax.local_devices()[0].platform != "cpu":
+    """Of two 512 x 512 matrices on a CPU; {} elsewhere, where the capability decides."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
         return {}
-    half = ["float16"] if compiles_float16(jax.local_devices()[0]) else []
-    return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", *half)}
+    half = {"float16": "fp16"} if compiles_float16(device) else {}
+    policies = {"float32": "fp32", "bfloat16": "bf16"} | half
+    return {dtype: fastest(_matmul(policy, device)) for dtype, policy in policies.items()}
 
 
 def collectives() -> list[str]:
@@ -76,8 +80,13 @@ def collectives() -> list[str]:
     return [*(["gloo"] if hasattr(_jax, "make_gloo_tcp_collectives") else []), *["nccl"] * nccl]
 
 
-def _matmul(dtype: str) -> Callable[[], object]:
-    x, multiply = jnp.ones((256, 256), dtype), jax.jit(jnp.matmul)
+def _matmul(policy: str, device: jax.Device) -> Callable[[], object]:
+    """Rows times weights, in the form that a step has them in."""
+    config = Config(precision=PrecisionConfig(policy=policy))
+    dtypes = choose_products(config.dtypes, device)
+    options = compiler_options(config.precision, device)
+    multiply = jax.jit(matmul(linear, dtypes, of_rows=True), compiler_options=options)
+    x = jnp.ones((512, 512), dtypes.compute)
     return lambda: multiply(x, x).block_until_ready()
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from lockstep.process import RESULTS, ROOT, git, git_commit
 
-TRAINING = (  # what decides the numbers of a run
+TRAINING = (  # what decides the numbers of a run; `lockstep doctor` alone runs the probes
     "lockstep/config", "lockstep/data", "lockstep/model", "lockstep/train", "lockstep/twin.py",
-    "jax_impl", "torch_ref",
+    "jax_impl", "torch_ref", ":!jax_impl/probe.py", ":!torch_ref/probe.py",
 )  # fmt: skip
 # A twin's front hands on what the twin computes; what it keeps of freed memory decides no number.
 HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")

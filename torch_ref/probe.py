@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 
+from lockstep.config import Config, PrecisionConfig
 from lockstep.doctor.inside import fastest, gather
+
+from .model import linear
+from .precision import choose_products, matmul
 
 
 def facts() -> dict[str, Any]:
@@ -62,10 +66,11 @@ def float32() -> dict[str, str]:
 
 
 def matmul_seconds() -> dict[str, float]:
-    """Of two 256 x 256 matrices on a CPU; {} elsewhere, where the capability decides."""
+    """Of two 512 x 512 matrices on a CPU; {} elsewhere, where the capability decides."""
     if torch.cuda.is_available():
         return {}
-    return {dtype: fastest(_matmul(dtype)) for dtype in ("float32", "bfloat16", "float16")}
+    policies = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return {dtype: fastest(_matmul(policy)) for dtype, policy in policies.items()}
 
 
 def collectives() -> list[str]:
@@ -73,9 +78,13 @@ def collectives() -> list[str]:
     return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 
-def _matmul(dtype: str) -> Callable[[], object]:
-    x = torch.ones((256, 256), dtype=getattr(torch, dtype))
-    return lambda: torch.matmul(x, x)
+def _matmul(policy: str) -> Callable[[], object]:
+    """Rows times weights, in the form that a step has them in."""
+    config = Config(precision=PrecisionConfig(policy=policy))
+    dtypes = choose_products(config.dtypes, torch.device("cpu"))
+    multiply = matmul(linear, dtypes, of_rows=True)
+    x = torch.ones((512, 512), dtype=getattr(torch, dtypes.compute))
+    return lambda: multiply(x, x)
 
 
 if __name__ == "__main__":

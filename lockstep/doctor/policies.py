@@ -17,7 +17,7 @@ from lockstep.formats.table import native_recipes
 
 NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
 # Half precision that is converted and multiplied in float32 cannot be faster than float32. Native
-# it takes 0.2 to 0.4 of float32's time; emulated 1.15 times it (XLA) to 150 times (torch).
+# it takes 0.2 to 0.6 of float32's time; emulated as long (XLA) to 150 times as long (torch).
 FASTER = 0.8
 FROM = {"TF32": AMPERE, "bfloat16": AMPERE, "float16": (5, 3)}  # compute capability
 

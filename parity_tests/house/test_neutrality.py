@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "nanogpt": set(),
     "cost": {"jaxprs", "live", "step"},
     "bridge": {"amaxes", "mesh", "processes", "pure", "step"},
-    "probe": {"kernels", "precision"},
+    "probe": {"functional", "kernels", "model", "precision"},
     "stablehlo": {"bridge", "precision", "pure", "step"},
     "train": {"bridge", "cost", "mesh", "precision", "processes", "step", "trace"},
     "__init__": set(),

@@ -13,7 +13,11 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import jax_impl.functional
+import jax_impl.precision
+import jax_impl.probe
 import jax_impl.products
+import torch_ref.precision
+import torch_ref.probe
 from jax_impl.functional import sum_in_float32
 from jax_impl.kernels import has_bfloat16_library
 from torch_ref import onednn
@@ -106,3 +110,24 @@ def test_a_limit_on_instructions_counts(
     cpu = torch.device("cpu")
     assert onednn.has_float32_library(cpu) is CHOICES[model, capability]
     assert onednn.has_bfloat16_units(cpu) is (capability == "AVX512")
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize(("twin", "dtype"), [(jax_impl, "bfloat16"), (torch_ref, "float32")])
+def test_the_doctor_times_what_a_step_multiplies(
+    monkeypatch: pytest.MonkeyPatch, twin: Any, dtype: str, library: bool
+) -> None:
+    formed = []
+
+    def form(product: Callable) -> Callable:
+        formed.append(product)
+        return product
+
+    monkeypatch.setattr(twin.precision, f"has_{dtype}_library", lambda device: library)
+    monkeypatch.setitem(twin.precision.OF_ROWS, dtype, form)
+    monkeypatch.setattr(jax_impl.functional, "sum_in_float32", form)  # known by its name there
+    monkeypatch.setattr(twin.probe, "fastest", lambda multiply: str(multiply().dtype))
+    timed = twin.probe.matmul_seconds()
+    assert {"float32", "bfloat16"} <= timed.keys()
+    assert all(kind in (name, f"torch.{name}") for name, kind in timed.items())
+    assert len(formed) == library
