@@ -36,8 +36,8 @@ TITLES = {
 HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
         "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
         "final loss, nats"]  # fmt: skip
-MFU = ("MFU = (6 P + 12 L d T) x tokens/s over the device's dense peak for the policy's matmuls, P "
-       "without position embeddings (arXiv:2204.02311).")  # fmt: skip
+MFU = ("MFU = (6 P + 12 L Q T) x tokens/s over the device's dense peak for the policy's matmuls, P "
+       "without position embeddings, Q the width of the queries (arXiv:2204.02311).")  # fmt: skip
 WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first steps add to the "
         "process's resident set on a CPU, the allocator's peak on CUDA. Predicted: the framework's "
         "own account of a step (XLA's of the compiled program; torch's live storages), on "

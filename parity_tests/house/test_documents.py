@@ -36,6 +36,27 @@ def test_nothing_leads_nowhere(document: Path) -> None:
     assert missing(document.read_text(), document.parent) == []
 
 
+def pages_linked() -> set[Path]:
+    """Those that a link of another page leads to."""
+    links = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]+)?\)")
+    return {
+        (page.parent / link).resolve()
+        for page in DOCUMENTS
+        for link in links.findall(page.read_text())
+    }
+
+
+def test_every_page_is_linked() -> None:
+    assert set(DOCUMENTS) <= pages_linked()
+
+
+def test_decisions_are_listed_by_their_titles() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+    for record in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        number, title = record.read_text().partition("\n")[0].removeprefix("# ").split(". ", 1)
+        assert f"- {number}. [{title}]({record.name})\n" in index
+
+
 def test_what_is_gone_is_seen() -> None:
     gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
     assert len(missing(gone + ", `lockstep/none.py`, `none/`", ROOT)) == 6

@@ -1,6 +1,6 @@
 """SIGKILL at any moment, those of saving included: what is resumed is the run that never stopped.
 
-12 kills of the twin without a framework; with --full 300, and 25 of each real one. 8 kills of one
+8 kills of the twin without a framework; with --full 300, and 25 of each real one. 8 kills of one
 of two processes that write their parts; with --full 300, and 100 of each real one.
 """
 
