@@ -12,6 +12,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
 FRAMES = 4  # the last ones of the user's, shown with an exception
 
 
@@ -48,11 +49,15 @@ class User:
     def call(self, function: str, *args: Any) -> Any:
         """The user's function; what it raises becomes a `Mistake`."""
         try:
-            return getattr(self.module, function)(*args)
+            made = getattr(self.module, function)(*args)
         except (Mistake, KeyboardInterrupt):
             raise
         except (Exception, SystemExit) as error:
             raise mistake(self.name, function, error) from error
+        if function in MADE and (made is None or isinstance(made, type)):
+            kind = "nothing" if made is None else f"the class {made.__name__}"
+            raise Mistake(f"{self.name}: {function} gives {kind}; return {MADE[function]}")
+        return made
 
     def _load(self, name: str) -> Any:
         try:

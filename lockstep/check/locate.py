@@ -145,7 +145,9 @@ def _follows(
     owner = ".".join(names.segments(spot.where.partition("[")[0])[:-1])
     owners = {owner, *(".".join(names.segments(a)[:-1])
                        for a in calls.aliases.get(spot.where.partition("[")[0], []))}  # fmt: skip
-    if any(root.where.partition("#")[0] in owners for root in forward):
+    # Its own module is wrong, or one inside of that: it may be used there, or before.
+    wrong = [root.where.partition("#")[0] for root in forward if root.rule in ("input", "output")]
+    if any(not o or f"{where}.".startswith(f"{o}.") for o in owners for where in wrong):
         return True
     looked_at = {call.partition("#")[0] for call in calls.names if call not in partnerless}
     if (owners - looked_at) & {call.partition("#")[0] for call in suspects}:

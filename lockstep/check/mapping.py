@@ -12,6 +12,8 @@ from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
+KERNEL, GAIN, BIAS = range(3)
+
 
 @dataclass
 class Mapping:
@@ -60,7 +62,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     ours, theirs = names.align_indexes(port.indexes, reference.indexes)
     places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
-    for rank in range(3):
+    for rank in (KERNEL, GAIN, BIAS):
         scored = []
         for p in mapping.only_port:
             for r in mapping.only_reference:
@@ -73,10 +75,14 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 if not fitting_permutations(reference.shapes[r], port.shapes[p]):
                     continue
                 near = -float(abs(places[0][r] - places[1][p]))
-                score = likeness(reference, r, port, p) + _of_one_owner(owners, r, p)
+                owned = _of_one_owner(owners, r, p)
+                score = likeness(reference, r, port, p) + owned
                 score += names.sibling_rank(r, theirs) == names.sibling_rank(p, ours)
-                # A table of (8, 2) fits a gain of 16 elements, if nothing else.
+                # A table of (8, 2) fits a gain of 16 elements, if nothing else. A bias of heads
+                # fits its own module's alone: any other may be a part of what is fused.
                 flat = [len(side.shapes[n]) > 1 for side, n in ((reference, r), (port, p))]
+                if flat[0] != flat[1] and rank == BIAS and owned <= 0:
+                    continue
                 first = flat[0] == flat[1], ours[p] == theirs[r]
                 scored.append((first, round(score, 6), near, p, r))
         scored.sort(
@@ -99,7 +105,7 @@ def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
 
 def _rank(name: str, side: Tensors) -> int:
     """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
-    return 0 if len(side.shapes[name]) > 1 else 1 + bool(names.is_bias(name))
+    return BIAS if names.is_bias(name) else KERNEL if len(side.shapes[name]) > 1 else GAIN
 
 
 Score = tuple[tuple[bool, bool], float, float, str, str]

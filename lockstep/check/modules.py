@@ -1,5 +1,6 @@
 """Which call of the port is which of the reference: by the tensors held, by values, by names."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,16 +85,20 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
     for r_calls, p_calls in held:
         pairs |= _align(r_calls, p_calls, reference, port)
     taken = set(pairs.values())
+    around = port.parents(), reference.parents()
     for p in port.names:  # such as taps, which hold no tensors
         if p in pairs or f"act/{p}" not in port.arrays:
             continue
+        # What is inside of a module is not its partner's neighbour, though a dropout that is off
+        # gives the same value.
+        outer = next((pairs[each] for each in above(p, around[0]) if each in pairs), "")
+        no = {r for r in reference.names if outer and outer not in above(r, around[1])} | taken
         exact = p not in taken and p in reference.kinds and _same_size(p, p, reference, port)
-        r = p if exact and port.kinds[p] == "tap" else _same_value(p, reference, port, taken)
+        r = p if exact and port.kinds[p] == "tap" else _same_value(p, reference, port, no)
         if not r and not _holds_tensors(p, "port", entries, port):
-            free = {r for r in reference.names
-                    if r in taken or (_holds_tensors(r, "reference", entries, reference)
-                    and port.kinds[p] != "tap")}  # fmt: skip
-            r = _same_name(p, reference, port, free)
+            no |= {r for r in reference.names if port.kinds[p] != "tap"
+                   and _holds_tensors(r, "reference", entries, reference)}  # fmt: skip
+            r = _same_name(p, reference, port, no)
         if r:
             pairs[p] = r
             taken.add(r)
@@ -274,10 +279,12 @@ def make_pairing(
 
     What has no value in common is the first beside the first; and if that is to be guessed, the
     second beside the second. An input's axes are in an unusual order only if its module's output
-    is right: else it is a bug.
+    is right: else it is a bug. An image that is wrong has the order of most that are right: where
+    its sides and its channels are of one size, its shape does not say.
     """
     slots: dict[str, dict[str, str]] = {}
     axes: dict[str, Axes] = {}
+    wrong: dict[str, list[Axes]] = {}  # what its axes could be
     for p, r in calls.items():
         right, found = False, dict[str, str]()
         for kind in ("act", "in"):
@@ -286,11 +293,14 @@ def make_pairing(
             for mine, other in pairs.items():
                 a, b = port.arrays[mine], reference.arrays[other]
                 axes[mine], gap = nearest(a, b)
-                if kind == "in" and not right:
-                    axes[mine] = axes_between(a.shape, b.shape)[0]
+                if gap >= ALIKE or (kind == "in" and not right):
+                    wrong[mine] = axes_between(a.shape, b.shape)
                 right |= kind == "act" and gap < ALIKE
             found = pairs | found
         slots[p] = found
+    usual = Counter(each.order for key, each in axes.items() if key not in wrong)
+    for key, orders in wrong.items():
+        axes[key] = max(orders, key=lambda each: usual[each.order] * (len(each.ours) >= IMAGE))
     return Pairing(calls, slots, axes, masked_positions(reference))
 
 

@@ -36,9 +36,23 @@ class Trial:
         kinds = self.free.calls.kinds
         return {r for p, r in self.pairing.calls.items() if kinds[p] == "tap"}
 
+    def is_inside(self, other: "Trial") -> bool:
+        """Whether all that is wrong stands inside of what is wrong there, and so explains it."""
+        return bool(self.wrong) and all(
+            any(_holds(outer, inner) for outer in other.wrong) for inner in self.wrong
+        )
+
     def touches(self, entry: Entry) -> bool:
         owner = (entry.alias or entry.reference.name).rpartition(".")[0]
         return not self.wrong.isdisjoint({owner, owner.rpartition(".")[0]})
+
+
+def _holds(outer: str, inner: str) -> bool:
+    """Of two modules; the loss holds the model."""
+    around = ("loss", "(root)")
+    if outer in around:
+        return inner not in around[: around.index(outer) + 1]
+    return inner.startswith(outer + ".")
 
 
 class Prover:
@@ -67,7 +81,11 @@ class Prover:
             pairing = make_pairing(calls, self.calls, first.isolated.calls, guess=guess)
             if pairing.slots not in [trial.pairing.slots for trial in trials]:
                 trials.append(self._isolate(weights, free, pairing))
-        return min(reversed(trials), key=lambda trial: len(trial.wrong))
+        best = first
+        for later in trials[1:]:
+            fewer = len(later.wrong) <= len(best.wrong) and not best.is_inside(later)
+            best = later if fewer or later.is_inside(best) else best
+        return best
 
     def _isolate(self, weights: Arrays, free: Run, pairing: Pairing) -> Trial:
         ran, loss = free, self.reference.about["loss"]

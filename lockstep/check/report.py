@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from lockstep.check import names
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
@@ -72,9 +74,20 @@ def figure(root: Root) -> str:
     if root.rung == "1":
         return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
     if not math.isfinite(largest.figure):
-        return "not comparable: another value, size, or not finite"
+        return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     unit = " sampling errors" if root.rung == "0" else ""
     return f"{largest.figure:.2g}{unit} (bound {largest.bound:.2g})"
+
+
+def _infinite(ours: np.ndarray | None, theirs: np.ndarray | None) -> str:
+    """Why the gap of two arrays is."""
+    if ours is None or theirs is None:
+        return "another value, size, or not finite"
+    if ours.size != theirs.size:
+        return "of another size"
+    if np.isfinite(theirs).all() and np.isfinite(ours).all():
+        return "the reference's is zero"
+    return f"the {'reference' if np.isfinite(ours).all() else 'port'}'s is not finite"
 
 
 def _of_rung(rung: Rung) -> str:

@@ -249,10 +249,13 @@ def curves(port: Port, reference: Trace) -> Rung:
     rung.kept = ours, losses
     exact = precision_of(port, reference) == "float64"
     envelope = np.maximum.accumulate(reference.about["envelope"])
-    found = compare_curves(ours, losses, envelope, np.inf, exact=exact).finding
+    compared = compare_curves(ours, losses, envelope, np.inf, exact=exact)
+    found = compared.finding
     if found.verdict is Verdict.INCONCLUSIVE:
         rung.lacks = f"{found.detail}: the reference's own curve is not finite"
     else:
-        where = f"{found.where} of {len(losses)}"
-        rung.add("curve", where, found.figure, found.bound, ours=ours, theirs=losses)
+        beyond = np.flatnonzero(~(compared.gap <= compared.allowed))
+        place = f"from step {beyond[0] + 1}" if len(beyond) else found.where
+        rung.add("curve", f"{place} of {len(losses)}", found.figure, found.bound,
+                 ours=ours, theirs=losses)  # fmt: skip
     return rung

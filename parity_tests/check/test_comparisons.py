@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.check import check, layout, mapping, trace
+from lockstep.check.causes import statistics
 from lockstep.check.modules import Calls, make_pairing, masked_positions
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.tensors import Tensors
@@ -19,10 +20,10 @@ from parity_tests.check.inside import check_inside
 from parity_tests.check.small import ATTENTION, CELL
 
 
-def record(text: str, folder: Path, name: str = "ref") -> Trace:
+def record(text: str, folder: Path, name: str = "ref", curve: int = 4) -> Trace:
     (folder / f"{name}.py").write_text(text)
     side = open_side(str(folder / f"{name}.py"), 0, "cpu")
-    about, arrays = recording.record(side, curve=4)
+    about, arrays = recording.record(side, curve=curve)
     write(str(folder / name), {"program": f"{name}.py", "seed": 0, **about}, arrays)
     return trace.read(folder / name)
 
@@ -100,6 +101,11 @@ def test_a_dropout_that_is_off_is_no_hint(attention: Trace, tmp_path: Path) -> N
 ])  # fmt: skip
 def test_values_that_are_not_finite(a: list[float], b: list[float], alike: bool) -> None:
     assert (norm_gap(np.array(a), np.array(b)) == 0) is alike
+
+
+def test_a_statistic_that_stays_is_said_to_be_never_updated() -> None:
+    old = np.array([1.0, 2.0])
+    assert statistics._weights(np.ones((3, 2)), old, old, "bn.running_mean") == statistics.OLD
 
 
 def test_axes_in_another_order_are_found_by_values() -> None:

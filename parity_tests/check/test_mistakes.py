@@ -33,6 +33,9 @@ BROKEN = [
     ("def loss(model, batch):\n    return 3.0", "loss gives float; return a scalar"),
     ("def loss(model, batch):\n    raise SystemExit(3)", "loss raised SystemExit: 3"),
     ("def optimizer(model):\n    return 1 / 0", "optimizer raised ZeroDivisionError"),
+    ("def optimizer(model):\n    return torch.optim.Adam",
+     "optimizer gives the class Adam; return an optimizer"),
+    ("def build(seed):\n    pass", "build gives nothing; return a torch module or a JAX model"),
     ("def update(model, opt, step):\n    opt.nothing()", "update raised AttributeError"),
 ]  # fmt: skip
 

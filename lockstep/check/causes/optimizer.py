@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,8 @@ DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
 LIMITS = (1.0, 0.5, 0.1, 0.25, 2.0, 5.0, 10.0)
 ELEMENTS = 64  # of a tensor, from which a rule is found
 CLOSE = 1e-7  # relative: the weights' own rounding is left in an update
+ROUNDING = 1e-15  # of a weight, in float64
+ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 
 
 @dataclass
@@ -65,8 +68,8 @@ History = dict[str, dict[str, Sequence]]
 def accumulation(theirs: History, ours: History) -> Cause | None:
     """How many gradients an optimizer gathers before it moves the weights, and how."""
     label = "cycles" if "cycles" in theirs else "1"
-    counts = [_moves(each[label]) for each in (theirs, ours)]
-    if label == "1" and counts[0] == counts[1]:
+    counts = [_gathered(each[label]) for each in (theirs, ours)]
+    if counts[0] == counts[1] and (label == "1" or counts[0] == 1):
         return None
     if counts[0] != counts[1]:
         said = [f"{count} gradients" if count else "more gradients" for count in counts]
@@ -82,10 +85,12 @@ def accumulation(theirs: History, ours: History) -> Cause | None:
                  "divide each loss by the number of gradients, or do not")  # fmt: skip
 
 
-def _moves(sequences: dict[str, Sequence]) -> int:
-    """The step, counted from one, in which the weights first change; 0 where none does."""
+def _gathered(sequences: dict[str, Sequence]) -> int:
+    """In how many steps the weights change once; 0 where they never do. A schedule that begins at
+    zero gathers nothing: after its first change each step makes one."""
     moved = np.any([s.changes.any(1) for s in sequences.values()], axis=0)
-    return int(np.argmax(moved)) + 1 if moved.any() else 0
+    steps = np.flatnonzero(moved) + 1
+    return 0 if not len(steps) else int(steps[0]) if not (steps % steps[0]).any() else 1
 
 
 def _histories(evidence: Evidence, own: bool) -> History:
@@ -141,11 +146,13 @@ def find_rule(histories: dict[str, dict[str, Sequence]]) -> Rule | None:
 def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
     rule = Rule(options)
     largest = max(float(np.abs(s.grads).max()) for s in plain.values())
-    for name, sequence in plain.items():
+    # Last what is one number, for the rates of others tell its own from its decay.
+    for name, sequence in sorted(plain.items(), key=lambda item: item[1].grads.shape[1] == 1):
         if np.abs(sequence.grads).max() < 1e-9 * largest:
             continue  # rounding noise, whose direction is Adam's
+        solve = _solve if sequence.grads.shape[1] > 1 else partial(_solve_one, rule.rates)
         for l2 in (options["L2 in the gradient"], *DECAYS):
-            solved = _solve({**options, "L2 in the gradient": l2}, sequence)
+            solved = solve({**options, "L2 in the gradient": l2}, sequence)
             if solved is not None:
                 break
         if solved is None:
@@ -184,15 +191,8 @@ def _clips() -> Iterator[dict[str, Any]]:
 
 def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[float]] | None:
     """Each step's learning rate and decay, if the rule gives the changes; else None."""
-    grads = s.grads
-    if "_limit" in options:
-        factor = options["_limit"] / (s.norms + options["clip's epsilon"])
-        grads = grads * np.minimum(factor, 1.0)[:, None]
-    elif "_value" in options:
-        grads = np.clip(grads, -options["_value"], options["_value"])
-    grads = grads + options["L2 in the gradient"] * s.weights
     rates, decays = [], []
-    for step, direction in enumerate(_directions(options, grads)):
+    for step, direction in enumerate(_directions(options, s)):
         change = s.changes[step]
         matrix = np.stack([-direction, -s.weights[step]], axis=1)
         scale = np.linalg.norm(matrix, axis=0)
@@ -201,7 +201,7 @@ def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[floa
         scale = np.where(scale > 0, scale, 1.0)
         (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
         rest = np.linalg.norm(matrix / scale @ np.array([rate, decay]) - change)
-        rounding = 1e-15 * np.linalg.norm(s.weights[step])
+        rounding = ROUNDING * np.linalg.norm(s.weights[step])
         if rest > CLOSE * np.linalg.norm(change) * 1e-2 + rounding:
             return None
         rate, decay = rate / scale[0], decay / scale[1]
@@ -211,7 +211,33 @@ def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[floa
     return rates, decays
 
 
-def _directions(options: dict[str, Any], grads: np.ndarray) -> Iterator[np.ndarray]:
+def _solve_one(
+    others: list[float], options: dict[str, Any], s: Sequence
+) -> tuple[list[float], list[float]] | None:
+    """As `_solve`, of one number: with the others' rates and one decay, or with rates in one ratio
+    to them and none."""
+    moves = np.array(list(_directions(options, s)))[:, 0]
+    weights, changes, rates = s.weights[:, 0], s.changes[:, 0], np.array(others)
+    if not len(rates) or not (rates * weights * moves).all():
+        return None
+    rest = changes + rates * moves
+    decays = np.where(np.abs(rest) > 10 * ROUNDING * np.abs(weights), -rest / rates / weights, 0.0)
+    if np.allclose(decays, decays[0], rtol=ONE, atol=0):
+        return others, decays.tolist()
+    ratios = -changes / moves / rates
+    plain = np.allclose(ratios, ratios[0], rtol=ONE, atol=0)
+    return ((ratios * rates).tolist(), [0.0] * len(rates)) if plain else None
+
+
+def _directions(options: dict[str, Any], s: Sequence) -> Iterator[np.ndarray]:
+    """By step: against what a rate of one moves the weights."""
+    grads = s.grads
+    if "_limit" in options:
+        factor = options["_limit"] / (s.norms + options["clip's epsilon"])
+        grads = grads * np.minimum(factor, 1.0)[:, None]
+    elif "_value" in options:
+        grads = np.clip(grads, -options["_value"], options["_value"])
+    grads = grads + options["L2 in the gradient"] * s.weights
     if options["rule"] == "SGD":
         buffer = np.zeros_like(grads[0])
         for step, g in enumerate(grads):
@@ -248,11 +274,12 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
         return Cause("schedule one step off", f"the schedule is one step {shift}",
                      "count the optimizer's steps as the reference does")  # fmt: skip
     for step, (a, b) in enumerate(zip(theirs.rates, ours.rates)):
-        if abs(a - b) > 1e-6 * max(abs(a), abs(b)):
+        if abs(a - b) > ONE * max(abs(a), abs(b)):
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
-            ratios = np.array(ours.rates) / theirs.rates
-            plain = np.allclose(ratios, ratios[0], rtol=1e-6)
+            with np.errstate(all="ignore"):  # a schedule may begin at zero
+                ratios = np.array(ours.rates) / theirs.rates
+            plain = np.allclose(ratios, ratios[0], rtol=ONE)
             entries.append("learning rate" if plain else "schedule of the learning rate")
             break
     options = [("weight decay", theirs.decay, ours.decay),
@@ -275,11 +302,11 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
 
 def _shift(theirs: list[float], ours: list[float]) -> str:
     """Whether one's learning rates are the other's, a step later."""
-    if np.allclose(theirs, theirs[0], rtol=1e-6) or np.allclose(theirs, ours, rtol=1e-6):
+    if np.allclose(theirs, theirs[0], rtol=ONE) or np.allclose(theirs, ours, rtol=ONE):
         return ""
-    if np.allclose(ours[1:], theirs[:-1], rtol=1e-6):
+    if np.allclose(ours[1:], theirs[:-1], rtol=ONE):
         return "behind"
-    return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=1e-6) else ""
+    return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=ONE) else ""
 
 
 def _say(options: dict[str, Any]) -> str:

@@ -5,6 +5,9 @@ import numpy as np
 from lockstep.check.causes.evidence import FITS, Cause, Evidence, fits
 from lockstep.check.rungs import Spot
 
+OLD = "the old value, never updated"
+RETURNED = "keep what the forward pass updates: in Linen, loss returns (scalar, state)"
+
 
 def explain(spot: Spot, evidence: Evidence) -> Cause | None:
     """new = kept * old + taken * batch, the variance over n or n - 1."""
@@ -16,7 +19,8 @@ def explain(spot: Spot, evidence: Evidence) -> Cause | None:
     theirs, ours = (_weights(x, old, new, name) for new in (spot.theirs, spot.ours))
     if not theirs or not ours or theirs == ours:
         return None
-    return Cause("running statistics", f"{ours}, for {theirs}", f"compute {theirs}")
+    remedy = RETURNED if ours == OLD else f"compute {theirs}"
+    return Cause("running statistics", f"{ours}, for {theirs}", remedy)
 
 
 def _weights(x: np.ndarray, old: np.ndarray, new: np.ndarray, name: str) -> str:
@@ -26,6 +30,8 @@ def _weights(x: np.ndarray, old: np.ndarray, new: np.ndarray, name: str) -> str:
     axes = tuple(a for a in range(x.ndim) if a != channel)
     n = x.size // old.size
     mean, variance = x.mean(axes), x.var(axes)
+    if (old == new).all():
+        return OLD
     candidates = {"variance over n": variance, "variance over n - 1": variance * n / (n - 1)}
     if "mean" in name.rpartition(".")[2]:
         candidates = {"mean": mean}

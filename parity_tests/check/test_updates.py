@@ -1,0 +1,93 @@
+"""What an optimizer did otherwise: schedules from zero, a decay of one number, a late change."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.check.locate import Root
+from lockstep.check.report import figure
+from parity_tests.check.inside import check_inside
+from parity_tests.check.test_comparisons import record
+
+PROGRAM = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.scale = nn.Linear(6, 4), nn.Parameter(torch.tensor(2.66))
+
+    def forward(self, x):
+        return self.a(x) * self.scale.exp()
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def batch(step):
+    return np.random.default_rng(step).normal(size=(5, 6))
+
+
+def optimizer(model):
+    wide, rest = ([p for p in model.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
+    return torch.optim.AdamW([{"params": wide, "weight_decay": 0.2}, {"params": rest[:1]},
+                              {"params": rest[1:]}], lr=1e-3, weight_decay=0.0)
+
+
+def update(model, opt, step):
+    for group in opt.param_groups:
+        group["lr"] = 1e-3 * RATE
+    opt.step()
+"""
+NOW, LATE = "min(1, (step + 1) / 4)", "min(1, step / 4)"
+
+
+def root_of(folder: Path, ours: str, theirs: str, *change: str) -> Root:
+    (folder / "port.py").write_text(PROGRAM.replace("RATE", ours).replace(*change or ("", "")))
+    trace = record(PROGRAM.replace("RATE", theirs), folder, curve=6)
+    result = check_inside(trace, folder / "port.py")
+    assert result.verdict == "different" and len(result.roots) == 1
+    return result.roots[0]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "said"), [(LATE, NOW, "behind"), (NOW, LATE, "ahead")])
+def test_a_schedule_from_zero_gathers_no_gradients(
+    ours: str, theirs: str, said: str, tmp_path: Path
+) -> None:
+    assert root_of(tmp_path, ours, theirs).cause == f"the schedule is one step {said}"
+
+
+def test_gradients_gathered_from_zero_are_told(tmp_path: Path) -> None:
+    found = root_of(
+        tmp_path, LATE, LATE, "    opt.step()", "    if step % 3 == 2:\n        opt.step()"
+    )
+    assert found.cause == "3 gradients make an update, for 1 gradients"
+
+
+@pytest.mark.parametrize(("old", "new", "cause"), [
+    ("weight_decay=0.0", "weight_decay=0.2", "weight decay 0.2, for 0, of a.bias, scale"),
+    ('"params": rest[:1]}', '"params": rest[:1], "weight_decay": 0.1}',
+     "weight decay 0.1, for 0, of scale"),
+    ('"params": rest[:1]}', '"params": rest[:1], "lr": 2e-3}',
+     "learning rate 0.002, for 0.001, of scale"),
+])  # fmt: skip
+def test_one_number_has_the_others_rate(old: str, new: str, cause: str, tmp_path: Path) -> None:
+    program = PROGRAM[: PROGRAM.index("\n\ndef update")]
+    (tmp_path / "port.py").write_text(program.replace(old, new))
+    result = check_inside(record(program, tmp_path), tmp_path / "port.py")
+    assert [root.cause for root in result.roots] == [cause]
+
+
+def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
+    found = root_of(tmp_path, "(1 if step < 3 else 2)", "1")
+    assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")
+    assert "bound 3" in figure(found)
