@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,18 @@ def configure(device: str, own: bool = False) -> None:
         return fun if fun is not None else lambda f: f
 
     jax.checkpoint = jax.remat = checkpoint
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Static:
+    """What is no array of a batch, such as a string: a program is traced for each."""
+
+    value: Any
+
+
+def unwrap(x: Any) -> Any:
+    return x.value if isinstance(x, Static) else x
 
 
 class JaxSide:
@@ -106,7 +119,7 @@ class JaxSide:
             wide = np.result_type(x, np.float64) if x.dtype.kind in "fc" else x.dtype
             return jnp.asarray(x.astype(wide))
 
-        return tree.put_together(spec, batch, leaf)
+        return tree.put_together(spec, batch, leaf, Static)
 
     def _loss(self, tape: Tape, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         """Traced with jit off, so that scans are unrolled and inner programs show their modules."""
@@ -114,10 +127,12 @@ class JaxSide:
             if hasattr(leaf, "_trace"):
                 tape.traces.add(level_of(leaf._trace))
         wide = nothing_narrower() if self.wide else contextlib.nullcontext()
+        given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
         with jax.disable_jit(), self.model.listening(tape), wide:
-            loss, new = self.model.loss(params, state, batch)
+            loss, new = self.model.loss(params, state, given)
         if getattr(loss, "size", 0) != 1:
-            kind = f"{type(loss).__name__} of shape {getattr(loss, 'shape', '?')}"
+            shaped = hasattr(loss, "shape")
+            kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__
             raise Mistake(f"{self.user.name}: loss gives {kind}; return a scalar")
         return loss.reshape(()), new
 

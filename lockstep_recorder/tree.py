@@ -26,17 +26,20 @@ def take_apart(tree: Any, path: str = "") -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def put_together(
-    spec: Any, arrays: dict[str, np.ndarray], leaf: Callable[[np.ndarray], Any]
+    spec: Any,
+    arrays: dict[str, np.ndarray],
+    leaf: Callable[[np.ndarray], Any],
+    value: Callable[[Any], Any] = lambda x: x,
 ) -> Any:
-    """The nest again; `leaf` makes the framework's array of numpy's."""
+    """The nest again; `leaf` makes the framework's array of numpy's, `value` takes what is none."""
     (kind, inner), *_ = spec.items()
     if kind == "dict":
-        return {k: put_together(each, arrays, leaf) for k, each in inner.items()}
+        return {k: put_together(each, arrays, leaf, value) for k, each in inner.items()}
     if kind in ("list", "tuple"):
-        parts = [put_together(each, arrays, leaf) for each in inner]
+        parts = [put_together(each, arrays, leaf, value) for each in inner]
         return tuple(parts) if kind == "tuple" else parts
     if kind == "value":
-        return inner
+        return value(inner)
     x = arrays[inner]
     return leaf((to_complex(x) if "complex" in spec["dtype"] else x).astype(spec["dtype"]))
 

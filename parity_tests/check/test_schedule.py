@@ -1,4 +1,5 @@
-"""A schedule in torch's loop and one in an optax transformation are one curve of rates."""
+"""A small torch loop beside plain JAX: a schedule in it and one in an optax transformation are one
+curve of rates, and a string in a batch is one on both sides."""
 
 from pathlib import Path
 
@@ -63,3 +64,14 @@ def test_a_schedule_is_no_difference(tmp_path: Path) -> None:
 def test_another_schedule_is_one(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="learning rate .* in step"):
         check(tmp_path, 4)
+
+
+def test_a_string_in_a_batch_is_given_as_it_is(tmp_path: Path) -> None:
+    text, with_kind = PORT.replace("STEPS", "3"), "if batch['kind'] == 'square' else 0\n"
+    drawn = "np.random.default_rng(step).normal(size=(8, 4))"
+    reference = REFERENCE.replace(drawn, f"{{'kind': 'square', 'x': {drawn}}}")
+    (tmp_path / "ref.py").write_text(reference.replace("(model(batch)", "(model(batch['x'])"))
+    text = text.replace("batch @", "batch['x'] @").replace(".mean()\n", f".mean() {with_kind}")
+    (tmp_path / "port.py").write_text(text)
+    assert with_kind in text
+    assert_equivalent(str(tmp_path / "ref.py"), str(tmp_path / "port.py"))

@@ -51,8 +51,8 @@ def update(model, opt, step):
 NOW, LATE = "min(1, (step + 1) / 4)", "min(1, step / 4)"
 
 
-def root_of(folder: Path, ours: str, theirs: str, *change: str) -> Root:
-    (folder / "port.py").write_text(PROGRAM.replace("RATE", ours).replace(*change or ("", "")))
+def root_of(folder: Path, ours: str, theirs: str, old: str = "", new: str = "") -> Root:
+    (folder / "port.py").write_text(PROGRAM.replace("RATE", ours).replace(old, new))
     trace = record(PROGRAM.replace("RATE", theirs), folder, curve=6)
     result = check_inside(trace, folder / "port.py")
     assert result.verdict == "different" and len(result.roots) == 1
