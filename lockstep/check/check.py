@@ -56,6 +56,7 @@ def run(
                 rungs.accumulation(port, reference, entries, bounds),
                 rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
+    elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
     roots = _unmatched(found, climbed[1]) + roots
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
@@ -63,7 +64,7 @@ def run(
     roots = [root for root in roots if root not in accepted]
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
     verdict = "different" if roots else "equal" if shown else "incomplete"
-    limits = notes.of(reference, port, trial, partnerless, climbed, accepted)
+    limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
     return Result(verdict, climbed, roots, echoes, accepted, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip
 
@@ -92,6 +93,20 @@ def _runs(
                             ran, bounds),
         ]  # fmt: skip
     return climbed
+
+
+def _stopped_elsewhere(rungs_of: dict[str, Rung]) -> list[str]:
+    """A gradient that one side stops in a module and the other behind it, such as that of padding:
+    where each parameter's is right, no other that arrives anywhere is a difference."""
+    isolated = rungs_of["3i"]
+    whole = [rungs_of[number] for number in ("2", "2i", "3", "5")]
+    if not isolated.spots or any(rung.lacks or rung.spots for rung in whole):
+        return []
+    where = isolated.spots[0].where
+    note = (f"another gradient at {len(isolated.spots)} places, such as {where}, changes none of a "
+            "parameter: it is stopped at another place")  # fmt: skip
+    isolated.findings = [found for found in isolated.findings if found not in isolated.spots]
+    return [note]
 
 
 def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.Mapping:

@@ -281,7 +281,32 @@ class Model(nn.Module):
         x, b = self.second(x)
         return x + a + b
 """
+STOPPED = """
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(D, D)
+
+    def forward(self, x):
+        y = self.up(x)
+        return torch.where(x[..., :1] > 0, y, y.detach())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = First(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.first(x)))
+"""
 PAIRS = {
+    "a gradient stopped behind its module": Pair(
+        STOPPED,
+        STOPPED.replace("torch.where(x[..., :1] > 0, y, y.detach())", "y").replace(
+            "torch.tanh(self.first(x))",
+            "torch.tanh(torch.where(x[..., :1] > 0, self.first(x), self.first(x).detach()))"),
+        {"first": ("x[..., :1] > 0", "x[..., 1:2] > 0")},
+    ),
     "heads of one fused tensor": Pair(
         FUSED,
         HEADS + FUSED.replace("nn.MultiheadAttention(D, 2, batch_first=True)", "Attention()")
