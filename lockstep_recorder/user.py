@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
@@ -13,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
+LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 FRAMES = 4  # the last ones of the user's, shown with an exception
 
 
@@ -82,10 +84,11 @@ class User:
 
 
 def mistake(name: str, function: str, error: BaseException) -> Mistake:
-    """An exception of the user's code, with the last frames that are not of ours."""
+    """An exception of the user's code, with its own last frames; a library's where it has none."""
     here = os.path.dirname(__file__)
     stack = traceback.extract_tb(error.__traceback__)
-    own = [f for f in stack if not f.filename.startswith((here, "<frozen"))]
+    others = [f for f in stack if not f.filename.startswith((here, "<frozen"))]
+    own = [f for f in others if not f.filename.startswith(LIBRARIES)] or others
     frames = [
         f"{os.path.basename(f.filename)}, line {f.lineno}, in {f.name}: {f.line}"
         for f in own[-FRAMES:]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.check import causes, locate, mapping, notes, rungs
+from lockstep.check.entries import Mapping
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
@@ -28,7 +29,7 @@ class Result:
     roots: list[locate.Root]
     echoes: int
     accepted: list[locate.Root]
-    mapping: mapping.Mapping
+    mapping: Mapping
     pairs: dict[str, str]  # the port's call -> the reference's
     partnerless: list[str]
     reference: dict[str, Any]
@@ -109,7 +110,7 @@ def _stopped_elsewhere(rungs_of: dict[str, Rung]) -> list[str]:
     return [note]
 
 
-def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.Mapping:
+def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> Mapping:
     """By a first run of the port on its own weights, for the order of its calls."""
     first = port.run(port.initial)
     theirs = tensors_of(reference.about, reference.weights, reference.about["events"],
@@ -120,7 +121,7 @@ def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> mapping.
     return found
 
 
-def _drop_constants(found: mapping.Mapping, reference: Trace, port: Port) -> None:
+def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
     """A buffer that is no running statistic needs no partner: a port computes it in place.
 
     A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
@@ -150,7 +151,7 @@ def states(entries: list[Entry], ran: Run, reference: Trace) -> list[rungs.Piece
     return rungs.by_piece(entries, ran.state, reference.group("state"))
 
 
-def _mapping_rung(found: mapping.Mapping) -> Rung:
+def _mapping_rung(found: Mapping) -> Rung:
     rung = Rung(number="1", name="mapping")
     for entry in found.entries:
         rung.add("mapping", str(entry.reference), 0.0, 0.0)
@@ -159,7 +160,7 @@ def _mapping_rung(found: mapping.Mapping) -> Rung:
     return rung
 
 
-def _unmatched(found: mapping.Mapping, rung: Rung) -> list[locate.Root]:
+def _unmatched(found: Mapping, rung: Rung) -> list[locate.Root]:
     roots = []
     for side, names in (("reference", found.only_reference), ("port", found.only_port)):
         if names:

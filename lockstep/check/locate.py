@@ -57,7 +57,8 @@ def find_roots(
     own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless, tapped)
     roots += _group(own, "backward", calls, partnerless, tapped)
-    roots += group_updates(by_number.get("4i", []))
+    # A norm that gradients are clipped by is that of all of them.
+    roots += group_updates([] if by_number.get("1") else by_number.get("4i", []))
     if initial := by_number.get("0", []):
         kinds = sorted({names.wildcard(spot.where) for spot in initial})
         roots.append(_root_of("0", list_some(kinds), "initial values", initial))

@@ -2,27 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping as AnyMapping
-from dataclasses import dataclass
+from itertools import starmap
 from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.fused import parts_of
+from lockstep.check.entries import Mapping, drop_used, keep, likely_axes, make_entry
+from lockstep.check.fused import match_fused
 from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
 KERNEL, GAIN, BIAS = range(3)
-
-
-@dataclass
-class Mapping:
-    entries: list[Entry]
-    only_reference: list[str]
-    only_port: list[str]
-    notes: list[str]
-    sides: tuple[Tensors, Tensors]
-    rivals: list[tuple[str, str]]  # of the port: names speak as well for each other's partner
+TURNED = 1.5  # for axes as the frameworks have them: more than a number in a name, less than words
 
 
 def propose(
@@ -33,8 +25,8 @@ def propose(
     _match_given(mapping, overrides or {}, reference, port)
     _match_whole(mapping, reference, port)
     _match_stacked(mapping, reference, port)
-    _match_fused(mapping, reference, port)
-    _match_fused(mapping, reference, port, stacked=True)
+    match_fused(mapping, reference, port)
+    match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
     _orient(mapping)
     order = {name: at for at, name in enumerate(port.order)}
@@ -66,23 +58,25 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         scored = []
         for p in mapping.only_port:
             for r in mapping.only_reference:
-                if (p in port.parameters) is not (r in reference.parameters):
-                    continue
-                if _rank(p, port) != rank or not names.may_be_alike(p, r):
+                if _rank(p, port) != rank or not _may_pair(reference, r, port, p):
                     continue
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
-                if not fitting_permutations(reference.shapes[r], port.shapes[p]):
+                shapes = reference.shapes[r], port.shapes[p]
+                fitting = fitting_permutations(*shapes)
+                if not fitting:
+                    continue
+                if _are_stacked(shapes, (theirs, ours), (r, p)):
                     continue
                 near = -float(abs(places[0][r] - places[1][p]))
                 owned = _of_one_owner(owners, r, p)
                 score = likeness(reference, r, port, p) + owned
                 score += names.sibling_rank(r, theirs) == names.sibling_rank(p, ours)
-                # A table of (8, 2) fits a gain of 16 elements, if nothing else. A bias of heads
-                # fits its own module's alone: any other may be a part of what is fused.
-                flat = [len(side.shapes[n]) > 1 for side, n in ((reference, r), (port, p))]
-                if flat[0] != flat[1] and rank == BIAS and owned <= 0:
+                score += _as_usual(reference, r, port, p, fitting)
+                if _by_heads(*shapes, p, owned):
                     continue
+                # A table of (8, 2) fits a gain of 16 elements, if nothing else.
+                flat = [len(shape) > 1 for shape in shapes]
                 first = flat[0] == flat[1], ours[p] == theirs[r]
                 scored.append((first, round(score, 6), near, p, r))
         scored.sort(
@@ -108,6 +102,19 @@ def _rank(name: str, side: Tensors) -> int:
     return BIAS if names.is_bias(name) else KERNEL if len(side.shapes[name]) > 1 else GAIN
 
 
+def _are_stacked(
+    shapes: tuple[Shape, Shape], indexes: tuple[names.Indexes, names.Indexes], pair: tuple[str, str]
+) -> bool:
+    """Whether one has as many rows as the other has layers: all of them are its, not this alone."""
+    for one, other in ((0, 1), (1, 0)):
+        layers = {index[:1] for index in indexes[other].values() if index}
+        alone = indexes[other][pair[other]] and not indexes[one][pair[one]]
+        deeper = len(shapes[one]) > len(shapes[other]) and shapes[one][0] == len(layers) > 1
+        if alone and deeper:
+            return True
+    return False
+
+
 Score = tuple[tuple[bool, bool], float, float, str, str]
 
 
@@ -123,7 +130,7 @@ def _take_best(
             if k == r and q != p and q in free_port and (s, t) == (same, score)
             and port.shapes[q] == port.shapes[p]
         ]  # fmt: skip
-        entry = _entry(reference, Piece(r), port, Piece(p))
+        entry = make_entry(reference, Piece(r), port, Piece(p))
         if rivals:
             entry.notes.append(f"{r} could be {p} or {', '.join(rivals)}")
             mapping.notes += entry.notes
@@ -132,7 +139,7 @@ def _take_best(
         owners[names.owner(p)] = names.owner(r)
         free_port.remove(p)
         free_reference.remove(r)
-    _keep(mapping, free_reference, free_port)
+    keep(mapping, free_reference, free_port)
 
 
 def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
@@ -140,7 +147,37 @@ def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
     partner = owners.get(names.owner(p))
     if partner is None:
         return 0.0
-    return 3.0 if names.wildcard(partner) == names.wildcard(names.owner(r)) else -3.0
+    same = names.across_layers(partner) == names.across_layers(names.owner(r))
+    return 3.0 if same else -3.0
+
+
+def _as_usual(a: Tensors, name: str, b: Tensors, other: str, fitting: list[Shape]) -> float:
+    """What speaks for a kernel whose axes fit as those of both frameworks' layers do. Linen gives
+    the lower number to the later one, if that is called with the earlier one's output."""
+    jax = name if a.framework == "jax" else other
+    known = a.framework != b.framework and names.segments(jax)[-1] in ("kernel", "w")
+    return TURNED * (known and likely_axes(a, name, b, other) in fitting)
+
+
+def _may_pair(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
+    """Whether nothing that the names say speaks against it."""
+    kinds = (r in reference.parameters) is (p in port.parameters)
+    sides = (reference, r, p), (port, p, r)
+    return kinds and names.may_be_alike(p, r) and not any(starmap(_beside_fused, sides))
+
+
+def _beside_fused(side: Tensors, name: str, other: str) -> bool:
+    """Whether the other is a query, a key or a value, and what this stands beside is theirs."""
+    if names.outer(name) not in side.fusing:
+        return False
+    own, others = names.words(name), names.words(other)
+    part = others & {"query", "key", "value"} - own
+    return bool(part) and "norm" not in others and "qkv" not in own
+
+
+def _by_heads(ours: Shape, theirs: Shape, name: str, owned: float) -> bool:
+    """Whether a bias of heads would go to another module's: it may be a part of what is fused."""
+    return bool(names.is_bias(name)) and (len(ours) > 1) != (len(theirs) > 1) and owned <= 0
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
@@ -152,28 +189,6 @@ def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
     kinds = [names.words(side.kinds.get(n, "")) for side, n in ((reference, r), (port, p))]
     alike = len(kinds[0] & kinds[1]) / max(len(kinds[0] | kinds[1]), 1)
     return round(whole + last + alike, 6)
-
-
-def _entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:
-    shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
-    choices = fitting_permutations(shape, port_shape)
-    likely = _likely(shape, reference, r.name, port, p.name)
-    choices.sort(key=lambda permutation: permutation != likely)
-    return Entry(r, p, shape, port_shape, choices)
-
-
-def _likely(shape: Shape, reference: Tensors, r: str, port: Tensors, p: str) -> Shape:
-    """A kernel's axes by the convention of its framework: out before in, or in before out."""
-    n = len(shape)
-    same = tuple(range(n))
-    kinds = reference.kinds.get(r, "") + port.kinds.get(p, "")
-    if reference.framework == port.framework or n < 2 or "mbed" in kinds or "Conv1D" in kinds:
-        return same
-    if n == 2:
-        return (1, 0)
-    if reference.framework == "torch":  # OIHW -> HWIO
-        return (*range(2, n), 1, 0)
-    return (n - 1, n - 2, *range(n - 2))
 
 
 def _orient(mapping: Mapping) -> None:
@@ -202,7 +217,7 @@ def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
     for a, b in pairs:
         former = made[entries[a]], made[entries[b]]
         for old, other in (former, former[::-1]):
-            new = _entry(mapping.sides[0], other.reference, mapping.sides[1], old.port)
+            new = make_entry(mapping.sides[0], other.reference, mapping.sides[1], old.port)
             if not new.choices or old.port.cuts:
                 return False
             made[entries[old.port.name]] = new
@@ -218,34 +233,38 @@ def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         groups: dict[str, list[str]] = {}
         for name in singles:
             if theirs.indexes[name]:
-                groups.setdefault(names.wildcard(name), []).append(name)
+                key = f"{names.across_layers(names.owner(name))}.{names.segments(name)[-1]}"
+                groups.setdefault(key, []).append(name)
         owners: dict[str, str] = {}
-        for kernels in (True, False):
+        done: set[str] = set()
+        for rank in (KERNEL, GAIN, BIAS):
             scored = []
             for s in stacked:
                 shape = ours.shapes[s]
                 for key, members in groups.items():
-                    fits = (len(shape) > 2) is kernels and len(shape) > 1 and (
-                        shape[0] == len(members)) and all(
-                        fitting_permutations(theirs.shapes[m], shape[1:]) for m in members
-                    ) and (
-                        s in ours.parameters) is (members[0] in theirs.parameters
-                    ) and names.may_be_alike(s, members[0])  # fmt: skip
-                    if fits:
-                        score = likeness(theirs, members[0], ours, s)
-                        score += _of_one_owner(owners, members[0], s)
-                        ranks = (names.sibling_rank(members[0], theirs.shapes),
+                    first, single = members[0], theirs.shapes[members[0]]
+                    if _rank(first, theirs) != rank or shape[:1] != (len(members),):
+                        continue
+                    if {theirs.shapes[m] for m in members} != {single}:
+                        continue
+                    fitting = fitting_permutations(single, shape[1:]) if len(shape) > 1 else []
+                    owned = _of_one_owner(owners, first, s)
+                    if not fitting or _by_heads(shape[1:], single, s, owned):
+                        continue
+                    if _may_pair(theirs, first, ours, s):
+                        score = likeness(theirs, first, ours, s) + owned
+                        ranks = (names.sibling_rank(first, theirs.shapes),
                                  names.sibling_rank(s, ours.shapes))  # fmt: skip
                         score += ranks[0] == ranks[1]
+                        score += _as_usual(theirs, first, ours, s, fitting)
                         scored.append((-score, s, key))
-            done: set[str] = set()
             for _, s, key in sorted(scored):
                 if s in done or key in done:
                     continue
                 done |= {s, key}
                 owners[names.owner(s)] = names.owner(groups[key][0])
                 _stack(mapping, s, groups[key], (reference, port), port_stacks)
-        _drop_used(mapping)
+        drop_used(mapping)
 
 
 def _stack(
@@ -257,67 +276,7 @@ def _stack(
     for k, member in enumerate(sorted(members, key=lambda m: indexes[m])):
         pieces = [Piece(member), Piece(stacked).cut(Cut(0, k, k + 1, True))]
         r, p = pieces if port_stacks else reversed(pieces)
-        mapping.entries.append(_entry(reference, r, port, p))
-
-
-def _match_fused(
-    mapping: Mapping, reference: Tensors, port: Tensors, *, stacked: bool = False
-) -> None:
-    """One tensor beside two or three whose axes add up, such as qkv; either way round.
-
-    Args:
-        stacked: a fused tensor has a leading axis of layers, or the others have.
-    """
-    for port_fuses in (True, False):
-        fusing, splitting = (port, reference) if port_fuses else (reference, port)
-        only = [mapping.only_port, mapping.only_reference]
-        fused, pool = only if port_fuses else reversed(only)
-        whole, parts = _view(fusing, fused), _view(splitting, pool)
-        if stacked:
-            counts = {i[0] for i in parts[0].indexes.values() if i}
-            others = {i[0] for i in whole[0].indexes.values() if i}
-            whole = _unstacked(whole[0], len(counts)) if counts else whole
-            parts = _unstacked(parts[0], len(others)) if others and not counts else parts
-        free = list(parts[1])
-        for name, piece in whole[1].items():
-            found = parts_of(name, whole[0], free, parts[0])
-            if not found:
-                continue
-            axis, members, lengths = found
-            start = 0
-            for member, length in zip(members, lengths):
-                pieces = [parts[1][member], piece.cut(Cut(axis, start, start + length))]
-                r, p = pieces if port_fuses else reversed(pieces)
-                mapping.entries.append(_entry(reference, r, port, p))
-                start += length
-            free = [each for each in free if each not in members]
-        _drop_used(mapping)
-
-
-View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
-
-
-def _view(side: Tensors, only: list[str]) -> View:
-    kept = {name: side.shapes[name] for name in side.shapes if name in set(only)}
-    order = [name for name in side.order if name in kept]
-    whole = Tensors(kept, side.kinds, order, side.framework, side.parameters)
-    return whole, {name: Piece(name) for name in kept}
-
-
-def _unstacked(side: Tensors, layers: int) -> View:
-    """Each tensor with a leading axis of layers as one a layer, its number before its name."""
-    pieces = {
-        f"{k}.{name}": Piece(name).cut(Cut(0, k, k + 1, True))
-        for name, shape in side.shapes.items() if len(shape) > 1 and shape[0] == layers
-        for k in range(layers)
-    }  # fmt: skip
-    whole = Tensors(
-        {name: piece.shape(side.shapes) for name, piece in pieces.items()},
-        {name: side.kinds.get(piece.name, "") for name, piece in pieces.items()},
-        sorted(pieces, key=lambda name: side.order.index(pieces[name].name)), side.framework,
-        {name for name, piece in pieces.items() if piece.name in side.parameters},
-    )  # fmt: skip
-    return whole, pieces
+        mapping.entries.append(make_entry(reference, r, port, p))
 
 
 def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
@@ -327,24 +286,13 @@ def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             if fitting_permutations(reference.shapes[r], port.shapes[p]) and (
                 names.words(alias) & names.words(p)
             ):
-                entry = _entry(reference, Piece(r), port, Piece(p))
+                entry = make_entry(reference, Piece(r), port, Piece(p))
                 if reference.framework != port.framework:
                     entry.choices.sort(key=lambda c: c != (1, 0))
                 entry.alias = alias
                 mapping.entries.append(entry)
                 mapping.only_port.remove(p)
                 break
-
-
-def _keep(mapping: Mapping, reference: set[str], port: set[str]) -> None:
-    mapping.only_reference = [name for name in mapping.only_reference if name in reference]
-    mapping.only_port = [name for name in mapping.only_port if name in port]
-
-
-def _drop_used(mapping: Mapping) -> None:
-    used = {entry.reference.name for entry in mapping.entries}
-    ours = {entry.port.name for entry in mapping.entries}
-    _keep(mapping, set(mapping.only_reference) - used, set(mapping.only_port) - ours)
 
 
 def _match_given(
@@ -360,7 +308,7 @@ def _match_given(
             axes = None if line.get("axes") is None else tuple(line["axes"])
             known = r.name in reference.shapes and p.name in port.shapes
             require(known, where, f"{p.name}, {r.name}", "names no such tensor; check its names")
-            entry = _entry(reference, r, port, p)
+            entry = make_entry(reference, r, port, p)
         except (TypeError, KeyError, ValueError, IndexError, AttributeError):
             raise UserError(f"{where}: malformed; give what --save-map wrote") from None
         require(bool(entry.choices), where, f"{p} {entry.port_shape}",
@@ -370,7 +318,7 @@ def _match_given(
             require(bool(entry.choices), where, axes, "are no axes under which it fits")
         entry.alias, entry.given = str(line.get("tied", "")), True
         mapping.entries.append(entry)
-    _drop_used(mapping)
+    drop_used(mapping)
 
 
 def _piece(given: AnyMapping[str, Any]) -> Piece:

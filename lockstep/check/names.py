@@ -108,6 +108,11 @@ def owner(name: str) -> str:
     return ".".join([*outer, stem if stem and kind in LEAVES else low if short is None else short])
 
 
+def outer(name: str) -> str:
+    """The module around the one that holds a tensor."""
+    return owner(name).rpartition(".")[0]
+
+
 def numbered(segment: str) -> tuple[str, int] | None:
     """("h", 3) of h_3, ("", 3) of 3."""
     found = re.fullmatch(r"(.*?)_?(\d+)", segment)
@@ -165,6 +170,12 @@ def wildcard(name: str) -> str:
     """h.*.mlp of h.3.mlp: the same place in all layers."""
     return ".".join(re.sub(r"^(.*?_?)\d+(#\d+)?$", r"\1*", part) if _is_layer(part) else part
                     for part in segments(re.sub(r"#\d+", "", name)))  # fmt: skip
+
+
+def across_layers(module: str) -> str:
+    """blocks.*.mlp.2 of blocks.3.mlp.2: its own number, as in a Sequential, is no layer's."""
+    *outer, own = module.split(".")
+    return ".".join([*(f"{n[0]}*" if (n := numbered(each)) else each for each in outer), own])
 
 
 def _is_layer(segment: str) -> bool:

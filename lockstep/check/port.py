@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import layout
-from lockstep.check.mapping import Mapping
+from lockstep.check.entries import Mapping
 from lockstep.check.modules import Calls, module_of
 from lockstep.check.names import segments
 from lockstep.check.program import Program

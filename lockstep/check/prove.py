@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lockstep.check import names, rungs
+from lockstep.check.entries import Mapping
 from lockstep.check.layout import Entry
-from lockstep.check.mapping import Mapping, exchange
+from lockstep.check.mapping import exchange
 from lockstep.check.modules import Calls, Pairing, above, make_pairing, pair_calls
 from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace

@@ -7,8 +7,8 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.check import Result
+from lockstep.check.entries import Mapping
 from lockstep.check.locate import Root
-from lockstep.check.mapping import Mapping
 from lockstep.check.rungs import Rung
 from lockstep.errors import printable
 

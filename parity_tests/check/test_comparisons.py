@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.check import check, layout, mapping, trace
+from lockstep.check import check, entries, layout, mapping, trace
 from lockstep.check.causes import statistics
 from lockstep.check.modules import Calls, make_pairing, masked_positions
 from lockstep.check.recorded import RecordedPort, require_same_batches
@@ -129,7 +129,7 @@ def tensors(shapes: Mapping[str, layout.Shape], framework: str) -> Tensors:
     return Tensors(dict(shapes), {}, list(shapes), framework, set(shapes))
 
 
-def paired(found: mapping.Mapping) -> dict[str, str]:
+def paired(found: entries.Mapping) -> dict[str, str]:
     assert not found.only_port and not found.only_reference
     return {str(entry.reference): str(entry.port) for entry in found.entries}
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from lockstep.check.causes.initial import rule_of
 from lockstep.check.initial import SIGMAS, farthest_moment
 from lockstep_recorder.recording import moments
 
@@ -36,3 +37,9 @@ def test_another_constant_is_different() -> None:
         assert figure(drawn, other) == figure(other, 1 - other) == math.inf
     assert figure(np.zeros(5), np.array([0.1, 0.2, 0.3, 0.1, 0.2])) == math.inf
     assert figure(np.zeros(5), np.zeros(5)) == 0
+
+
+def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:
+    assert rule_of(0.0968, 3, (3,)) == rule_of(0.021, 60, (60,)) == ""
+    assert rule_of(0.0201, 4096, (64, 64)) == "normal(0.02)"
+    assert rule_of(0.0, 3, (3,)) == "a constant"

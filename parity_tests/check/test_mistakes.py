@@ -59,6 +59,15 @@ def test_an_exception_is_shown_with_the_user_s_own_last_frames(tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_a_library_s_frames_do_not_hide_the_user_s(tmp_path: Path) -> None:
+    text = "import json\n\ndef optimizer(model):\n    return json.loads('[[[')"
+    with pytest.raises(Mistake) as caught:
+        User(str(small(tmp_path, new=text))).call("optimizer", None)
+    assert [frame.partition(": ")[2] for frame in caught.value.frames] == [
+        "return json.loads('[[[')"
+    ]
+
+
 def test_a_program_is_read_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

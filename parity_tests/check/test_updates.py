@@ -91,3 +91,33 @@ def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
     found = root_of(tmp_path, "(1 if step < 3 else 2)", "1")
     assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")
     assert "bound 3" in figure(found)
+
+
+def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
+    """The first tensor's rate is not all tensors', nor one bias's all biases'."""
+    program = PROGRAM[: PROGRAM.index("\n\ndef update")].replace(
+        "nn.Linear(6, 4)", "nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))"
+    )
+    start = program.index("    wide, rest")
+    groups = """    first, *others = model.a
+    return torch.optim.Adam([{"params": FIRST.parameters(), "lr": 1e-4},
+                             {"params": [*OTHER.parameters(), model.scale]}], lr=1e-3)
+"""
+    both = [program[:start] + groups.replace("FIRST", a).replace("OTHER", b)
+            for a, b in (("first", "others[0]"), ("others[0]", "first"))]  # fmt: skip
+    (tmp_path / "port.py").write_text(both[1])
+    result = check_inside(record(both[0], tmp_path), tmp_path / "port.py")
+    assert [root.cause for root in result.roots] == [
+        "learning rate 0.001, for 0.0001, of a.0.bias, a.0.weight; "
+        "learning rate 0.0001, for 0.001, of a.1.bias, a.1.weight"
+    ]
+
+
+def test_a_norm_without_a_tensor_is_no_other_optimizer(tmp_path: Path) -> None:
+    clip = "    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)\n    opt.step()"
+    text = PROGRAM.replace("RATE", "1").replace("    opt.step()", clip)
+    port = text.replace("nn.Parameter(torch.tensor(2.66))", "torch.tensor(2.66)")
+    (tmp_path / "port.py").write_text(port)
+    result = check_inside(record(text, tmp_path), tmp_path / "port.py")
+    assert next(rung for rung in result.rungs if rung.number == "4i").spots
+    assert [root.direction for root in result.roots] == ["mapping", "forward"]

@@ -24,7 +24,8 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
 
 
 def rule_of(std: float, n: int, shape: tuple[int, ...]) -> str:
-    """The rule that gives this standard deviation, within five sampling errors; "" where none."""
+    """The rule that gives this standard deviation, within five sampling errors; "" where none does,
+    or where so few numbers do not tell two rules apart of which one gives twice the other's."""
     if std < 1e-12:
         return "a constant"
     rules = {"normal(0.02)": 0.02, "normal(1)": 1.0, "normal(0.01)": 0.01}
@@ -38,4 +39,4 @@ def rule_of(std: float, n: int, shape: tuple[int, ...]) -> str:
         }  # fmt: skip
     error = 5 * (1 / (2 * n)) ** 0.5
     off, name = min((abs(math.log(std / value)), name) for name, value in rules.items())
-    return name if off <= error else ""
+    return name if off <= error < math.log(2) / 2 else ""

@@ -273,13 +273,16 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
     if shift := _shift(theirs.rates, ours.rates):
         return Cause("schedule one step off", f"the schedule is one step {shift}",
                      "count the optimizer's steps as the reference does")  # fmt: skip
-    for step, (a, b) in enumerate(zip(theirs.rates, ours.rates)):
+    # Of groups with rates of their own the first tensor's is not all tensors'.
+    ratios = [ours.rate[name] / a for name, a in theirs.rate.items() if a and name in ours.rate]
+    of_all = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
+    for step, (a, b) in enumerate(zip(theirs.rates, ours.rates) if of_all else ()):
         if abs(a - b) > ONE * max(abs(a), abs(b)):
             said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
             lines.append(f"learning rate of step {step}: {a:.6g}")
             with np.errstate(all="ignore"):  # a schedule may begin at zero
-                ratios = np.array(ours.rates) / theirs.rates
-            plain = np.allclose(ratios, ratios[0], rtol=ONE)
+                by_step = np.array(ours.rates) / theirs.rates
+            plain = np.allclose(by_step, by_step[0], rtol=ONE)
             entries.append("learning rate" if plain else "schedule of the learning rate")
             break
     options = [("weight decay", theirs.decay, ours.decay),
@@ -288,10 +291,13 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
         options.insert(0, ("learning rate", theirs.rate, ours.rate))
     for word, a_of, b_of in options:
         kinds: dict[tuple[str, str], set[str]] = {}
-        for name in a_of:
-            a, b = f"{a_of[name]:.4g}", f"{b_of.get(name, 0.0):.4g}"
+        pairs = {name: (f"{b_of.get(name, 0.0):.4g}", f"{a_of[name]:.4g}") for name in a_of}
+        places = {name: names.wildcard(name.partition("[")[0]) for name in a_of}
+        for name, (b, a) in pairs.items():
             if a != b:
-                kinds.setdefault((b, a), set()).add(names.wildcard(name.partition("[")[0]))
+                alike = {pairs[other] for other in pairs if places[other] == places[name]}
+                place = places[name] if len(alike) == 1 else name.partition("[")[0]
+                kinds.setdefault((b, a), set()).add(place)
         for (b, a), members in kinds.items():
             listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
             said.append(f"{word} {b}, for {a}, of {listed}")

@@ -1,0 +1,53 @@
+"""A mapping: its entries, how one is made, and what is left of both sides."""
+
+from dataclasses import dataclass
+
+from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
+from lockstep.check.tensors import Tensors
+
+
+@dataclass
+class Mapping:
+    entries: list[Entry]
+    only_reference: list[str]
+    only_port: list[str]
+    notes: list[str]
+    sides: tuple[Tensors, Tensors]
+    rivals: list[tuple[str, str]]  # of the port: names speak as well for each other's partner
+
+
+def make_entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:
+    shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
+    choices = fitting_permutations(shape, port_shape)
+    likely = likely_axes(reference, r.name, port, p.name, len(shape))
+    choices.sort(key=lambda permutation: permutation != likely)
+    return Entry(r, p, shape, port_shape, choices)
+
+
+def likely_axes(reference: Tensors, r: str, port: Tensors, p: str, n: int = 0) -> Shape:
+    """A kernel's axes by the convention of its framework: out before in, or in before out.
+
+    Args:
+        n: how many, where the piece has not all of the reference's tensor.
+    """
+    n = n or len(reference.shapes[r])
+    same = tuple(range(n))
+    kinds = reference.kinds.get(r, "") + port.kinds.get(p, "")
+    if reference.framework == port.framework or n < 2 or "mbed" in kinds or "Conv1D" in kinds:
+        return same
+    if n == 2:
+        return (1, 0)
+    if reference.framework == "torch":  # OIHW -> HWIO
+        return (*range(2, n), 1, 0)
+    return (n - 1, n - 2, *range(n - 2))
+
+
+def keep(mapping: Mapping, reference: set[str], port: set[str]) -> None:
+    mapping.only_reference = [name for name in mapping.only_reference if name in reference]
+    mapping.only_port = [name for name in mapping.only_port if name in port]
+
+
+def drop_used(mapping: Mapping) -> None:
+    used = {entry.reference.name for entry in mapping.entries}
+    ours = {entry.port.name for entry in mapping.entries}
+    keep(mapping, set(mapping.only_reference) - used, set(mapping.only_port) - ours)
