@@ -73,6 +73,8 @@ def figure(root: Root) -> str:
     largest = root.largest
     if root.rung == "1":
         return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
+    if root.rung == "0" and not math.isfinite(largest.figure):
+        return "one side's is a constant, or another"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     unit = " sampling errors" if root.rung == "0" else ""
