@@ -9,9 +9,6 @@ import torch
 from lockstep.config import Config, PrecisionConfig
 from lockstep.doctor.inside import fastest, gather
 
-from .model import linear
-from .precision import choose_products, matmul
-
 
 def facts() -> dict[str, Any]:
     """The fields of `lockstep.doctor.facts.Framework`."""
@@ -70,7 +67,8 @@ def matmul_seconds() -> dict[str, float]:
     if torch.cuda.is_available():
         return {}
     policies = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    return {dtype: fastest(_matmul(policy)) for dtype, policy in policies.items()}
+    device = torch.device("cpu")
+    return {dtype: fastest(_matmul(policy, device)) for dtype, policy in policies.items()}
 
 
 def collectives() -> list[str]:
@@ -78,10 +76,14 @@ def collectives() -> list[str]:
     return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 
-def _matmul(policy: str) -> Callable[[], object]:
+def _matmul(policy: str, device: torch.device) -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
+    # Imported here: a build that can make no step still says which it is.
+    from .model import linear
+    from .precision import choose_products, matmul
+
     config = Config(precision=PrecisionConfig(policy=policy))
-    dtypes = choose_products(config.dtypes, torch.device("cpu"))
+    dtypes = choose_products(config.dtypes, device)
     multiply = matmul(linear, dtypes, of_rows=True)
     x = torch.ones((512, 512), dtype=getattr(torch, dtypes.compute))
     return lambda: multiply(x, x)
