@@ -76,7 +76,7 @@ def collectives() -> list[str]:
     return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 
-def _matmul(policy: str, device: torch.device) -> Callable[[], object]:
+def _matmul(policy: str, device: "torch.device") -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
     # Imported here: a build that can make no step still says which it is.
     from .model import linear
