@@ -93,12 +93,11 @@ def test_a_variable_that_stops_jax(variable: str, value: str, words: str,
 def test_a_cpu_without_half_precision(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """oneDNN, told to use no instruction that is newer than AVX2."""
+    """oneDNN, told to use no instruction that is newer than AVX2. How much slower float16 is then
+    is the CPU's: 2.9 to 14 times; that it is no faster is what counts."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert commands.main(["doctor", "--framework", "torch", "--policy", "fp16"]) == 0
-    out = capsys.readouterr().out
-    assert "warning: torch multiplies float16" in out
-    assert "warning: --policy fp16 is emulated in torch" in out
+    assert "warning: --policy fp16 is emulated in torch" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 alone")
