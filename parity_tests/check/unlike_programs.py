@@ -1,0 +1,262 @@
+"""Models in torch, of which right ports are made that are unlike them."""
+
+TWO_OUTPUTS = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.spread = nn.Linear(D, 3), nn.Linear(D, 3)
+
+    def forward(self, x):
+        return self.mean(x), self.spread(x).clamp(-1, 1) / 2
+
+class Draw(nn.Module):
+    def forward(self, mean, spread):
+        return mean + spread.exp(), (2 * spread).exp()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.draw, self.head = Encoder(), Draw(), nn.Linear(3, D)
+
+    def forward(self, x):
+        z, variance = self.draw(*self.encoder(x))
+        return self.head(z) + variance.sum(-1, keepdim=True)
+"""
+ONE_WAY = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.i, self.h = nn.Linear(D, 3), nn.Linear(3, 3)
+
+    def forward(self, x, h):
+        return torch.tanh(self.i(x) + self.h(h))
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Cell(), Cell()
+
+    def forward(self, x):
+        a = b = torch.zeros(len(x), 3).to(x)
+        for t in range(T):
+            a, b = self.a(x[:, t], a), self.b(x[:, -1 - t], b)
+        return torch.cat([a, b], 1), a - a.detach()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both, self.head = Both(), nn.Linear(6, D)
+
+    def forward(self, x):
+        y, nothing = self.both(x)
+        return self.head(y) + nothing.sum()
+"""
+EXPERTS = """
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 5, bias=False), nn.Linear(5, D, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.up(x)))
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, 3)
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(-1)
+        return sum(weights[..., k, None] * e(x) for k, e in enumerate(self.experts))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mixture, self.head = nn.LayerNorm(D), Mixture(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(x + self.mixture(self.norm(x)))
+"""
+STACKED = """
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(D, 3)
+        self.up = nn.Parameter((2 * torch.rand(3, D, 5) - 1) * D**-0.5)
+        self.down = nn.Parameter((2 * torch.rand(3, 5, D) - 1) * 5**-0.5)
+
+    def forward(self, x):
+        hidden = F.silu(torch.einsum("btd,edf->btef", x, self.up))
+        return torch.einsum("btef,efd,bte->btd", hidden, self.down, self.router(x).softmax(-1))
+"""
+SPECTRAL = """
+class Filter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(T // 2 + 1, D, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return x * self.weight
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter, self.head = Filter(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(torch.fft.irfft(self.filter(torch.fft.rfft(x, dim=1)), n=T, dim=1))
+"""
+SQUARE = """
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, T, 3, padding=1, bias=False), nn.GroupNorm(2, T)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)))
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(T, D), nn.GELU(), nn.Linear(D, D))
+
+    def forward(self, x):
+        return torch.tanh(self.net(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.mlp, self.head = Stem(), Mlp(), nn.Linear(D, D)
+        self.bias = nn.Parameter(torch.randn(D // 2, T // 3))
+
+    def forward(self, x):
+        x = self.stem(x[:, None, :, :T]).mean((2, 3)) + self.bias.view(-1)[:T]
+        return self.head(2 * self.mlp(x))
+"""
+LAST = """
+class Last(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+"""
+TABLE = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x):
+        return x + self.table.view(-1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()])
+        self.final, self.head = nn.LayerNorm(D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(self.final(self.blocks[0](x)))
+"""
+FUSED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, D)
+        self.attn, self.drop = nn.MultiheadAttention(D, 2, batch_first=True), nn.Dropout(0.1)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.head(x + self.drop(self.attn(h, h, h, need_weights=False)[0]))
+"""
+HEADS = """
+def drawn(*shape, limit):
+    return nn.Parameter((2 * torch.rand(shape) - 1) * limit)
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = drawn(D, 2, D // 2, limit=(6 / (4 * D))**0.5)
+        self.bias = nn.Parameter(torch.zeros(2, D // 2))
+
+    def forward(self, x):
+        return torch.einsum("btd,dhk->bthk", x, self.kernel) + self.bias
+
+class Out(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel, self.bias = drawn(2, D // 2, D, limit=D**-0.5), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return torch.einsum("bthk,hkd->btd", x, self.kernel) + self.bias
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = Heads(), Heads(), Heads(), Out()
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        scores = torch.einsum("bqhk,bshk->bhqs", q, k) * (D // 2) ** -0.5
+        return self.out(torch.einsum("bhqs,bshk->bqhk", scores.softmax(-1), v))
+"""
+IMAGE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(i, T, 3, padding=1) for i in (1, T, T))
+        self.shift = nn.Parameter(torch.randn(1))
+
+    def pooled(self, x):
+        return F.avg_pool2d(x, 3, 1, 1)
+
+    def forward(self, x):
+        x = self.b(self.pooled(torch.tanh(self.a(x[:, None, :, :T] + self.shift))))
+        return self.c(torch.tanh(x)).mean((2, 3))
+"""
+BESIDE = """
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, 3)
+
+    def forward(self, x):
+        p = self.gate(x).softmax(-1)
+        return p, p.mean((0, 1)).square().sum()
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.up = Router(), nn.Linear(3, D)
+
+    def forward(self, x):
+        y, beside = self.router(x)
+        return self.up(y), beside
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x):
+        x, a = self.first(x)
+        x, b = self.second(x)
+        return x + a + b
+"""
+STOPPED = """
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(D, D)
+
+    def forward(self, x):
+        y = self.up(x)
+        return torch.where(x[..., :1] > 0, y, y.detach())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = First(), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.first(x)))
+"""
