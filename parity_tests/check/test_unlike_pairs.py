@@ -55,6 +55,15 @@ class Pair(NamedTuple):
     bugs: dict[str, tuple[str, str]]  # the first root's place -> text changed in the port
 
 
+def channels_last(model: str) -> str:
+    """A model of images, but for what it does between its convolutions."""
+    for old, new in (("nn.Conv2d(", "Last("), ("x[:, None, :, :T]", "x[..., :T, None]"),
+                     ("mean((2, 3))", "mean((1, 2))")):  # fmt: skip
+        assert old in model
+        model = model.replace(old, new)
+    return LAST + model
+
+
 PAIRS = {
     "a gradient stopped behind its module": Pair(
         STOPPED,
@@ -71,9 +80,8 @@ PAIRS = {
     ),
     "images whose sides are as many as channels": Pair(
         IMAGE,
-        LAST + IMAGE.replace("nn.Conv2d(", "Last(").replace("x[:, None, :, :T]", "x[..., :T, None]")
-        .replace("F.avg_pool2d(x, 3, 1, 1)", "F.avg_pool2d(x.movedim(-1, 1), 3, 1, 1).movedim(1, -1)")
-        .replace("mean((2, 3))", "mean((1, 2))"),
+        channels_last(IMAGE).replace(
+            "F.avg_pool2d(x, 3, 1, 1)", "F.avg_pool2d(x.movedim(-1, 1), 3, 1, 1).movedim(1, -1)"),
         {"between a and b": ("avg_pool2d", "max_pool2d"),
          "between b and c": ("torch.tanh(x)", "torch.tanh(x.relu())")},
     ),
@@ -95,9 +103,8 @@ PAIRS = {
     ),
     "an image as high as it has channels": Pair(
         SQUARE,
-        LAST + SQUARE.replace("nn.Conv2d(", "Last(").replace("x[:, None, :, :T]", "x[..., :T, None]")
-        .replace("self.norm(self.conv(x))", "self.norm(self.conv(x).movedim(-1, 1)).movedim(1, -1)")
-        .replace("mean((2, 3))", "mean((1, 2))"),
+        channels_last(SQUARE).replace(
+            "self.norm(self.conv(x))", "self.norm(self.conv(x).movedim(-1, 1)).movedim(1, -1)"),
         {"stem.conv": ("forward(x.movedim(-1, 1))", "forward(x.movedim(-1, 1).flip(2))"),
          "between stem and mlp": ("mean((1, 2))", "mean((1, 3))")},
     ),
