@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
 # make test    set-up and the checks: ruff, mypy, the test suite
+# make gate    whether the working tree trains the same bits as COMMIT (default: HEAD) did
 # make test-rest  what make test leaves out for its time: several devices, other pairs ...
 # make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
 # make test-tpu   what our JAX step does on TPUs that are not here; .venv-tpu
@@ -14,7 +15,7 @@ BIN := .venv/bin
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup train test suite test-rest test-cuda test-tpu test-pages finetune check evidence
+.PHONY: setup train test suite gate test-rest test-cuda test-tpu test-pages finetune check evidence
 
 setup: .venv/.ready
 
@@ -35,6 +36,11 @@ train: setup
 
 test: setup  # mypy is one process: beside it the suite has the other cores
 	$(MAKE) --no-print-directory -j 2 check suite
+
+COMMIT ?= HEAD
+
+gate: setup
+	$(BIN)/python -m parity_tests.gate $(COMMIT)
 
 suite: setup
 	$(BIN)/python -m pytest parity_tests -n auto --durations=10

@@ -1,0 +1,266 @@
+"""The gate for a change that must not change results: `python -m parity_tests.gate COMMIT`.
+
+It trains four small configurations with both trainers, in float64 and in float32 under strict
+numerics, once with the code of COMMIT and once with the working tree, on this machine. Every logged
+number and every tensor of the last checkpoint must have the same bits. It also compares the lists
+of planted bugs: a bug that CI caught at COMMIT must still be caught by CI. What COMMIT gave is kept
+in `runs/gate`, so that the next comparison with it takes half the time.
+
+`--allow-rounding` accepts curves that differ by rounding alone, where a change makes XLA add in
+another order: 1e-14 of a number's size in float64, 1e-5 in float32. Use it for one commit, and say
+so in its message.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from lockstep.errors import UserError
+from lockstep.exits import exit_status
+from lockstep.flags import Parser
+from lockstep.process import ROOT
+
+SMALL = "--n-head 2 --d-model 32 --context 32 --batch-size 4"
+CONFIGS = {
+    "tiny": f"--model tiny --n-layer 2 {SMALL}",
+    "gpt2": f"--model gpt2 --n-layer 4 {SMALL} --vocab 256 --accum 4 --remat sqrt --dropout 0.1",
+    "packed rows with LoRA": f"--model tiny --n-layer 2 {SMALL} --context 64 --lora-rank 2 "
+    "--data chat.jsonl",
+    "data=2": f"--model tiny --n-layer 2 {SMALL} --mesh data=2",
+}
+POLICIES = ("fp64", "fp32")
+RUN = "--numerics strict --steps 8 --eval-every 4 --eval-batches 2 --device cpu --out"
+FRAMEWORKS = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
+ROUNDING = {"fp64": 1e-14, "fp32": 1e-5}  # of the largest number, with --allow-rounding
+# What a log says about time and memory, which are no results.
+COSTS = {"tokens_per_second", "mfu", "peak_bytes", "seconds"}
+NOT_CI = {"no test", "--full", "lockstep power alone"}
+
+
+class Record(NamedTuple):
+    """What one run computed."""
+
+    numbers: dict[str, float]  # logged number -> value, such as "train 3 loss"
+    tensors: dict[str, np.ndarray]  # of the last checkpoint, such as "mu/blocks.0.norm1.weight"
+
+    def digest(self) -> str:
+        """A hash of all bits, to show beside the name of the run."""
+        sha = hashlib.sha256(json.dumps(self.numbers, sort_keys=True).encode())
+        for name, tensor in sorted(self.tensors.items()):
+            sha.update(name.encode() + tensor.tobytes())
+        return sha.hexdigest()[:12]
+
+
+def differences(before: Record, after: Record, rounding: float = 0.0) -> Iterator[str]:
+    """What two runs do not share, one line for each number and tensor.
+
+    Args:
+        rounding: the largest accepted difference, as a share of the largest number; 0 asks for
+            equal bits.
+    """
+    for kind, old, new in (
+        ("number", before.numbers, after.numbers),
+        ("tensor", before.tensors, after.tensors),
+    ):
+        for name in sorted({*old, *new}):
+            if name not in old or name not in new:
+                yield f"{kind} {name}: only {'after' if name in new else 'before'}"
+                continue
+            one, other = np.asarray(old[name]), np.asarray(new[name])
+            if one.dtype != other.dtype or one.shape != other.shape:
+                yield f"{kind} {name}: {one.dtype}{one.shape} became {other.dtype}{other.shape}"
+            elif one.tobytes() != other.tobytes():
+                gap = relative_gap(one, other)
+                if not gap <= rounding:  # NaN is no rounding
+                    yield f"{kind} {name}: relative gap {gap:.3g}"
+
+
+def relative_gap(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference, as a share of the largest number."""
+    if one.dtype.kind not in "fV":
+        return float("inf")
+    wide, also = one.astype(np.float64), other.astype(np.float64)
+    size = np.abs(wide).max(initial=0.0)
+    return float(np.abs(wide - also).max(initial=0.0) / size) if size else float("inf")
+
+
+def lost_bugs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """The bugs that a command of CI caught before, and that no command of CI catches now.
+
+    Args:
+        before, after: bug -> the command that catches it, as `python -m parity_tests.bugs` prints.
+    """
+    for bug, command in before.items():
+        now = after.get(bug, "no test")
+        if command not in NOT_CI and now in NOT_CI:
+            yield f"planted bug {bug}: caught by {command} before, by {now} now"
+
+
+def read_bugs(printed: str) -> dict[str, str]:
+    """The table that `python -m parity_tests.bugs` prints, as bug -> command."""
+    rows = (re.split(r"\s{2,}", line.strip()) for line in printed.splitlines())
+    return {f"{row[1]}: {row[2]}": row[0] for row in rows if len(row) == 3}
+
+
+def find_bugs(tree: Path) -> dict[str, str]:
+    """The planted bugs of the code in a folder, and the command that catches each."""
+    return read_bugs(run([sys.executable, "-m", "parity_tests.bugs"], tree, tree))
+
+
+def train(
+    tree: Path, out: Path, config: str, policy: str, framework: str, *, reuse: bool = False
+) -> Record:
+    """Runs one trainer of the code in `tree`, in the folder `out`.
+
+    Args:
+        reuse: take the finished run that is in `out` already.
+    """
+    done = out / "done"
+    if reuse and done.exists():
+        return read_run(out / "run")
+    launcher = [sys.executable, "-m"]
+    if framework == "torch" and "--mesh" in config:
+        launcher += ["torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m"]
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    write_chats(out / "chat.jsonl")
+    flags = f"{config} --policy {policy} {RUN} run".split()
+    run([*launcher, FRAMEWORKS[framework], *flags], tree, out)
+    done.touch()
+    return read_run(out / "run")
+
+
+def run(words: list[str], tree: Path, folder: Path) -> str:
+    """Runs a command with the code in `tree`; returns what it prints.
+
+    Raises:
+        UserError: it fails.
+    """
+    one_thread = {"OMP_NUM_THREADS": "1", "NPROC": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, **one_thread, "PYTHONPATH": str(tree)}
+    end = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    if end.returncode:
+        last = "\n".join((end.stdout + end.stderr).splitlines()[-15:])
+        raise UserError(f"{tree}: {' '.join(words[1:])} failed:\n{last}")
+    return end.stdout
+
+
+def read_run(folder: Path) -> Record:
+    """What a trainer has left in the folder of its run."""
+    numbers: dict[str, float] = {}
+    for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        where = f"{row.pop('kind')} {row.pop('step', '')}"
+        numbers |= {
+            f"{where} {name}": value
+            for name, value in row.items()
+            if name not in COSTS and isinstance(value, int | float)
+        }
+    (last,) = (folder / "checkpoints").iterdir()
+    tensors = {
+        f"{file.stem}/{name}": tensor
+        for file in sorted(last.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+    return Record(numbers, tensors)
+
+
+def write_chats(path: Path) -> None:
+    """Short chats about nothing, the same each time: several fit in a row."""
+    draw = random.Random(0)
+
+    def text(most: int) -> str:
+        return " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, most)))
+
+    rows = (
+        {"messages": [{"role": "user", "content": text(3)},
+                      {"role": "assistant", "content": text(4)}]}
+        for _ in range(200)
+    )  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def check_out(commit: str, folder: Path) -> Path:
+    """The files of a commit, in a folder of their own.
+
+    Raises:
+        UserError: git knows no such commit.
+    """
+    git = ["git", "-C", str(ROOT)]
+    found = subprocess.run([*git, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
+                           capture_output=True, text=True)  # fmt: skip
+    if found.returncode:
+        raise UserError(f"COMMIT {commit}: git knows no such commit; give one of `git log`")
+    tree = folder / found.stdout.strip()[:12]
+    if not tree.exists():
+        made = tree.with_suffix(".new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True)
+        subprocess.run(["tar", "-x", "-C", str(made)], input=archive.stdout, check=True)
+        made.rename(tree)
+    return tree
+
+
+def compare(commit: str, *, rounding: bool, bugs: bool) -> list[str]:
+    """Everything that the working tree does otherwise than the commit; prints as it goes."""
+    folder = ROOT / "runs" / "gate"
+    old = check_out(commit, folder / "trees")
+    problems: list[str] = []
+
+    def both(job: tuple[str, str, str]) -> list[str]:
+        name, policy, framework = job
+        where = f"{name}, {policy}, {framework}".replace(" ", "_").replace(",", "")
+        config = CONFIGS[name]
+        kept = folder / old.name / where
+        before = train(old, kept, config, policy, framework, reuse=True)
+        after = train(ROOT, folder / "now" / where, config, policy, framework)
+        found = [*differences(before, after, ROUNDING[policy] if rounding else 0.0)]
+        same = before.digest() == after.digest()
+        verdict = "same bits" if same else "DIFFERENT" if found else "equal but for rounding"
+        print(f"{name:22}{policy:6}{framework:7}{before.digest()}  {verdict}", flush=True)
+        return [f"{name}, {policy}, {framework}: {line}" for line in found]
+
+    jobs = [(n, p, f) for n in CONFIGS for p in POLICIES for f in FRAMEWORKS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(both, jobs):
+            problems += found
+    if bugs:
+        lost = [*lost_bugs(find_bugs(old), find_bugs(ROOT))]
+        print(f"planted bugs that CI no longer catches: {len(lost)}", flush=True)
+        problems += lost
+    return problems
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m parity_tests.gate", description=__doc__)
+    parser.add_argument("commit", metavar="COMMIT", help="the code to compare with, such as HEAD")
+    more: dict[str, str] = {
+        "--allow-rounding": "accept a difference of rounding (default: ask for equal bits)",
+        "--curves-alone": "leave out the planted bugs (default: off)",
+    }
+    for flag, meaning in more.items():
+        parser.add_argument(flag, action="store_true", help=meaning)
+    given = parser.parse_args(argv)
+    bugs = not given.curves_alone
+    problems = compare(given.commit, rounding=given.allow_rounding, bugs=bugs)
+    for problem in problems[:40]:
+        print(problem)
+    print(f"{len(problems)} differences" if problems else "the gate is green")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main, interruptible=True))
