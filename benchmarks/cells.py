@@ -29,9 +29,9 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = {
-    "jax": Contender("jax_impl.train", "ours in JAX", keeps=True),
-    "torch": Contender("torch_ref.train", "ours in PyTorch, eager"),
-    "torch-compiled": Contender("torch_ref.train", "ours in PyTorch, compiled", {"compile": True}),
+    "jax": Contender("jax_impl.twin", "ours in JAX", keeps=True),
+    "torch": Contender("torch_ref.twin", "ours in PyTorch, eager"),
+    "torch-compiled": Contender("torch_ref.twin", "ours in PyTorch, compiled", {"compile": True}),
     "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
     "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
     "nanogpt": Contender("benchmarks.peers.nanogpt", "an eager loop as in nanoGPT"),

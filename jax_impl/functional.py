@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.model.attention import tile
 
-from .gather import divides_rows
-from .products import Narrow, Product, keep
+from .extra.formats.products import Narrow, Product, keep
+from .extra.mesh.gather import divides_rows
 from .remat import AFFINE, recompute, recompute_cheap
 
 

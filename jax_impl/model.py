@@ -23,9 +23,9 @@ from lockstep.model.attention import Kernel, block_edges, has_flash
 
 from . import functional as F
 from .dropout import Dropout, Key
-from .gather import make_whole, make_whole_table
+from .extra.formats.products import Narrow, keep
+from .extra.mesh.gather import make_whole, make_whole_table
 from .precision import dtype, matmul
-from .products import Narrow, keep
 from .remat import recompute, recompute_cheap, remat_sublayer, through_blocks
 
 Tap = Callable[[str, Array], Array]

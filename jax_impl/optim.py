@@ -15,7 +15,7 @@ from lockstep.model.constants import ADAM_EPS
 from lockstep.model.stacked import tensor_names
 from lockstep.train.schedule import learning_rates
 
-from .scan import by_tensor
+from .extra.scan import by_tensor
 
 
 class ClipState(NamedTuple):

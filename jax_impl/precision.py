@@ -22,10 +22,7 @@ from lockstep.devices import AMPERE
 from lockstep.errors import UserError
 from lockstep.model.attention import Kernel, has_flash, wants_fused, written_out_blocks
 
-from .functional import sum_in_float32
-from .gather import divides_weights, make_whole
-from .gradients import backward_in
-from .kernels import (
+from .extra.capabilities import (
     cudnn_works,
     has_bfloat16_library,
     is_nvidia,
@@ -33,8 +30,11 @@ from .kernels import (
     require_float16,
     triton_works,
 )
-from .processes import join, process_count
-from .products import NARROW, keep
+from .extra.formats.gradients import backward_in
+from .extra.formats.products import NARROW, keep
+from .extra.mesh.gather import divides_weights, make_whole
+from .extra.mesh.processes import join, process_count
+from .functional import sum_in_float32
 from .remat import keep_divided, recompute
 
 OF_ROWS = NARROW | {"bfloat16": sum_in_float32}  # attention's products are a tenth of the work

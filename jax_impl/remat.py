@@ -9,7 +9,7 @@ from jax import Array
 
 from lockstep.model.segments import segments
 
-from .scan import Layer, scan_layers, scan_segments
+from .extra.scan import Layer, scan_layers, scan_segments
 
 # Matmuls without a batch dimension are the weights'; those of attention have one. One with a bias
 # is a function with a derivative of its own, into which no policy looks: its result has a name.

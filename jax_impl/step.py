@@ -28,10 +28,11 @@ from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 from .accumulate import optimizer
-from .amaxes import join, record, scales
 from .dropout import Dropout
+from .extra.formats.delayed import join, record, scales
+from .extra.mesh.mesh import everywhere, in_mesh, make_mesh, place_rows, shardings
+from .extra.scan import by_tensor
 from .loss import mean_loss, mean_loss_in_chunks
-from .mesh import everywhere, in_mesh, make_mesh, place_rows, shardings
 from .model import GPT, Tap, no_tap
 from .precision import (
     attention_kernel,
@@ -41,7 +42,6 @@ from .precision import (
     loss_scale,
 )
 from .pure import Params, Pure, State, jit_method
-from .scan import by_tensor
 
 
 def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:

@@ -1,144 +1,23 @@
-"""The JAX trainer: `python -m jax_impl.train --policy bf16`. The loop: `lockstep.train`."""
+"""The JAX trainer: `python -m jax_impl.train --policy bf16`.
+
+The loop is `lockstep/train/loop.py`, for both frameworks. It calls `jax_impl/twin.py`, which
+builds the model (model.py) and takes its steps (step.py).
+"""
 
 import sys
 
 from lockstep.cli import trainers
-from lockstep.train.memory import give_back_surplus, keep_freed_memory, resident_peak
-
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
-    keep_freed_memory()
-    sys.exit(trainers.train("jax"))
-
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import numpy as np
-from jax import Array
-
-from lockstep.config import Config
-from lockstep.data.rows import blank, has_segments, planes
-from lockstep.model.params import Arrays, intermediates
-from lockstep.model.state import TrainState
-from lockstep.twin import StepResult, Trace
-
-from . import bridge
-from .cost import step_bytes, step_flops
-from .mesh import own_rows
-from .precision import configure, describe, find_device
-from .processes import any_of, beat, leave, process_count, rank, tell
-from .step import Trainer
-from .trace import trace
+from lockstep.train.memory import keep_freed_memory
 
 
-class JaxTwin:
-    """`lockstep.twin.Twin`, in JAX."""
+def main() -> int:
+    """Trains as the command line says; returns the exit status.
 
-    framework = "jax"
-    synchronous = False
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.device = configure(config)
-        self.trainer = Trainer(config, self.device)
-        self.rank, self.processes = rank(), process_count()
-        self.segments = False  # whether rows have several, in windows like that of `prepare`
-        self.temporaries = 0  # bytes that a compiled step takes anew each time
-
-    def own_rows(self, count: int) -> np.ndarray | None:
-        return own_rows(count, self.trainer.mesh)
-
-    def part(self) -> TrainState:
-        return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
-
-    def tell(self, text: str) -> str:
-        return tell(text)
-
-    def agree(self, flag: bool) -> bool:
-        return any_of(flag)
-
-    def desynced(self) -> list[int]:
-        return bridge.desynced(self.trainer) if self.processes > 1 else []
-
-    def beat(self, count: int) -> list[int]:
-        return beat(count)
-
-    def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device, self.segments)
-
-    def load(self, state: TrainState) -> None:
-        configure(self.config)  # of the process, in which another twin may have been built since
-        bridge.load(self.trainer, state)
-
-    def state(self) -> TrainState:
-        return bridge.save(self.trainer)
-
-    def prepare(self, window: np.ndarray | None = None) -> None:
-        window = blank(self.config) if window is None else window
-        self.segments = has_segments(window)
-        self.trainer.compile(self.place(window))
-        accounts = self.trainer.compiled["step"].memory_analysis()
-        self.temporaries = accounts.temp_size_in_bytes if accounts else 0
-
-    def place(self, window: np.ndarray) -> Array:
-        return self.trainer.place(window)
-
-    def step(self, window: Array) -> Callable[[], StepResult]:
-        wait = self.trainer.step(window)
-
-        def finish() -> StepResult:
-            result = wait()
-            give_back_surplus(self.temporaries)
-            return result
-
-        return finish
-
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
-        loss, grads = self.trainer.loss_and_grads(self.place(batch))
-        return loss.item(), bridge.to_canonical(grads, self.config.model)
-
-    def evaluate(self, batches: np.ndarray) -> float:
-        return self.trainer.evaluate(self.place(batches)).item()
-
-    def trace(self, batch: np.ndarray) -> Trace:
-        model = self.config.model
-        loss, *seen, grads = trace(self.trainer, self.place(batch))
-        b, t = planes(batch)[0].shape
-        outputs, output_grads = (
-            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
-            for x in seen
-        )
-        return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
-
-    def logits(self, tokens: np.ndarray) -> np.ndarray:
-        # One shape, one compilation: a causal model does not see the padding behind its tokens.
-        padded = np.zeros((1, self.config.model.context), np.int32)
-        padded[0, : len(tokens)] = tokens
-        logits = self.trainer.logits(self.place(padded))
-        return bridge.to_numpy(logits)[0, len(tokens) - 1].astype(np.float64)
-
-    def step_bytes(self, window: np.ndarray) -> int:
-        return step_bytes(self.trainer, self.place(window))
-
-    def step_flops(self, window: np.ndarray) -> int:
-        return step_flops(self.trainer, self.place(window))
-
-    def peak_bytes(self) -> int:
-        stats = self.device.memory_stats() or {}
-        return stats.get("peak_bytes_in_use") or resident_peak()
+    JAX is imported when the flags are known to be right: `--help` need not wait for it.
+    """
+    keep_freed_memory()  # XLA takes the memory of a step anew each time
+    return trainers.train("jax")
 
 
-def build(config: Config) -> JaxTwin:
-    return JaxTwin(config)
-
-
-def device_count(device: str) -> int:
-    return len(jax.devices(find_device(device).platform))
-
-
-def end(status: int) -> None:
-    leave(status)
-
-
-def has_accelerator(device: str) -> bool:
-    return find_device(device).platform != "cpu"
+if __name__ == "__main__":
+    sys.exit(main())

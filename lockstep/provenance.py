@@ -18,10 +18,10 @@ from lockstep.process import RESULTS, ROOT, git, git_commit
 
 TRAINING = (  # what decides the numbers of a run; `lockstep doctor` alone runs the probes
     "lockstep/config", "lockstep/data", "lockstep/model", "lockstep/train", "lockstep/twin.py",
-    "jax_impl", "torch_ref", ":!jax_impl/probe.py", ":!torch_ref/probe.py",
+    "jax_impl", "torch_ref", ":!jax_impl/inspect/probe.py", ":!torch_ref/inspect/probe.py",
 )  # fmt: skip
 # A twin's front hands on what the twin computes; what it keeps of freed memory decides no number.
-HANDED_ON = (":!jax_impl/train.py", ":!torch_ref/train.py", ":!lockstep/train/memory.py")
+HANDED_ON = (":!jax_impl/twin.py", ":!torch_ref/twin.py", ":!lockstep/train/memory.py")
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 # Instruction sets by which the kernels of XLA, oneDNN and MKL differ.
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

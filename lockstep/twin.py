@@ -16,7 +16,7 @@ from lockstep.errors import UserError, require
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 
-MODULES = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
+MODULES = {"jax": "jax_impl.twin", "torch": "torch_ref.twin"}
 # Where the mutants of a package stand: PREFIXbugs and PREFIXrewrites; elsewhere beside the twin.
 VARIANTS = {"jax_impl": "mutants.jax_", "torch_ref": "mutants.torch_"}
 
@@ -163,6 +163,12 @@ class Twin(Runner, Protocol):
         What remat recomputes counts again; changes nothing.
         """
         ...
+
+
+def trainer_module(framework: str) -> str:
+    """The module that `python -m` runs to train; it stands beside the twin."""
+    package, dot, name = MODULES[framework].rpartition(".")
+    return f"{package}{dot}{'train' if name == 'twin' else name}"
 
 
 def load(framework: str, config: Config) -> Twin:

@@ -14,7 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lockstep.config import Config
 from lockstep_compiler.fake_cuda import Event
-from torch_ref import mesh, step
+from torch_ref import step
+from torch_ref.extra.mesh import mesh
 
 
 def join(config: Config, device: torch.device) -> None:

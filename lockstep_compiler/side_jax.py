@@ -20,8 +20,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_impl import precision, step
-from jax_impl.amaxes import SCALES
-from jax_impl.mesh import AXES, divided_rows, shardings
+from jax_impl.extra.formats.delayed import SCALES
+from jax_impl.extra.mesh.mesh import AXES, divided_rows, shardings
 from jax_impl.pure import State
 from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
 from lockstep.compile.expected import narrow_units

@@ -15,7 +15,7 @@ from lockstep.errors import require
 from lockstep_compiler import fake_cuda, fake_world
 from lockstep_compiler.trace import Trace, storage_key
 from torch_ref import precision, step
-from torch_ref.mesh import local
+from torch_ref.extra.mesh.mesh import local
 
 FRAMEWORK = "torch"
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -30,7 +30,7 @@ from lockstep.compile.program import (
 )
 from lockstep.compile.report import seconds
 from lockstep.compile.targets import Target
-from torch_ref.mesh import local
+from torch_ref.extra.mesh.mesh import local
 
 BLOCK = 512  # bytes: what CUDA's caching allocator rounds up to
 FUSED = {

@@ -13,8 +13,9 @@ import jmp
 import numpy as np
 import optax
 
-from jax_impl import bridge, functional, loss, model, optim, precision, remat, step
+from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
+from jax_impl.io import bridge
 from lockstep.data.rows import IGNORED
 from mutants import jax_formats, module_formats
 from mutants.patch import Plant, after, assign, both, train_all, wrap

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_impl import functional, gather, loss, model, precision, step
+from jax_impl import functional, loss, model, precision, step
+from jax_impl.extra.mesh import gather
 from lockstep.model.attention import Kernel
 from mutants.patch import Plant, assign, both, wrap
 

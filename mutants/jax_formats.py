@@ -5,8 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-import jax_impl.train
-from jax_impl import products, rounding, step
+import jax_impl.twin
+from jax_impl import step
+from jax_impl.extra.formats import products, rounding
 from lockstep.formats.table import E4M3
 from mutants.narrow_formats import bugs
 from mutants.patch import Plant, wrap

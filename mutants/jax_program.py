@@ -8,7 +8,7 @@ from jax import Array
 
 from jax_impl import optim, step
 from jax_impl.model import GPT
-from jax_impl.train import JaxTwin
+from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.model.params import decays
 from lockstep.model.state import initial_state

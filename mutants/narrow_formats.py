@@ -18,7 +18,8 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
         step_back, of_skipped_step: the plants that differ between the twins: a backward pass of its
             own, and a history that a skipped step moves.
     """
-    products, rounding = twin.products, twin.rounding
+    formats = twin.extra.formats
+    delayed, products, rounding = formats.delayed, formats.products, formats.rounding
 
     def gradients_in_e4m3() -> None:
         recipe = replace(RECIPES["fp8"], dy=E4M3)
@@ -33,7 +34,7 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
 
     return {
         "e4m3-gradients": gradients_in_e4m3,
-        "scale-of-another-tensor": wrap(twin.amaxes, "_scales", lambda right, *args: roll(
+        "scale-of-another-tensor": wrap(delayed, "_scales", lambda right, *args: roll(
             right(*args), 1)),
         "output-not-scaled": wrap(rounding, "round_to", forget_scale),
         "copy-with-another-scale": step_back,

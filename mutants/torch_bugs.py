@@ -23,9 +23,10 @@ from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import module_formats, torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, train_all, wrap
-from torch_ref import bridge, dropout, loss, model, optim, precision, step, train
+from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
-from torch_ref.products import RoundedProduct, keep
+from torch_ref.extra.formats.products import RoundedProduct, keep
+from torch_ref.io import bridge
 
 # --- the model
 
@@ -350,10 +351,10 @@ BUGS: dict[str, Plant] = {
     "ignored-token-counted": count_ignored,
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
         *args, label_smoothing=size)),
-    "batches-differ": wrap(train.TorchTwin, "step", repeat_window),
+    "batches-differ": wrap(twin.TorchTwin, "step", repeat_window),
     "evaluation-drops": wrap(step.Trainer, "evaluate", drop_in_evaluation),
     "logits-one-late": wrap(
-        train.TorchTwin, "logits", lambda right, self, tokens: right(self, tokens[:-1])
+        twin.TorchTwin, "logits", lambda right, self, tokens: right(self, tokens[:-1])
     ),
     "mask-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
     "mask-without-layer": wrap(Dropout, "__call__", lambda right, self, x, layer, site: right(

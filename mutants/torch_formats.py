@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import torch_ref.train
+import torch_ref.twin
 from lockstep.formats.table import E4M3
 from mutants.narrow_formats import bugs
 from mutants.patch import Plant, assign, wrap
-from torch_ref import amaxes, products, rounding, step
+from torch_ref import step
+from torch_ref.extra.formats import delayed as amaxes
+from torch_ref.extra.formats import products, rounding
 
 
 def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -9,7 +9,7 @@ from lockstep.config import Config
 from lockstep.model.state import initial_state
 from torch_ref import step
 from torch_ref.model import GPT
-from torch_ref.train import TorchTwin
+from torch_ref.twin import TorchTwin
 
 
 def functions(config: Config) -> dict[str, Callable[..., Any]]:

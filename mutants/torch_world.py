@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from mutants.patch import Plant, after, assign, before, wrap
-from torch_ref import bridge, optim, precision, step
-from torch_ref.processes import process_count
+from torch_ref import optim, precision, step
+from torch_ref.extra.mesh.processes import process_count
+from torch_ref.io import bridge
 from torch_ref.step import Trainer
 
 

@@ -52,7 +52,7 @@ QUICKLY_COMPILED = [
 if metadata.version("jaxlib").startswith("0.10."):
     QUICKLY_COMPILED.append("--xla_cpu_use_fusion_emitters=false")
 
-NO_FLOAT16 = "XLA cannot compile float16 for a CPU without F16C"  # jax_impl/kernels.py
+NO_FLOAT16 = "XLA cannot compile float16 for a CPU without F16C"  # jax_impl/extra/capabilities.py
 
 # The asserts that test files share show their values, as those in a test file do.
 pytest.register_assert_rewrite(

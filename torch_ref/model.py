@@ -22,9 +22,9 @@ from lockstep.model.attention import Kernel
 from lockstep.model.threefry import Key
 
 from .dropout import Dropout
-from .onednn import InBlocks
+from .extra.formats.products import Narrow, keep
+from .extra.onednn import InBlocks
 from .precision import dtype, matmul, sdpa
-from .products import Narrow, keep
 from .remat import remat_sublayer, through_blocks
 
 Tap = Callable[[str, Tensor], Tensor]

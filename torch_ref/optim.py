@@ -14,7 +14,7 @@ from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
 from lockstep.model.params import decays
 
-from .mesh import local, whole_norms
+from .extra.mesh.mesh import local, whole_norms
 
 
 def clip_by_global_norm(

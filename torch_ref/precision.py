@@ -18,9 +18,9 @@ from lockstep.errors import UserError
 from lockstep.formats.table import native_recipes
 from lockstep.model.attention import Kernel, wants_fused, written_out_blocks
 
-from .gradients import backward_in
-from .onednn import has_bfloat16_units, has_float32_library, multiply_by_onednn
-from .products import NARROW, keep
+from .extra.formats.gradients import backward_in
+from .extra.formats.products import NARROW, keep
+from .extra.onednn import has_bfloat16_units, has_float32_library, multiply_by_onednn
 
 OF_ROWS = NARROW | {"float32": multiply_by_onednn}
 

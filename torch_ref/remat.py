@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 
 from lockstep.model.segments import segments
 
-from . import onednn
+from .extra import onednn
 
 Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 

@@ -24,14 +24,14 @@ from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
-from .amaxes import give_scales, join, record, take
 from .dropout import Dropout
+from .extra.formats.delayed import give_scales, join, record, take
+from .extra.mesh.mesh import accumulate, distribute, make_mesh, mean, own_rows, whole_state
+from .extra.mesh.processes import rank
 from .loss import mean_loss, mean_loss_in_chunks
-from .mesh import accumulate, distribute, make_mesh, mean, own_rows, whole_state
 from .model import GPT, Tap, no_tap
 from .optim import adamw, clip_by_global_norm
 from .precision import attention_kernel, autocast, choose_products, dtype, grad_scaler
-from .processes import rank
 
 Tensors = dict[str, Tensor]
 

@@ -1,132 +1,21 @@
-"""The PyTorch trainer: `python -m torch_ref.train --policy bf16`. The loop: `lockstep.train`."""
+"""The PyTorch trainer: `python -m torch_ref.train --policy bf16`.
+
+The loop is `lockstep/train/loop.py`, for both frameworks. It calls `torch_ref/twin.py`, which
+builds the model (model.py) and takes its steps (step.py).
+"""
 
 import sys
 
 from lockstep.cli import trainers
 
-if __name__ == "__main__":  # up here: --help, a mistake or Ctrl-C need not wait for the framework
-    sys.exit(trainers.train("torch"))
 
-from collections.abc import Callable
-from typing import Any
+def main() -> int:
+    """Trains as the command line says; returns the exit status.
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from lockstep.config import Config
-from lockstep.data.rows import blank, has_segments, planes
-from lockstep.model.params import Arrays, intermediates
-from lockstep.model.state import TrainState
-from lockstep.train.memory import resident_peak
-from lockstep.twin import StepResult, Trace
-
-from . import bridge
-from .cost import step_bytes, step_flops
-from .mesh import own_rows
-from .precision import configure, describe, find_device
-from .processes import any_of, beat, leave, process_count, rank, tell
-from .step import Trainer
-from .trace import trace
+    PyTorch is imported when the flags are known to be right: `--help` need not wait for it.
+    """
+    return trainers.train("torch")
 
 
-class TorchTwin:
-    """`lockstep.twin.Twin`, in PyTorch."""
-
-    framework = "torch"
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.device = configure(config)
-        self.synchronous = self.device.type == "cpu"
-        self.trainer = Trainer(config, self.device)
-        self.rank, self.processes = rank(), process_count()
-        self.segments = False  # whether rows have several, in windows like that of `prepare`
-
-    def own_rows(self, count: int) -> np.ndarray | None:
-        if self.processes == 1:
-            return None
-        return own_rows(torch.arange(count)[:, None], self.trainer.mesh).flatten().numpy()
-
-    def part(self) -> TrainState:
-        return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
-
-    def tell(self, text: str) -> str:
-        return tell(text)
-
-    def agree(self, flag: bool) -> bool:
-        return any_of(flag)
-
-    def desynced(self) -> list[int]:
-        return bridge.desynced(self.trainer) if self.processes > 1 else []
-
-    def beat(self, count: int) -> list[int]:
-        return beat(count)
-
-    def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device, self.segments)
-
-    def load(self, state: TrainState) -> None:
-        configure(self.config)  # of the process, in which another twin may have been built since
-        bridge.load(self.trainer, state)
-
-    def state(self) -> TrainState:
-        return bridge.save(self.trainer)
-
-    def prepare(self, window: np.ndarray | None = None) -> None:
-        window = blank(self.config) if window is None else window
-        self.segments = has_segments(window)
-        self.trainer.compile(self.place(window))
-
-    def place(self, window: np.ndarray) -> Tensor:
-        return self.trainer.place(torch.from_numpy(window))
-
-    def step(self, window: Tensor) -> Callable[[], StepResult]:
-        return self.trainer.step(window)
-
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
-        loss, grads = self.trainer.loss_and_grads(self.place(batch))
-        return loss.item(), bridge.to_canonical(grads, self.config.model)
-
-    def evaluate(self, batches: np.ndarray) -> float:
-        return self.trainer.evaluate(self.place(batches)).item()
-
-    def trace(self, batch: np.ndarray) -> Trace:
-        model = self.config.model
-        loss, *seen, grads = trace(self.trainer, self.place(batch))
-        b, t = planes(batch)[0].shape
-        outputs, output_grads = (
-            {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
-            for x in seen
-        )
-        return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
-
-    def logits(self, tokens: np.ndarray) -> np.ndarray:
-        logits = self.trainer.logits(self.place(tokens[None]))
-        return logits[0, -1].cpu().double().numpy()
-
-    def step_bytes(self, window: np.ndarray) -> int:
-        return step_bytes(self.trainer, self.place(window))
-
-    def step_flops(self, window: np.ndarray) -> int:
-        return step_flops(self.trainer, self.place(window))
-
-    def peak_bytes(self) -> int:
-        on_device = self.device.type != "cpu" and torch.accelerator.max_memory_allocated()
-        return on_device or resident_peak()
-
-
-def build(config: Config) -> TorchTwin:
-    return TorchTwin(config)
-
-
-def device_count(device: str) -> int:
-    return process_count()
-
-
-def end(status: int) -> None:
-    leave(status)
-
-
-def has_accelerator(device: str) -> bool:
-    return find_device(device).type != "cpu"
+if __name__ == "__main__":
+    sys.exit(main())

@@ -62,7 +62,8 @@ def in_jax(device: str) -> dict[str, Sum]:
 def in_torch(device: str) -> dict[str, Sum]:
     import torch
 
-    from torch_ref import bridge, precision
+    from torch_ref import precision
+    from torch_ref.io import bridge
 
     where = precision.find_device(device)
 

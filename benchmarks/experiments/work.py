@@ -71,7 +71,9 @@ def train_seeds(arm: Arm) -> Result:
 
 def train_to_nearest(arm: Arm) -> Result:
     """As `train_seeds`, with nvfp4's gradients rounded to the nearest number, not at random."""
-    assert not {"jax_impl.products", "torch_ref.products"} & set(sys.modules)  # they read it once
+    assert not {"jax_impl.extra.formats.products", "torch_ref.extra.formats.products"} & set(
+        sys.modules
+    )  # they read it once
     RECIPES["nvfp4"] = replace(RECIPES["nvfp4"], dy=FORMATS["nvfp4"])
     return train_seeds(arm)
 

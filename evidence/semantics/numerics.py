@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from flax import nnx
 from torch import Tensor
 
-import jax_impl.bridge
 import jax_impl.functional
+import jax_impl.io.bridge
 import jax_impl.model
 import jax_impl.precision
 import jax_impl.step
@@ -35,7 +35,7 @@ from lockstep.config import Config, ModelConfig
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
-from torch_ref.bridge import from_numpy, to_numpy
+from torch_ref.io.bridge import from_numpy, to_numpy
 
 NORM_EPS = ModelConfig.norm_eps
 
@@ -247,10 +247,10 @@ def jax_gradient(
 ) -> Arrays:
     """The same in JAX, of the embedding and the head alone."""
     shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
-    params = jax_impl.bridge.from_canonical(weights, shapes)
+    params = jax_impl.io.bridge.from_canonical(weights, shapes)
     some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
-    return jax_impl.bridge.to_canonical(grads | params, config.model)
+    return jax_impl.io.bridge.to_canonical(grads | params, config.model)
 
 
 def embedding_gradient() -> Row:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import jax_impl.precision
 from lockstep.parity.toy import toy
-from torch_ref.bridge import from_numpy, to_numpy
+from torch_ref.io.bridge import from_numpy, to_numpy
 
 BF16 = ml_dtypes.bfloat16
 CPU = torch.device("cpu")

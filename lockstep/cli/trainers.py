@@ -43,7 +43,7 @@ def train(framework: str, argv: Sequence[str] | None = None) -> int:
 
 
 def _train(framework: str, argv: Sequence[str] | None) -> int:
-    given = vars(trainer_parser(twin.MODULES[framework]).parse_args(argv))
+    given = vars(trainer_parser(twin.trainer_module(framework)).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     many = {name: given.pop(name) for name in processes.FLAGS if name in given}
     watching = options.take(given)
@@ -137,6 +137,6 @@ def trainer_parser(module: str) -> Parser:
     programs.add_flag(parser)
     auto_islands.add_flags(parser)
     options.add_flags(parser)
-    if module == twin.MODULES["jax"]:
+    if module == twin.trainer_module("jax"):
         processes.add_flags(parser)
     return parser

@@ -39,7 +39,7 @@ def ask(name: str, seconds: float = SECONDS) -> Framework:
 
 def probe(name: str) -> str:
     """The module in the framework's twin that prints its facts."""
-    return twin.MODULES[name].partition(".")[0] + ".probe"
+    return twin.MODULES[name].partition(".")[0] + ".inspect.probe"
 
 
 def _last_object(output: bytes) -> dict[str, Any] | None:

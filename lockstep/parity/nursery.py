@@ -1,6 +1,6 @@
 """Processes that have imported a framework, and fork a worker for a twin and for each mutant of it.
 
-    python -m lockstep.parity.nursery FD jax_impl.train
+    python -m lockstep.parity.nursery FD jax_impl.twin
 
 Importing a framework takes longer than most mutants' answers. A nursery itself computes nothing: no
 thread and no compiled program is there to be copied. It ends with the process that started it.

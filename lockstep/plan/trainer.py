@@ -19,7 +19,7 @@ def command(
              for word in (flag_name(name), str(value))]  # fmt: skip
     if given.model not in PRESETS:
         return words[2:]
-    module = ["-m", twin.MODULES[framework]]
+    module = ["-m", twin.trainer_module(framework)]
     if framework == "torch" and mesh and mesh.size > 1:
         here = min(mesh.size, given.per_machine)
         return ["torchrun", "--nproc-per-node", str(here), *module, *words]

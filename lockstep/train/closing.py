@@ -14,7 +14,7 @@ from lockstep.files import durable
 from lockstep.run import checkpoint, directory
 from lockstep.run.runlog import clock
 from lockstep.train import sampling
-from lockstep.twin import MODULES, Twin
+from lockstep.twin import MODULES, Twin, trainer_module
 
 
 def text(
@@ -32,7 +32,7 @@ def text(
         step = checkpoint.step_of(best)
         lines.append(f"the best of its checkpoints is that of step {step}: {losses[step]:.4f}")
     lines += sample_lines(config, twin, data, losses, run / directory.SAMPLE)
-    others = [module for name, module in MODULES.items() if name != twin.framework]
+    others = [trainer_module(name) for name in MODULES if name != twin.framework]
     lines += [
         f"the run is in {out}: config.json, log.jsonl, checkpoints/",
         "next:",
@@ -78,7 +78,7 @@ def _quote(text: str) -> list[str]:
 def command(module: str, config: Config) -> str:
     """What trains by this config. PyTorch takes a process a device; one of JAX has them all."""
     ranks = f"torch.distributed.run --nproc-per-node {config.mesh.size} -m "
-    alone = config.mesh.size == 1 or module != MODULES["torch"]
+    alone = config.mesh.size == 1 or module != trainer_module("torch")
     return f"{_python()} -m {'' if alone else ranks}{module} {shlex.join(to_flags(config))}"
 
 

@@ -23,7 +23,7 @@ from lockstep.weights.names import GPT2 as NAMES
 from lockstep.weights.names import Layout
 from lockstep.weights.source import Source, require_one_dtype
 
-READER = "torch_ref.nanogpt"
+READER = "torch_ref.io.nanogpt"
 ARGUMENTS = {"n_layer": int, "n_head": int, "n_embd": int, "block_size": int, "bias": bool,
              "vocab_size": int}  # fmt: skip
 REMEDY = "name a ckpt.pt of nanoGPT"

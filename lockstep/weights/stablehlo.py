@@ -18,7 +18,7 @@ from lockstep.run import directory
 from lockstep.weights.export import files_of
 from lockstep.weights.merged import open_weights
 
-EXPORTER = "jax_impl.stablehlo"
+EXPORTER = "jax_impl.io.stablehlo"
 PROGRAM, TEXT, WEIGHTS = "model.jax", "model.mlir", "model.safetensors"
 
 

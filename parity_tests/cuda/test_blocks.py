@@ -14,7 +14,7 @@ from lockstep_compiler.side_jax import absent_mesh
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jax_impl.products import NARROW
+from jax_impl.extra.formats.products import NARROW
 from lockstep.compile import hlo, targets, xla
 from lockstep.config import Config
 

@@ -39,7 +39,7 @@ def refusal(command: str) -> str:
             return ""
         module = words[words.index("-m") + 1]
         words = words[words.index("-m") + 2 :]
-        if module in twin.MODULES.values():
+        if module in map(twin.trainer_module, twin.MODULES):
             _check_config(vars(trainers.trainer_parser(module).parse_args(words)))
             return ""
         found = importlib.util.find_spec(module)

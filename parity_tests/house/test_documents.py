@@ -120,7 +120,7 @@ def phrases(text: str) -> list[str]:
 def incomplete(row: str) -> list[str]:
     """The sides of a row that name no function of their twin (that it exists: `missing`)."""
     sides = {"torch_ref": row.split("|")[2], "jax_impl": row.split("|")[3]}
-    return [t for t, cell in sides.items() if not re.search(rf"`{t}/\w+\.py:\w+`", cell)]
+    return [t for t, cell in sides.items() if not re.search(rf"`{t}/[\w/]+\.py:\w+`", cell)]
 
 
 def test_every_phrase_names_a_function_on_both_sides() -> None:

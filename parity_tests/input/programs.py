@@ -16,14 +16,14 @@ import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_impl.jaxprs import inner_jaxprs
+from jax_impl.inspect.jaxprs import inner_jaxprs
+from jax_impl.inspect.trace import trace as trace_twin
 from jax_impl.step import batch_loss
-from jax_impl.trace import trace as trace_twin
-from jax_impl.train import JaxTwin
+from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
 from parity_tests.pair import start
-from torch_ref.train import TorchTwin
+from torch_ref.twin import TorchTwin
 
 
 class Value(NamedTuple):

@@ -23,7 +23,7 @@ from lockstep.model.params import Arrays
 from lockstep.weights import init, llmc_state, names, nanogpt
 from lockstep.weights.source import Source
 from parity_tests.input.mutations import Files, damage, files
-from torch_ref import nanogpt as reader
+from torch_ref.io import nanogpt as reader
 
 WEIGHTS = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1,
            "hidden_size": 2, "intermediate_size": 2, "vocab_size": 3, "head_dim": 2,

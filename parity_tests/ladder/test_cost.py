@@ -9,8 +9,8 @@ from lockstep.compile import expected as expected_matmuls
 from lockstep.model.params import count, shapes
 from lockstep.parity.toy import GROUPED
 from parity_tests.pair import FAMILIES, FRAMEWORKS, start, toy, window
-from torch_ref.live import Live
-from torch_ref.train import TorchTwin
+from torch_ref.inspect.live import Live
+from torch_ref.twin import TorchTwin
 
 MODES = ("none", "sublayer", "block", "sqrt", "dots")
 

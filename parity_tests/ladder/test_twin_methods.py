@@ -73,5 +73,5 @@ def test_a_state_stays(framework: str, taken: bool) -> None:
 
 
 def test_a_view_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_ref.bridge.to_numpy", lambda tensor: tensor.detach().numpy())
+    monkeypatch.setattr("torch_ref.io.bridge.to_numpy", lambda tensor: tensor.detach().numpy())
     assert not kept("torch")

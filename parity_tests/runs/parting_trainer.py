@@ -30,7 +30,7 @@ def main(framework: str, *flags: str) -> int:
     desync.EVERY = 0.1
     package = MODULES[framework].partition(".")[0]
     step = __import__(f"{package}.step", fromlist=["Trainer"]).Trainer
-    rank = __import__(f"{package}.processes", fromlist=["rank"]).rank
+    rank = __import__(f"{package}.extra.mesh.processes", fromlist=["rank"]).rank
     right, taken = step.step, []
 
     def then_part(self: Any, window: Any) -> Any:

@@ -98,11 +98,11 @@ def test_without_proc_all_is_kept() -> None:
 
 
 def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_impl import train
+    from jax_impl import twin as jax_twin
 
     said = list[str]()
-    monkeypatch.setattr(train, "give_back_surplus", lambda n: said.append(f"keeps {n}"))
-    twin: Any = train.JaxTwin.__new__(train.JaxTwin)
+    monkeypatch.setattr(jax_twin, "give_back_surplus", lambda n: said.append(f"keeps {n}"))
+    twin: Any = jax_twin.JaxTwin.__new__(jax_twin.JaxTwin)
     twin.trainer = SimpleNamespace(step=lambda window: lambda: said.append(f"done {window}"))
     twin.temporaries = 7
     wait = twin.step(3)

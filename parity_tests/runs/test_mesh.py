@@ -88,7 +88,9 @@ def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
 
 def test_the_run_in_the_other_framework_has_its_processes() -> None:
     config = from_flags({"mesh": "data=2", "batch_size": 2}, accelerator=False)
-    begun = {module: closing.command(module, config) for module in twin.MODULES.values()}
+    begun = {
+        module: closing.command(module, config) for module in map(twin.trainer_module, twin.MODULES)
+    }
     launcher = "-m torch.distributed.run --nproc-per-node 2 -m torch_ref.train "
     assert [launcher in line for line in begun.values()] == [False, True]
     assert all("--mesh data=2" in line for line in begun.values())

@@ -82,7 +82,7 @@ def test_who_is_missing_is_named_in_one_line(
     framework: str, victim: int, signal_: signal.Signals, ended: list[subprocess.Popen]
 ) -> None:
     words = [*SMALL, "--steps", "100000", "--save-every", "50"]
-    ended += start_two(framework, twin.MODULES[framework], *words)
+    ended += start_two(framework, twin.trainer_module(framework), *words)
     wait_for(Path("run/checkpoints/step_00000050"), ended)
     ended[victim].send_signal(signal_)
     _, said = ended[1 - victim].communicate()
@@ -118,7 +118,7 @@ def test_what_processes_talk_over_outlives_process_0() -> None:
     port = free_port()
     where = f"127.0.0.1:{port}"
     with start_module(
-        "jax_impl.service", where, "2", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+        "jax_impl.extra.mesh.service", where, "2", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
     ) as service:
         assert service.stdout and service.stdin
         assert service.stdout.readline() == b"\n"
@@ -167,7 +167,7 @@ def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
 @pytest.mark.parametrize("framework", twin.MODULES)
 def test_a_process_reads_its_own_part(framework: str, ended: list[subprocess.Popen]) -> None:
     words = [*SMALL, "--steps", "2"]
-    for process in start_two(framework, twin.MODULES[framework], *words):
+    for process in start_two(framework, twin.trainer_module(framework), *words):
         assert (process.communicate()[1], process.returncode) == ("", exits.DONE)
     state = checkpoint.load(checkpoint.listing(Path("run"))[-1])
     whole = sum(x.nbytes for each in (state.params, state.mu, state.nu) for x in each.values())

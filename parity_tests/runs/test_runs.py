@@ -68,7 +68,7 @@ def process(
         f"    while {barrier} <= row['step'] < {STEPS} and not os.path.exists('go'):\n"
         "        time.sleep(0.01)\n"
         "RunLog.write = slow\n"
-        f"runpy.run_module({twin.MODULES[framework]!r}, run_name='__main__', alter_sys=True)"
+        f"runpy.run_module({twin.trainer_module(framework)!r}, run_name='__main__', alter_sys=True)"
     )
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(Path("cache").absolute()),

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jax_impl.kernels import compiles_float16
+from jax_impl.extra.capabilities import compiles_float16
 
 
 def require_float8() -> None:

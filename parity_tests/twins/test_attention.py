@@ -20,9 +20,9 @@ from lockstep.model.attention import Kernel
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
 from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
-from torch_ref.bridge import to_numpy
+from torch_ref.io.bridge import to_numpy
 from torch_ref.model import attend, attend_fused, attend_in_blocks
-from torch_ref.train import TorchTwin
+from torch_ref.twin import TorchTwin
 
 # B, T, H, K: a single token, odd sizes, and more than one tile of a kernel.
 SHAPES = [

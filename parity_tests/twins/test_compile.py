@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import torch_ref.step
 from parity_tests.pair import FAMILIES, run, start, toy
-from torch_ref import onednn
+from torch_ref.extra import onednn
 
 # The tracer itself makes an instance of an autograd.Function, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

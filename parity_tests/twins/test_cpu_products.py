@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+import jax_impl.extra.formats.products
 import jax_impl.functional
+import jax_impl.inspect.probe
 import jax_impl.precision
-import jax_impl.probe
-import jax_impl.products
+import torch_ref.inspect.probe
 import torch_ref.precision
-import torch_ref.probe
+from jax_impl.extra.capabilities import has_bfloat16_library
 from jax_impl.functional import sum_in_float32
-from jax_impl.kernels import has_bfloat16_library
-from torch_ref import onednn
-from torch_ref.products import keep
+from torch_ref.extra import onednn
+from torch_ref.extra.formats.products import keep
 
 
 def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callable:
@@ -41,7 +41,7 @@ def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callab
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
     found = []
-    for narrow in (jax_impl.products.keep, sum_in_float32):
+    for narrow in (jax_impl.extra.formats.products.keep, sum_in_float32):
         run = linear_and_gradients(narrow, (24, 40, 16))
         x, weight, bias, dy = run.args  # type: ignore[attr-defined]
         found.append(run.func(x, weight, bias if biased else None, dy))  # type: ignore[attr-defined]

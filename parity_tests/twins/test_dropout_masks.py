@@ -22,8 +22,8 @@ import jax_impl.precision
 import torch_ref.dropout
 from lockstep.model.threefry import fold_in, threefry2x32
 from parity_tests.pair import toy
-from torch_ref.bridge import from_numpy, to_numpy
 from torch_ref.dropout import bernoulli
+from torch_ref.io.bridge import from_numpy, to_numpy
 
 CPU = torch.device("cpu")
 WORDS = st.integers(0, 2**32 - 1)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-import jax_impl.amaxes
-import jax_impl.rounding
-import torch_ref.amaxes
-import torch_ref.rounding
+import jax_impl.extra.formats.delayed
+import jax_impl.extra.formats.rounding
+import torch_ref.extra.formats.delayed
+import torch_ref.extra.formats.rounding
 from lockstep.formats import reference, table
 from lockstep.formats.table import FORMATS, Format
 from lockstep.model.threefry import fold_in
@@ -88,7 +88,9 @@ def sheet(seed: int = 0) -> np.ndarray:
 def in_jax(
     x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
 ) -> np.ndarray:
-    function = jax.jit(lambda x, *given: jax_impl.rounding.quantize(x, to, axis, *given))
+    function = jax.jit(
+        lambda x, *given: jax_impl.extra.formats.rounding.quantize(x, to, axis, *given)
+    )
     return np.asarray(function(x, draws, scale))
 
 
@@ -98,8 +100,10 @@ def in_torch(
     given: list[Any] = [None if each is None else torch.as_tensor(each) for each in (draws, scale)]
     # As the twin gives it a weight: transposed.
     columns = torch.from_numpy(np.array(x.T, order="C")).mT
-    same = torch_ref.rounding.quantize(torch.from_numpy(x), to, axis, *given).numpy()
-    assert (bits(torch_ref.rounding.quantize(columns, to, axis, *given)) == bits(same)).all()
+    same = torch_ref.extra.formats.rounding.quantize(torch.from_numpy(x), to, axis, *given).numpy()
+    assert (
+        bits(torch_ref.extra.formats.rounding.quantize(columns, to, axis, *given)) == bits(same)
+    ).all()
     return same
 
 
@@ -167,11 +171,13 @@ def test_the_twins_scale_by_the_same_histories(loss_scale: float) -> None:
     history[1] = 0  # nothing is recorded yet
     found = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
     for before, new in ((history, found), (np.zeros_like(history), found)):
-        ours = jax_impl.amaxes.scales({"a": jax.numpy.array(before)}, jax.numpy.array(loss_scale))[
-            "a.scales"
-        ]
+        ours = jax_impl.extra.formats.delayed.scales(
+            {"a": jax.numpy.array(before)}, jax.numpy.array(loss_scale)
+        )["a.scales"]
         layer: Any = torch.nn.ModuleDict({"a": torch.nn.Module()})
-        torch_ref.amaxes.give_scales(layer, {"a": torch.from_numpy(before)}, loss_scale)
+        torch_ref.extra.formats.delayed.give_scales(
+            layer, {"a": torch.from_numpy(before)}, loss_scale
+        )
         right = reference.scales(before) * units
         assert (bits(ours) == bits(right)).all()
         theirs = layer["a"].scales
@@ -179,10 +185,13 @@ def test_the_twins_scale_by_the_same_histories(loss_scale: float) -> None:
         recorded = np.stack([np.where(np.isfinite(new), new / units, 0), *before.T[:-1]], axis=1)
         named = {"a": jax.numpy.array(before)}, {"a.scales": jax.numpy.array(new)}
         assert (
-            bits(jax_impl.amaxes.record(*named, jax.numpy.array(loss_scale))["a"]) == bits(recorded)
+            bits(jax_impl.extra.formats.delayed.record(*named, jax.numpy.array(loss_scale))["a"])
+            == bits(recorded)
         ).all()
         given = {"a": torch.from_numpy(before)}, {"a": torch.from_numpy(new)}
-        assert (bits(torch_ref.amaxes.record(*given, loss_scale)["a"]) == bits(recorded)).all()
+        assert (
+            bits(torch_ref.extra.formats.delayed.record(*given, loss_scale)["a"]) == bits(recorded)
+        ).all()
 
 
 @pytest.mark.parametrize("twin", [in_jax, in_torch])
@@ -199,11 +208,15 @@ def test_what_is_past_a_known_scale_saturates(twin: Callable, kind: str) -> None
 def test_the_twins_draw_the_same() -> None:
     key = fold_in((0, 7), 3)
     wrapped = jax.random.wrap_key_data(jax.numpy.array(key, "uint32"), impl="threefry2x32")
-    ours = np.asarray(jax.jit(lambda k: jax_impl.rounding.draw(k, (512, 256)))(wrapped))
+    ours = np.asarray(
+        jax.jit(lambda k: jax_impl.extra.formats.rounding.draw(k, (512, 256)))(wrapped)
+    )
     device = torch.device("cpu")
-    theirs = torch_ref.rounding.draw(key, torch.Size((512, 256)), device).numpy()
+    theirs = torch_ref.extra.formats.rounding.draw(key, torch.Size((512, 256)), device).numpy()
     assert (ours == theirs).all()
-    rest = torch_ref.rounding.draw(key, torch.Size((256, 256)), device, start=256 * 256)
+    rest = torch_ref.extra.formats.rounding.draw(
+        key, torch.Size((256, 256)), device, start=256 * 256
+    )
     assert (rest.numpy() == theirs[256:]).all()
     assert len(np.unique(theirs)) > 2**15 and abs(theirs.mean() - 0.5) < 4 / np.sqrt(12 * 2**17)
     neighbours = np.corrcoef(theirs.ravel()[:-1], theirs.ravel()[1:])[0, 1]
@@ -213,7 +226,9 @@ def test_the_twins_draw_the_same() -> None:
 def test_stochastic_rounding_is_unbiased() -> None:
     """To within 4 standard errors, at every place between two neighbours; what is one stays."""
     to = replace(FORMATS["nvfp4 stochastic"], shared="")
-    draws = torch_ref.rounding.draw((3, 5), torch.Size((4096, 64)), torch.device("cpu")).numpy()
+    draws = torch_ref.extra.formats.rounding.draw(
+        (3, 5), torch.Size((4096, 64)), torch.device("cpu")
+    ).numpy()
     x = np.broadcast_to(np.linspace(-6, 6, 64, dtype=np.float32), draws.shape)
     rounded = reference.round_to(x, to, draws=draws)
     gap = np.abs(rounded.mean(0) - x[0])

@@ -11,9 +11,9 @@ import pytest
 import qwix
 from jax import Array
 
-from jax_impl import amaxes
-from jax_impl.products import rounded_linear
-from jax_impl.rounding import quantize
+from jax_impl.extra.formats import delayed as amaxes
+from jax_impl.extra.formats.products import rounded_linear
+from jax_impl.extra.formats.rounding import quantize
 from lockstep.formats.table import DELAYED, E4M3, FORMATS, HISTORY
 from parity_tests.twins.float8 import require_float8
 

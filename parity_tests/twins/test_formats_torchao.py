@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.formats.table import FORMATS
-from torch_ref.rounding import quantize
+from torch_ref.extra.formats.rounding import quantize
 
 
 def module(name: str) -> Any:

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import jax_impl.extra.formats.products
 import jax_impl.precision
-import jax_impl.products
+import torch_ref.extra.formats.products
 import torch_ref.precision
-import torch_ref.products
 from lockstep.config import from_flags
 from lockstep.formats.table import NATIVE, RECIPES, native_recipes
 from parity_tests.pair import norm_gap
@@ -42,7 +42,7 @@ def in_jax(
 ) -> list[np.ndarray]:
     """The product and its derivatives by x, weight and bias, and by scales."""
     *given, dy = operands(sizes)
-    product = jax_impl.products.NARROW[form](jnp.matmul)
+    product = jax_impl.extra.formats.products.NARROW[form](jnp.matmul)
     named = () if scales is None else (None, scales)
 
     @jax.jit
@@ -59,7 +59,7 @@ def in_torch(
     x, weight, bias, dy = (torch.tensor(each) for each in operands(sizes))
     leaves = [x, weight.T.contiguous(), bias, *([] if scales is None else [torch.tensor(scales)])]
     leaves = [leaf.requires_grad_() for leaf in leaves]
-    product = torch_ref.products.NARROW[form](F.linear)
+    product = torch_ref.extra.formats.products.NARROW[form](F.linear)
     y = product(*leaves[:3], *([None, leaves[3]] if scales is not None else []))
     y.backward(dy)
     dx, dweight, *others = (leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)
@@ -147,10 +147,12 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
     x = operands()[0]
     scale = np.float32(2.0 ** np.ceil(np.log2(np.abs(x).max() / to.largest)) * past)
     jax_own, jax_other = (
-        jax_impl.products.Rounded.of(jnp.array(x), to, 1, None, jnp.array(scale), native=native)
+        jax_impl.extra.formats.products.Rounded.of(
+            jnp.array(x), to, 1, None, jnp.array(scale), native=native
+        )
         for native in (True, False)
     )
-    torch_own = torch_ref.products.Rounded.of(
+    torch_own = torch_ref.extra.formats.products.Rounded.of(
         torch.tensor(x), to, 1, None, torch.tensor(scale), native=True
     )
     kinds = {3: ("float8_e4m3fn", 448.0), 2: ("float8_e5m2", 57344.0)}

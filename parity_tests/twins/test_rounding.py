@@ -15,12 +15,12 @@ import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import jax_impl.products
-import jax_impl.rounding
+import jax_impl.extra.formats.products
+import jax_impl.extra.formats.rounding
+import torch_ref.extra.formats.products
+import torch_ref.extra.formats.rounding
 import torch_ref.precision
-import torch_ref.products
-import torch_ref.rounding
-from jax_impl.train import JaxTwin
+from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
@@ -28,8 +28,8 @@ from lockstep.formats import reference
 from lockstep.formats.table import E4M3, E5M2, TF32
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
-from torch_ref import onednn
-from torch_ref.train import TorchTwin
+from torch_ref.extra import onednn
+from torch_ref.twin import TorchTwin
 
 # --- the rounding
 
@@ -70,11 +70,11 @@ def test_the_reference_rounds_by_definition() -> None:
 
 
 def in_jax(x: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(lambda x: jax_impl.rounding.round_to(x, TF32))(x))
+    return np.asarray(jax.jit(lambda x: jax_impl.extra.formats.rounding.round_to(x, TF32))(x))
 
 
 def in_torch(x: np.ndarray) -> np.ndarray:
-    return torch_ref.rounding.round_to(torch.from_numpy(x), TF32).numpy()
+    return torch_ref.extra.formats.rounding.round_to(torch.from_numpy(x), TF32).numpy()
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> int:
@@ -256,7 +256,7 @@ def test_with_nothing_rounded_it_is_wide(
         rounded, others = gradients(narrow)
         assert loss != rounded
         assert all(differ(grads[name], others[name]) for name in grads)
-    for module in (jax_impl.products, torch_ref.products):
+    for module in (jax_impl.extra.formats.products, torch_ref.extra.formats.products):
         monkeypatch.setattr(module, "quantize", lambda x, *how: x)
     same, others = gradients(narrow)
     assert same == loss

@@ -87,7 +87,7 @@ def hold(files: Files, weights: Path, *, rounded: bool = False, variant: str = "
     state = llmc_state.read(files.state, source.model)
     config = oracle.config_of(source.model, (B, T), STEPS, "cpu")
     stored = {name: x.astype(np.float64) for name, x in source.weights(config.model).items()}
-    side = Side("torch", "torch_ref.train", small=True, variant=variant)
+    side = Side("torch", "torch_ref.twin", small=True, variant=variant)
     try:
         truth = oracle.derive(side, config, stored, state, rounded=rounded)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_impl import stablehlo
+from jax_impl.io import stablehlo
 from lockstep.cli import commands
 from lockstep.train import sampling
 from lockstep.weights.stablehlo import PROGRAM, TEXT, WEIGHTS, forward_config

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from . import step
-from .amaxes import give_scales
-from .mesh import whole_state
-from .step import Tensors, Trainer
+from .. import step
+from ..extra.formats.delayed import give_scales
+from ..extra.mesh.mesh import whole_state
+from ..step import Tensors, Trainer
 
 
 def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Tensors]:

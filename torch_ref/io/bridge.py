@@ -16,10 +16,10 @@ from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
 from lockstep.train import desync
 
-from .amaxes import give_scales
-from .mesh import divide, like, local, place, whole
-from .processes import process_count, rank, tell_all
-from .step import Trainer
+from ..extra.formats.delayed import give_scales
+from ..extra.mesh.mesh import divide, like, local, place, whole
+from ..extra.mesh.processes import process_count, rank, tell_all
+from ..step import Trainer
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of a number's bits, by its bytes
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.formats.table import DELAYED
 
-from .processes import largest, process_count
+from ..mesh.processes import largest, process_count
 from .rounding import power_of_two
 
 Named = dict[str, Tensor]  # by linear layer

@@ -21,10 +21,10 @@ from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
 from lockstep.train import desync
 
-from .mesh import shardings, whole
-from .processes import process_count, rank, tell_all
-from .pure import Params, State
-from .step import Trainer, update_count
+from ..extra.mesh.mesh import shardings, whole
+from ..extra.mesh.processes import process_count, rank, tell_all
+from ..pure import Params, State
+from ..step import Trainer, update_count
 
 EMBEDDINGS = ("embed.weight", "position.weight")
 

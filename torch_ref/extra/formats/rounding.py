@@ -9,7 +9,7 @@ from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
 from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format, float32_bits
 from lockstep.model.threefry import Key, encrypt
 
-from .processes import largest
+from ..mesh.processes import largest
 
 CACHED = 2**14  # counters whose words stay in a core's cache
 Draws = Tensor  # of each number, from 0 to 1

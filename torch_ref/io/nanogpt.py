@@ -1,6 +1,6 @@
 """Reads nanoGPT's ckpt.pt for `lockstep.weights.nanogpt`, which knows no torch.
 
-`python -m torch_ref.nanogpt CKPT SAFETENSORS` prints the model's arguments as JSON, and writes
+`python -m torch_ref.io.nanogpt CKPT SAFETENSORS` prints the model's arguments as JSON, and writes
 its weights.
 """
 

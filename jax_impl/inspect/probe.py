@@ -16,8 +16,8 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
 
-from .kernels import compiles_float16
-from .precision import platform
+from ..extra.capabilities import compiles_float16
+from ..precision import platform
 
 
 def facts() -> dict[str, Any]:
@@ -82,8 +82,8 @@ def collectives() -> list[str]:
 def _matmul(policy: str, device: jax.Device) -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
     # Imported here: a build that can make no step still says which it is.
-    from .functional import linear
-    from .precision import choose_products, compiler_options, matmul
+    from ..functional import linear
+    from ..precision import choose_products, compiler_options, matmul
 
     config = Config(precision=PrecisionConfig(policy=policy))
     dtypes = choose_products(config.dtypes, device)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .model import Tap
-from .pure import Params
+from ..model import Tap
+from ..pure import Params
 
 
 def grads_by_taps(

@@ -5,10 +5,10 @@ from jax import Array
 
 from lockstep.model.stacked import unstack
 
-from . import step
-from .model import Tap
-from .pure import Params, State, jit_method
-from .step import Trainer
+from .. import step
+from ..model import Tap
+from ..pure import Params, State, jit_method
+from ..step import Trainer
 from .taps import grads_by_taps
 
 

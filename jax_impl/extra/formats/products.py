@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
 
-from .remat import AFFINE
+from ...remat import AFFINE
 from .rounding import Draws, draw, quantize, round_to, share
 
 Product = Callable[..., Array]  # of two operands, linear in each

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..step import Trainer
 from .live import Live
-from .step import Trainer
 
 
 def step_bytes(trainer: Trainer, window: Tensor) -> int:

@@ -79,8 +79,8 @@ def collectives() -> list[str]:
 def _matmul(policy: str, device: "torch.device") -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
     # Imported here: a build that can make no step still says which it is.
-    from .model import linear
-    from .precision import choose_products, matmul
+    from ..model import linear
+    from ..precision import choose_products, matmul
 
     config = Config(precision=PrecisionConfig(policy=policy))
     dtypes = choose_products(config.dtypes, device)

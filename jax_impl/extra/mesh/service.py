@@ -1,5 +1,6 @@
-"""`python -m jax_impl.service ADDRESS PROCESSES`: what the processes of one run talk over, JAX's
-coordination service, in a process of its own.
+"""JAX's coordination service, over which the processes of one run talk, in a process of its own.
+
+`python -m jax_impl.extra.mesh.service ADDRESS PROCESSES` starts it.
 
 Process 0 starts it and may be killed: the others, which XLA would end in its own words together
 with the service, can say then who is missing. It ends with the last of them.

@@ -89,7 +89,9 @@ def start_service(given: str | None) -> None:
         raise ValueError("JAX finds no address in the launcher's variables; give HOST:PORT")
     words = given or f"[::]:{address.rpartition(':')[2]}", str(process_count())
     pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "text": True}
-    process: Any = start_module("jax_impl.service", *words, start_new_session=True, **pipes)
+    process: Any = start_module(
+        "jax_impl.extra.mesh.service", *words, start_new_session=True, **pipes
+    )
     started.append(process)
     if problem := process.stdout.readline().strip():
         raise RuntimeError(problem)

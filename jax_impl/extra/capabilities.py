@@ -13,7 +13,7 @@ from lockstep.config import PrecisionConfig
 from lockstep.errors import require
 from lockstep.formats.table import native_recipes
 
-from .functional import flash_attention, scaled_dot_product_attention
+from ..functional import flash_attention, scaled_dot_product_attention
 
 
 @cache

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config import Config
 from lockstep.errors import require
 
-from .model import GPT
+from ...model import GPT
 from .processes import join, process_count, rank
 
 if TYPE_CHECKING:  # a second of CPU time, which a run on one device is spared

@@ -1,7 +1,7 @@
 """The forward pass in StableHLO, for `lockstep.weights.stablehlo`, which knows no JAX.
 
-`python -m jax_impl.stablehlo FOLDER` takes a configuration as JSON and the canonical weights from
-FOLDER; it leaves there the program, as jax.export writes it and as text.
+`python -m jax_impl.io.stablehlo FOLDER` takes a configuration as JSON and the canonical weights
+from FOLDER; it leaves there the program, as jax.export writes it and as text.
 """
 
 import json
@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 from lockstep.config import Config
 from lockstep.weights.stablehlo import PROGRAM, TEXT, WEIGHTS
 
-from . import bridge, precision, step
-from .pure import Params
+from .. import precision, step
+from ..pure import Params
+from . import bridge
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

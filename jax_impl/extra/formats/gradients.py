@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from .functional import linear
+from ...functional import linear
+from ...remat import AFFINE
 from .products import Product
-from .remat import AFFINE
 
 
 def backward_in(kind: str, product: Product) -> Product:

@@ -14,8 +14,8 @@ from torch import Tensor
 from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
 from lockstep.model.threefry import Key
 
-from . import onednn
-from .processes import rank
+from .. import onednn
+from ..mesh.processes import rank
 from .rounding import Draws, draw, quantize, round_to, share
 
 Product = Callable[..., Tensor]  # F.linear or torch.matmul

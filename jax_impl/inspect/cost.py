@@ -3,8 +3,8 @@
 import jax
 from jax import Array
 
+from ..step import Trainer
 from .jaxprs import flops
-from .step import Trainer
 
 
 def step_bytes(trainer: Trainer, window: Array) -> int:
