@@ -1,4 +1,4 @@
-"""Where two twins differ: `lockstep check` on the twins themselves, in float64."""
+"""Where two twins differ: `lockstep check` on the twins themselves, in float64 on the CPU."""
 
 import json
 import tempfile
@@ -37,8 +37,9 @@ def describe_difference(reference: Side, other: Side, config: Config) -> list[st
     except UserError as error:
         return [f"cannot be located: {error}"]
     if result.verdict != "different":
+        there = "" if config.run.device in ("auto", "cpu") else ", or of the device"
         return ["no module differs in float64: a matter of precision, accumulation, remat, dropout "
-                "or the loss scale"]  # fmt: skip
+                f"or the loss scale{there}"]  # fmt: skip
     return report.roots(result)
 
 
@@ -47,7 +48,7 @@ def check_twins(reference: Side, other: Side, config: Config) -> Result:
     gradient, or the optimizer. Raises UserError."""
     plain = config.replace(
         policy="fp64", eval_policy="fp64", numerics="strict", remat="none", layers="unroll",
-        accum=1, dropout=0.0,
+        accum=1, dropout=0.0, device="cpu",  # the recorder's, whatever the twins ran on
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="lockstep-place-") as folder:
         files = [str(_write(Path(folder), side, plain)) for side in (reference, other)]

@@ -2,10 +2,12 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
 from lockstep.check import twins
+from lockstep.check.compare import Options
 from lockstep.model.params import shapes
 from lockstep.parity import matrix
 from lockstep.parity.catalogue import BY_NAME
@@ -37,6 +39,21 @@ def test_the_first_root_is_the_mutant(name: str) -> None:
     assert re.match(f"1 {PLACES[name]}", " ".join(first)), lines
 
 
+def test_what_ran_on_another_device_is_compared_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder shows its programs no other one."""
+    given = []
+
+    def compare(reference: str, port: str, options: Options) -> None:
+        given.extend([Path(reference).read_text(), Path(port).read_text(), options.device])
+
+    monkeypatch.setattr(twins, "compare_programs", compare)
+    jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
+    twins.check_twins(jax, torch, matrix.config({}, "cuda"))
+    *programs, device = given
+    assert device == "cpu"
+    assert all('"device": "cpu"' in each and "cuda" not in each for each in programs)
+
+
 def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found without knowing a twin is what `Twin` says: the same names on both sides."""
     jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
@@ -46,4 +63,6 @@ def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPat
     assert named == {name: name for name in shapes(config.model)}
     monkeypatch.setattr(twins, "check_twins", lambda *compared: result)
     (line,) = twins.describe_difference(jax, torch, config)
-    assert line.startswith("no module differs in float64")
+    assert line.startswith("no module differs in float64") and line.endswith("the loss scale")
+    (line,) = twins.describe_difference(jax, torch, matrix.config({}, "cuda"))
+    assert line.endswith("the loss scale, or of the device")
