@@ -121,6 +121,12 @@ def _memory(cells: str) -> Part:
                       lambda: [cells])  # fmt: skip
 
 
+def _on_h200(name: str, file: str, command: str, *paths: str) -> Part:
+    """On one device of all those that `--device cuda` may be."""
+    return Part(name=name, file=file, command=command, paths=paths, device="cuda", alone=True,
+                needs="an NVIDIA H200", units=lambda: results.read(ROOT / file))  # fmt: skip
+
+
 def _compiled(name: str, command: str, units: Callable[[], Iterable[str]]) -> Part:
     return Part(name=name, file=f"benchmarks/results/{name}.jsonl", units=units, device=None,
                 command=f"python -m benchmarks.{command}", needs="the extra aot",
@@ -164,6 +170,11 @@ PARTS = [
     Part(name="cpu312", file="benchmarks/results/cpu312.jsonl", needs="Python 3.12",
          command="python -m benchmarks.speed jax --out {file} (and benchmarks.matmul)",
          units=lambda: results.read(ROOT / "benchmarks" / "results" / "cpu312.jsonl")),
+    _on_h200("parity-h200", "docs/results/parity-h200.jsonl",
+             "pytest parity_tests/ladder/test_ladder.py --device cuda -k test_rung "
+             "--status {file}", *LADDER, "parity_tests/ladder"),
+    _on_h200("h200", "benchmarks/results/h200.jsonl",
+             "python -m benchmarks.measure CELL NAME {file}", *MEASURED),
     _docs("learn", "python -m evidence learn", lesson.code_cells, *PROGRAM, alone=True),
     # Last: where all of the specificity was to measure, these have been.
     Part(name="rewrites", file="docs/results/specificity.jsonl", units=lambda: ["rewrites"],

@@ -23,7 +23,7 @@ from benchmarks import (
     worlds,
 )
 from benchmarks.experiments.run import EXPERIMENTS, load_arms, unmeasured
-from evidence import ladder, lesson
+from evidence import h200, ladder, lesson
 from evidence.parts import BY_NAME
 from lockstep import results
 from lockstep.cli import commands
@@ -84,24 +84,27 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
 
 
 def of_ladder(name: str) -> str:
-    """One of `LADDER`; the status on each device, the rest on the CPU."""
+    """One of `LADDER`, on the CPU."""
     part, make = LADDER[name]
-    devices = ("cpu", "cuda") if name == "status" else ("cpu",)
-    blocks = []
-    for device in devices:
-        rows = results.read(DOCS / f"{part}.jsonl", device)
-        call = BY_NAME[part].call() + (" --device cuda" if device == "cuda" else "")
-        if not rows:
-            blocks.append(f"On {device}: not measured yet. `{call}` does it.")
-        elif name == "policies":
-            blocks.append(ladder.with_remark(make(rows), rows))
-        else:
-            commands = sorted({row["measured"]["command"] or "" for row in rows.values()})
-            few = len(commands) <= SHOWN[0] and len(max(commands, key=len)) <= SHOWN[1]
-            whole = all(BY_NAME[part].file in each for each in commands)
-            ran = "` and `".join(commands) if few and whole else call
-            blocks += [ladder.with_remark(make(rows), rows), origin(ran, rows.values())]
-    return "\n\n".join(blocks)
+    rows, call = results.read(DOCS / f"{part}.jsonl", "cpu"), BY_NAME[part].call()
+    if not rows:
+        return f"On cpu: not measured yet. `{call}` does it."
+    table = ladder.with_remark(make(rows), rows)
+    if name == "policies":
+        return table
+    commands = sorted({row["measured"]["command"] or "" for row in rows.values()})
+    few = len(commands) <= SHOWN[0] and len(max(commands, key=len)) <= SHOWN[1]
+    whole = all(BY_NAME[part].file in each for each in commands)
+    ran = "` and `".join(commands) if few and whole else call
+    return f"{table}\n\n{origin(ran, rows.values())}"
+
+
+def on_h200(part: str, make: Callable[[dict[str, Row]], str]) -> str:
+    """All rows of a part; its command, or the one by which all were measured."""
+    rows = results.read(ROOT / BY_NAME[part].file)
+    commands = {row["measured"]["command"] for row in rows.values()}
+    ran = commands.pop() if len(commands) == 1 else BY_NAME[part].call()
+    return f"{ladder.with_remark(make(rows), rows)}\n\n{origin(ran, rows.values())}"
 
 
 def benchmark(name: str) -> str:
@@ -176,6 +179,8 @@ OTHERS: dict[str, Callable[[], str]] = {
     "exported": partial(of_part, "exported", exported.markdown),
     "emulation": partial(of_part, "emulation", emulation.table),
     "claims": lambda: claims.table(claims.Results()),
+    "h200": partial(on_h200, "h200", h200.cells),
+    "parity_h200": partial(on_h200, "parity-h200", h200.verdicts),
 }  # fmt: skip
 KINDS: dict[str, Callable[[str], str]] = {
     "learn": learn, "experiment": experiment, "state": experiment,

@@ -1,0 +1,70 @@
+"""What the pages say of one H200 is what its rows say."""
+
+from copy import deepcopy
+
+import pytest
+
+from evidence import h200
+from evidence.parts import BY_NAME
+from lockstep import results
+from lockstep.process import ROOT
+
+CELLS, VERDICTS = (results.read(ROOT / BY_NAME[name].file) for name in ("h200", "parity-h200"))
+BF16 = "gpt2-{}-bf16-gpt2-l12-d768-t1024-n1-b32-none.{}"
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def rate(trainer: str, time: int = 1) -> float:
+    return CELLS[BF16.format(trainer, time)]["tokens_per_second"]
+
+
+def test_every_cell_that_ran_names_the_device() -> None:
+    devices = {row["about"]["device"] for row in CELLS.values() if row["status"] == "ok"}
+    assert devices == {"NVIDIA H200"}
+
+
+def test_cases_are_counted_and_what_differs_is_named() -> None:
+    assert sum(row["cases"] for row in VERDICTS.values()) == 96
+    other = {name: row["verdict"] for name, row in VERDICTS.items() if row["verdict"] != "equal"}
+    assert other == dict.fromkeys(("bf16 4", "bf16 5", "fp64 6"), "different")
+    assert "96 cases of the suite, of which 3 differ" in page("README.md")
+    assert "93 of them equal and 3 *different*" in page("docs/results.md")
+    assert "93 are equal. Three are *different*" in page("docs/cuda.md")
+    assert "96 cases of the default suite were climbed, of which 3" in page("docs/parity.md")
+    text = h200.verdicts(VERDICTS)
+    assert "| `bf16` | 24 | 7 of 9 | rung 4: gap over noise 2.13e+03 of 2 at trained" in text
+
+
+def test_sentences_have_the_figures_of_the_rows() -> None:
+    text = page("docs/benchmarks.md")
+    jax, torch = CELLS[BF16.format("jax", 2)], CELLS[BF16.format("torch", 1)]
+    ours, theirs = rate("jax", 2) / rate("bare-jax"), rate("torch") / rate("nanogpt")
+    assert f"jax takes {ours:.2f} of bare-jax's tokens/s, torch {theirs:.2f} of nanogpt's" in text
+    needed, seconds = (
+        [row["peak_bytes"] / h200.GIB for row in (jax, torch)],
+        [32 * 1024 / row["tokens_per_second"] for row in (jax, torch)],
+    )
+    assert f"where {needed[0]:.2f} and {seconds[0]:.4f} are measured" in text
+    assert f"measured are {needed[1]:.2f} and {seconds[1]:.4f}, eager" in text
+    other = CELLS[BF16.format("torch-compiled", 1)]["losses"]
+    gaps = [abs(a - b) for a, b in zip(torch["losses"], other)]
+    assert f"part by {gaps[20]:.2f} at step 21 and by {gaps[-1]:.3f} at the end" in text
+    assert max(gaps) == gaps[20]
+
+
+def test_a_cell_that_failed_has_its_reason_and_no_figures() -> None:
+    (line,) = (line for line in h200.cells(CELLS).splitlines() if line.startswith("| jax | tf32 "))
+    assert line == "| jax | tf32 | failed: not ended after 80 s, and killed |  |  |  |  | 45 |  |"
+
+
+@pytest.mark.parametrize(("trainer", "shown"), [("bare-jax", True), ("nanogpt", False)])
+def test_what_did_not_compute_the_same_is_no_table(trainer: str, shown: bool) -> None:
+    """Of JAX one trainer alone took 45 steps, so that there is nothing to differ from."""
+    rows = deepcopy(CELLS)
+    rows[BF16.format(trainer, 1)]["final_loss"] += 0.05
+    text = h200.cells(rows)
+    assert (f"| {trainer} | bf16 |" in text) is shown
+    assert ("PyTorch:\n\nRefused: under bf16 the final losses" in text) is not shown
