@@ -87,9 +87,10 @@ def _table(table: Table) -> Iterator[str]:
 
 def _kinds(names: list[str]) -> Iterator[str]:
     """What shows, on the developers' machines, that the twins work on such devices."""
-    yield "  ".join(["--device", *(name.ljust(12) for name in names)]).rstrip()
+    wide = max(len(text) for row in PROOF.values() for text in row.values())
+    yield "  ".join(["--device", *(name.ljust(wide) for name in names)]).rstrip()
     for kind, row in PROOF.items():
-        yield "  ".join([kind.ljust(8), *(row[name].ljust(12) for name in names)]).rstrip()
+        yield "  ".join([kind.ljust(8), *(row[name].ljust(wide) for name in names)]).rstrip()
 
 
 def _findings(findings: list[Finding]) -> Iterator[str]:

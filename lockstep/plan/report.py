@@ -126,7 +126,7 @@ def assumptions(device: Device) -> str:
         )
     return emulated + (
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
-        "assumption, nothing of ours is measured on an accelerator yet.\n"
+        "assumption. Of accelerators one H200 is measured, with GPT-2: docs/benchmarks.md.\n"
         f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4. "
         "docs/plan.md says how far both are off; --exact asks about the best, --measure times them "
