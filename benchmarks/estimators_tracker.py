@@ -4,6 +4,7 @@ import sys
 
 from benchmarks.process import parse_word, words
 from lockstep.config import Config
+from lockstep.data.batch import blank_window
 from lockstep.devices import AMPERE
 from lockstep.exits import DONE, exit_status
 from lockstep_compiler.fake_cuda import load_guard, patch_torch
@@ -25,10 +26,11 @@ def peak(config: Config) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = step.Trainer(config, device)
         make_moments(trainer)
-        shape = (config.optim.accum, config.optim.batch_size, config.model.context + 1)
-        window = torch.zeros(shape, dtype=torch.int64, device=device)
+        window = blank_window(config).map_arrays(
+            lambda x: torch.zeros(x.shape, dtype=torch.int64, device=device)
+        )
         tracker = MemTracker()
-        tracker.track_external(trainer.model, trainer.optimizer, window)
+        tracker.track_external(trainer.model, trainer.optimizer, window.tokens, window.targets)
         with tracker:
             trainer.step(window)
     by_device = tracker.get_tracker_snapshot("peak")

@@ -22,7 +22,7 @@ from benchmarks import tables
 from benchmarks.process import say
 from lockstep import results, twin
 from lockstep.data import batches, corpus
-from lockstep.data.rows import planes
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError, require_range
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser, reader
@@ -97,7 +97,7 @@ def work(name: str, run: Path, folder: Path) -> int:
     config = directory.read_record(run).config
     held_out = batches.validation(config, corpus.load(**vars(config.data)).val)
     logits, size = open_contender(name, run, folder)
-    tokens = planes(held_out[0])[0]
+    tokens = held_out.tokens[0]
     about = {"bytes": size, "loss": mean_loss(logits, held_out),
              "text": write(logits, config.model.context), "model": config.model.model,
              "tokens": list(tokens.shape)}  # fmt: skip
@@ -118,7 +118,11 @@ def open_contender(name: str, run: Path, folder: Path) -> tuple[Logits, int]:
         runner: Any = twin.load(TWINS[name], config)
         runner.load(state)
         size = sum(array.nbytes for array in state.params.values())
-        return lambda tokens: np.asarray(runner.trainer.logits(runner.place(tokens))), size
+
+        def twin_logits(tokens: np.ndarray) -> np.ndarray:
+            return np.asarray(runner.trainer.logits(runner.place(Batch(tokens, tokens)).tokens))
+
+        return twin_logits, size
     kind = folder / EXPORTS[name]
     if name != PROGRAM:
         return run_file(kind / ONNX), (kind / ONNX).stat().st_size

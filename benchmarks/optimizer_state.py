@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import tables
 from benchmarks.experiments.arm import TOY
 from lockstep import results, twin
 from lockstep.config import from_flags
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
@@ -43,11 +42,11 @@ def parts(framework: str, policy: str) -> dict[str, float]:
     return {what: sum(array.nbytes for array in of) / count for what, of in arrays.items()}
 
 
-def gradients_in_jax(built: Any, window: np.ndarray) -> list[Any]:
-    return list(built.trainer.loss_and_grads(window[0])[1].values())
+def gradients_in_jax(built: Any, window: Batch) -> list[Any]:
+    return list(built.trainer.loss_and_grads(window.select(0))[1].values())
 
 
-def gradients_in_torch(built: Any, window: np.ndarray) -> list[Any]:
+def gradients_in_torch(built: Any, window: Batch) -> list[Any]:
     built.trainer.accumulate(built.place(window))
     return [parameter.grad for parameter in built.trainer.model.parameters()]
 

@@ -45,8 +45,8 @@ def jax_step() -> Callable[[], float]:
     trainer = built.trainer  # type: ignore[attr-defined]
 
     def bare() -> Callable[[], object]:
-        tokens = jax.device_put(window, trainer.device)
-        trainer.state, metrics = trainer.compiled["step"](trainer.state, tokens)
+        placed = jax.device_put(window, trainer.device)
+        trainer.state, metrics = trainer.compiled["step"](trainer.state, placed)
         return lambda: jax.device_get(metrics)
 
     def cost(step: Callable[[], Callable[[], object]]) -> float:
@@ -66,7 +66,7 @@ def torch_step() -> Callable[[], float]:
     torch.set_num_threads(1)  # so that the calling thread does all of the work
     built, window = _load("torch"), GPT.window(CONFIG, 0)
     trainer = built.trainer  # type: ignore[attr-defined]
-    batch = torch.from_numpy(window[0]).long()
+    batch = window.select(0).map_arrays(lambda x: torch.from_numpy(x).long())
     bare = bare_loop(trainer.model, trainer.optimizer, batch)
     return lambda: milliseconds(lambda: built.step(built.place(window))()) - milliseconds(bare)
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from lockstep.config import Config, from_flags
+from lockstep.data.batch import Batch
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.parity.pair import GPT
@@ -22,9 +23,9 @@ def make_config(policy: str, rows: int) -> Config:
     return from_flags({**MODEL, "policy": policy, "batch_size": rows}, accelerator=False)
 
 
-def gradient(policy: str, rows: np.ndarray) -> np.ndarray:
+def gradient(policy: str, rows: Batch) -> np.ndarray:
     """All numbers in one row."""
-    _, found = start("torch", make_config(policy, len(rows))).loss_and_grads(rows)
+    _, found = start("torch", make_config(policy, len(rows.tokens))).loss_and_grads(rows)
     return np.concatenate([x.astype(np.float64).ravel() for _, x in sorted(found.items())])
 
 
@@ -37,10 +38,11 @@ def sum_around(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def measure() -> int:
-    batch = GPT.window(make_config("fp64", ROWS), 0)[0]
+    batch = GPT.window(make_config("fp64", ROWS), 0).select(0)
     exact = gradient("fp64", batch)
     for devices in DEVICES:
-        parts = [gradient("bf16", rows) / devices for rows in np.split(batch, devices)]
+        shares = np.split(np.arange(ROWS), devices)
+        parts = [gradient("bf16", batch.select(share)) / devices for share in shares]
         wide, narrow = (
             np.linalg.norm(total - exact) / np.linalg.norm(exact)
             for total in (sum(parts), sum_around(parts))

@@ -60,7 +60,8 @@ def measure(framework: str, devices: int, steps: int) -> dict[str, list[tuple[fl
     loops = {"ours": ours}
     if framework == "torch" and devices > 1:
         trainer = built.trainer  # type: ignore[attr-defined]
-        loops["bare"] = bare_loop(trainer.parallel, trainer.optimizer, built.place(window)[0])
+        batch = built.place(window).select(0)
+        loops["bare"] = bare_loop(trainer.parallel, trainer.optimizer, batch)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     for number in range(steps + 3):  # those that go first go second the next time
         for name in sorted(loops, reverse=bool(number % 2)):
@@ -74,8 +75,8 @@ def bare_loop(model: Any, optimizer: Any, batch: Any) -> Callable[[], None]:
     import torch
 
     def bare() -> None:
-        logits = model(batch[:, :-1]).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
+        logits = model(batch.tokens).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -8,28 +8,32 @@ from jax import Array
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
-from lockstep.data.rows import IGNORED
 
 from . import functional as F
 from .remat import recompute
 
 
 def mean_loss(
-    logits_BTV: Array, targets_BT: Array, dtypes: Dtypes, over: Array | None = None
+    logits_BTV: Array,
+    targets_BT: Array,
+    dtypes: Dtypes,
+    counts_BT: Array | None = None,
+    over: Array | None = None,
 ) -> Array:
     """Mean cross-entropy in nats, in the output dtype; `over`: see `average`."""
-    return average(row_losses(logits_BTV, targets_BT, dtypes), targets_BT, over)
+    return average(row_losses(logits_BTV, targets_BT, dtypes), counts_BT, over)
 
 
-def average(losses: Array, targets: Array, over: Array | None) -> Array:
-    """Of all; or the sum of those whose target is not ignored, divided by `over`."""
-    if over is None:
+def average(losses: Array, counts: Array | None, over: Array | None) -> Array:
+    """Of all; or the sum of those whose target counts, divided by `over`."""
+    if counts is None:
         return losses.mean()
-    return jnp.where(targets != IGNORED, losses, 0).sum() / over.astype(losses.dtype)
+    assert over is not None
+    return jnp.where(counts, losses, 0).sum() / over.astype(losses.dtype)
 
 
 def row_losses(logits: Array, targets: Array, dtypes: Dtypes) -> Array:
-    """Logits (..., V) and targets (...) -> (...); any number where the target is ignored."""
+    """Logits (..., V) and targets (...) -> (...)."""
     return F.cross_entropy(logits, targets).astype(dtypes.output)
 
 
@@ -39,6 +43,7 @@ def mean_loss_in_chunks(
     targets_R: Array,
     dtypes: Dtypes,
     chunks: int,
+    counts_R: Array | None = None,
     over: Array | None = None,
 ) -> Array:
     """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
@@ -54,4 +59,4 @@ def mean_loss_in_chunks(
     losses_R = jax.lax.map(lambda chunk: run(*chunk), stacked).reshape(-1)
     if whole < len(x_RD):
         losses_R = jnp.concatenate([losses_R, run(x_RD[whole:], targets_R[whole:])])
-    return average(losses_R, targets_R, over)
+    return average(losses_R, counts_R, over)

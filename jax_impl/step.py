@@ -21,7 +21,7 @@ from jax import Array
 
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
-from lockstep.data.rows import IGNORED, planes
+from lockstep.data.batch import Batch
 from lockstep.model.params import decays, first_nonfinite
 from lockstep.model.stacked import in_first_layer, scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
@@ -56,31 +56,33 @@ def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: boo
 
 def batch_loss(
     model: GPT,
-    batch: Array,
+    batch: Batch,
     dtypes: Dtypes,
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
     chunks: int = 1,
     over: Array | None = None,
 ) -> Array:
-    """Mean loss of (B, T+1) tokens or (P, B, T) planes; the logits of all, or of a chunk of rows at
-    a time. Where targets are ignored, it is a sum over `over`: left out, over those that count."""
-    tokens, targets, segments = planes(batch)
-    over = mean_count(batch[None]) if over is None else over
+    """Mean loss of a batch (B, T); the logits of all, or of a chunk of rows at a time. Where some
+    targets do not count, it is a sum over `over`: left out, over those that count."""
+    tokens, targets, counts, segments = batch
+    over = mean_count(batch.select(None)) if over is None else over
     if chunks > 1:
         x_RD = model.rows(tokens, dropout, tap, segments)
-        return mean_loss_in_chunks(model.logits, x_RD, targets.reshape(-1), dtypes, chunks, over)
-    return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, over)
+        targets_R, counts_R = targets.reshape(-1), None if counts is None else counts.reshape(-1)
+        how = (dtypes, chunks, counts_R, over)
+        return mean_loss_in_chunks(model.logits, x_RD, targets_R, *how)
+    return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, counts, over)
 
 
-def mean_count(window: Array) -> Array | None:
+def mean_count(window: Batch) -> Array | None:
     """How many targets count in a micro-batch of a window, on average; None where all do.
 
     At least one in the whole window: of one without any the loss and its gradient are 0.
     """
-    if window.ndim == 3:
+    if window.counts is None:
         return None
-    return jnp.maximum((window[:, 1] != IGNORED).sum(), 1) / len(window)
+    return jnp.maximum(window.counts.sum(), 1) / len(window.counts)
 
 
 class Trainer:
@@ -104,23 +106,26 @@ class Trainer:
         self.jit = in_mesh(partial(jax.jit, compiler_options=options), self.mesh)
         self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
 
-    def compile(self, window: Array) -> None:
+    def compile(self, window: Batch) -> None:
         """Compiles the step ahead of time, for windows like this one."""
         self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
 
-    def place(self, tokens: np.ndarray) -> Array:
-        """(..., B, T or T+1) of all devices."""
-        return place_rows(tokens, self.mesh) if self.mesh else jax.device_put(tokens, self.device)
+    def place(self, batch: Batch) -> Batch:
+        return batch.map_arrays(self.place_array)
+
+    def place_array(self, x: np.ndarray) -> Array:
+        """(..., B, T) of all devices."""
+        return place_rows(x, self.mesh) if self.mesh else jax.device_put(x, self.device)
 
     def place_state(self, state: State) -> State:
         return jax.device_put(state, shardings(state, self.mesh) if self.mesh else self.device)
 
-    def step(self, window: Array) -> Callable[[], StepResult]:
-        """Window (N, B, T+1) or (N, P, B, T) -> a call that waits for the result."""
+    def step(self, window: Batch) -> Callable[[], StepResult]:
+        """Window (N, B, T) -> a call that waits for the result."""
         self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
-    def step_function(self, state: State, window: Array) -> tuple[State, tuple[Array, ...]]:
+    def step_function(self, state: State, window: Batch) -> tuple[State, tuple[Array, ...]]:
         scale = self.scale(state)
         state = state._replace(step=state.step + 1)
         params, opt_state, finite, losses, found = self.accumulate(state, window, scale)
@@ -133,14 +138,15 @@ class Trainer:
         return new_state, self.metrics(state, new_state, losses.sum(), finite)
 
     def accumulate(
-        self, state: State, window: Array, scale: jmp.LossScale
+        self, state: State, window: Batch, scale: jmp.LossScale
     ) -> tuple[Params, Any, Array, Array, Params]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
         Returns the trained parameters, the optimizer's state, `finite` (P,) by tensor, the losses
         (N,), and the amaxes of delayed scaling.
         """
-        accum, over, scales = len(window), mean_count(window), self.scales(state)
+        accum, over = len(window.tokens), mean_count(window)
+        scales = self.scales(state)
 
         def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
             params, opt_state, finite, found = carry
@@ -158,14 +164,14 @@ class Trainer:
         finite, none = jnp.ones(len(self.names), bool), jax.tree.map(jnp.zeros_like, scales)
         carry = (state.params, state.optimizer, finite, none)
         if accum == 1:
-            carry, losses = micro_batch(carry, (0, window[0]))
+            carry, losses = micro_batch(carry, (0, window.select(0)))
         else:
             carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
         params, opt_state, finite, found = carry
         return params, opt_state, finite, losses, found
 
     def micro_batch_loss(
-        self, params: Params, batch: Array, over: Array | None, accum: int, dropout: Dropout
+        self, params: Params, batch: Batch, over: Array | None, accum: int, dropout: Dropout
     ) -> Array:
         """One micro-batch's part of the window's mean loss."""
         model, chunks = self.model(params), self.config.chunks
@@ -264,7 +270,7 @@ class Trainer:
         return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     @jit_method
-    def loss_and_grads(self, state: State, batch: Array) -> tuple[Array, Params]:
+    def loss_and_grads(self, state: State, batch: Batch) -> tuple[Array, Params]:
         """Mean loss and unscaled gradients of one batch, as training takes them."""
         scale = self.scale(state)
 
@@ -276,7 +282,7 @@ class Trainer:
         return value, scale.unscale(grads)
 
     @jit_method
-    def evaluate(self, state: State, batches: Array) -> Array:
+    def evaluate(self, state: State, batches: Batch) -> Array:
         """Mean loss of M batches under the evaluation policy."""
         model, chunks, over = self.evaluation_model(state), self.config.chunks, mean_count(batches)
         loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks, over=over)

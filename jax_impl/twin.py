@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
 from lockstep.config import Config
-from lockstep.data.rows import blank, has_segments, planes
+from lockstep.data.batch import Batch, blank_window
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import give_back_surplus, resident_peak
@@ -65,17 +64,17 @@ class JaxTwin:
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
 
-    def prepare(self, window: np.ndarray | None = None) -> None:
-        window = blank(self.config) if window is None else window
-        self.segments = has_segments(window)
+    def prepare(self, window: Batch | None = None) -> None:
+        window = blank_window(self.config) if window is None else window
+        self.segments = window.segments is not None
         self.trainer.compile(self.place(window))
         accounts = self.trainer.compiled["step"].memory_analysis()
         self.temporaries = accounts.temp_size_in_bytes if accounts else 0
 
-    def place(self, window: np.ndarray) -> Array:
+    def place(self, window: Batch) -> Batch:
         return self.trainer.place(window)
 
-    def step(self, window: Array) -> Callable[[], StepResult]:
+    def step(self, window: Batch) -> Callable[[], StepResult]:
         wait = self.trainer.step(window)
 
         def finish() -> StepResult:
@@ -85,17 +84,17 @@ class JaxTwin:
 
         return finish
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         loss, grads = self.trainer.loss_and_grads(self.place(batch))
         return loss.item(), bridge.to_canonical(grads, self.config.model)
 
-    def evaluate(self, batches: np.ndarray) -> float:
+    def evaluate(self, batches: Batch) -> float:
         return self.trainer.evaluate(self.place(batches)).item()
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         model = self.config.model
         loss, *seen, grads = trace(self.trainer, self.place(batch))
-        b, t = planes(batch)[0].shape
+        b, t = batch.tokens.shape
         outputs, output_grads = (
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
             for x in seen
@@ -106,13 +105,13 @@ class JaxTwin:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = self.trainer.logits(self.place(padded))
+        logits = self.trainer.logits(self.trainer.place_array(padded))
         return bridge.to_numpy(logits)[0, len(tokens) - 1].astype(np.float64)
 
-    def step_bytes(self, window: np.ndarray) -> int:
+    def step_bytes(self, window: Batch) -> int:
         return step_bytes(self.trainer, self.place(window))
 
-    def step_flops(self, window: np.ndarray) -> int:
+    def step_flops(self, window: Batch) -> int:
         return step_flops(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError, require
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -68,8 +69,8 @@ class Runner(Protocol):
         """Compiles what can be compiled ahead; needs a loaded state."""
         ...
 
-    def place(self, window: np.ndarray) -> Any:
-        """Starts the copy of a window, int32 (N, B, T+1) or (N, P, B, T), to the device."""
+    def place(self, window: Batch) -> Any:
+        """Starts the copy of a window, (N, B, T), to the device."""
         ...
 
     def step(self, window: Any) -> Callable[[], StepResult]:
@@ -89,14 +90,13 @@ class Twin(Runner, Protocol):
 
     A run on several devices may have several processes. All call the same methods in the same
     order, with the same arguments: batches of the whole run, of which a process looks at no rows
-    but its own. A batch is of tokens, (B, T+1), or of
-    planes, (P, B, T), which say which targets count (`lockstep.data.rows`).
+    but its own. A batch (B, T) and a window (N, B, T) are a `lockstep.data.batch.Batch`.
     """
 
     rank: int  # this process's number; process 0 leads
 
-    def prepare(self, window: np.ndarray | None = None) -> None:
-        """The same, for windows like this one: of tokens alone unless one is given."""
+    def prepare(self, window: Batch | None = None) -> None:
+        """The same, for windows like this one: plain ones unless one is given."""
         ...
 
     processes: int  # how many there are
@@ -131,15 +131,15 @@ class Twin(Runner, Protocol):
         """
         ...
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         """Mean loss and unscaled gradients of one batch, dropout off."""
         ...
 
-    def evaluate(self, batches: np.ndarray) -> float:
-        """Mean loss of M batches of one form under the evaluation policy, dropout off."""
+    def evaluate(self, batches: Batch) -> float:
+        """Mean loss of M batches, (M, B, T), under the evaluation policy, dropout off."""
         ...
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         """What one batch looks like inside, nothing recomputed.
 
         Another program than the one that trains: what is looked at cannot be fused away.
@@ -150,15 +150,15 @@ class Twin(Runner, Protocol):
         """float (V,): the scores of the token after int32 (t,) tokens, t from 1 to T."""
         ...
 
-    def step_bytes(self, window: np.ndarray) -> int:
-        """Peak bytes that one optimizer step on an int32 (N, B, T+1) window needs for a while.
+    def step_bytes(self, window: Batch) -> int:
+        """Peak bytes that one optimizer step on a window (N, B, T) needs for a while.
 
         Beside weights, moments and the window; changes nothing.
         """
         ...
 
-    def step_flops(self, window: np.ndarray) -> int:
-        """FLOPs of the matmuls of one optimizer step on an int32 (N, B, T+1) window.
+    def step_flops(self, window: Batch) -> int:
+        """FLOPs of the matmuls of one optimizer step on a window (N, B, T).
 
         What remat recomputes counts again; changes nothing.
         """

@@ -28,6 +28,7 @@ from lockstep.compile.expected import narrow_units
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
+from lockstep.data.batch import blank_window
 from lockstep.errors import UserError
 from lockstep.formats.table import HISTORY
 
@@ -192,7 +193,7 @@ def arguments(trainer: Any, mesh: Mesh) -> tuple[Any, Any]:
     whole = {name: s for name, s in whole.items() if not name.endswith(SCALES)}
     state = State(params, moments, make((), jnp.float32), number, number, whole, amaxes)
     config = trainer.config
-    shape = config.optim.accum, config.global_batch_size, config.model.context + 1
-    window = make(shape, jnp.int32, sharding=NamedSharding(mesh, divided_rows(shape, mesh)))
+    window = blank_window(config).map_arrays(lambda x: make(
+        x.shape, x.dtype, sharding=NamedSharding(mesh, divided_rows(x.shape, mesh))))  # fmt: skip
     return jax.tree.map(lambda x, place: make(x.shape, x.dtype, sharding=place), state,
                         shardings(state, mesh)), window  # fmt: skip

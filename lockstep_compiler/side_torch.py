@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lockstep.compile.program import Buffer, Parts, Program
 from lockstep.compile.targets import Gpu, Target
 from lockstep.config import Config, chunks
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep_compiler import fake_cuda, fake_world
 from lockstep_compiler.trace import Trace, storage_key
@@ -41,9 +42,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         shapes += [tuple(local(p).shape) for p in trainer.model.parameters()]
         rows = optim.batch_size * context
         parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
-        window = torch.zeros(
-            (optim.accum, optim.batch_size, context + 1), dtype=torch.int64, device=device
-        )
+        shape = (optim.accum, optim.batch_size, context)
+        window = Batch(*(torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2)))
         counts = make_moments(trainer)
         held = {key: x.detach() for key, x in state_tensors(trainer).items()}  # keeps the places
         places = {key: storage_key(x) for key, x in held.items()}
@@ -51,7 +51,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
             trace.counts = counts
             fake_world.watch_storages(trace.keep, trace.drop)
             gradients = watch_gradients(trainer, trace)
-            trace.keep(window)
+            window.map_arrays(trace.keep)
             for (_, part), x in held.items():
                 trace.keep(x)
                 trace.mark(x, part)

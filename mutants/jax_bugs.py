@@ -16,7 +16,7 @@ import optax
 from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
 from jax_impl.io import bridge
-from lockstep.data.rows import IGNORED
+from lockstep.data.batch import Batch
 from mutants import jax_formats, module_formats
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 
@@ -88,7 +88,7 @@ def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, *_: Any) -> jax.Array:
     return jnp.einsum("bhts,bshk->bthk", probs, v)
 
 
-def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any, over: None) -> jax.Array:
+def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any, *_: None) -> jax.Array:
     """Cross-entropy keeps its input's dtype in optax."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return losses.astype(dtypes.output).mean()
@@ -101,19 +101,12 @@ def drop_last_chunk(
     return right(head, x[:whole], targets[:whole], dtypes, chunks)
 
 
-def shift_mask(right: Callable, batch: jax.Array) -> Any:
+def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> jax.Array:
     """As where it is made for the tokens, and then taken for the targets."""
-    tokens, targets, segments = right(batch)
-    every = jnp.where(targets == IGNORED, jnp.roll(tokens, -1, -1), targets)
-    return tokens, jnp.where(jnp.roll(targets, 1, -1) == IGNORED, IGNORED, every), segments
-
-
-# where a target is ignored, token 0 counts
-count_ignored = both(
-    wrap(loss, "row_losses", lambda right, logits, targets, dtypes: right(
-        logits, jnp.maximum(targets, 0), dtypes)),
-    assign(loss, "average", lambda losses, targets, over: losses.sum() / over),
-)  # fmt: skip
+    if batch.counts is not None:
+        every = jnp.where(batch.counts, batch.targets, jnp.roll(batch.tokens, -1, -1))
+        batch = batch._replace(targets=every, counts=jnp.roll(batch.counts, 1, -1))
+    return right(model, batch, *rest, **how)
 
 
 def assign_places(**forgotten: None) -> Plant:
@@ -206,9 +199,11 @@ BUGS: dict[str, Plant] = {
         step.Trainer, "micro_batch_loss", lambda right, self, params, over, **rest: right(
             self, params, over=None, **rest)),
     "mean-over-padding-in-jax": wrap(step, "mean_count", lambda right, window: jnp.array(
-        window[0, 1].size)),
-    "mask-shifted-in-jax": wrap(step, "planes", shift_mask),
-    "ignored-token-counted-in-jax": count_ignored,
+        window.targets[0].size)),
+    "mask-shifted-in-jax": wrap(step, "batch_loss", shift_mask),
+    # where a target does not count, token 0 does
+    "ignored-token-counted-in-jax": assign(
+        loss, "average", lambda losses, counts, over: losses.sum() / over),
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": both(

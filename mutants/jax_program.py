@@ -10,6 +10,7 @@ from jax_impl import optim, step
 from jax_impl.model import GPT
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.params import decays
 from lockstep.model.state import initial_state
 
@@ -22,8 +23,8 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
         twin.load(initial_state(config.replace(seed=seed)))
         return trainer.model(trainer.state.params)
 
-    def loss(model: GPT, batch: Array) -> Array:
-        return step.batch_loss(model, batch, trainer.dtypes)
+    def loss(model: GPT, batch: dict[str, Array]) -> Array:
+        return step.batch_loss(model, Batch(**batch), trainer.dtypes)
 
     def optimizer(model: GPT) -> Any:
         def mask(params: Any) -> Any:

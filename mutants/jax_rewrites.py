@@ -110,14 +110,19 @@ def silu(x: jax.Array) -> jax.Array:
 
 
 def loss_by_logsumexp(
-    logits_BTV: jax.Array, targets_BT: jax.Array, dtypes: Dtypes, over: jax.Array | None = None
+    logits_BTV: jax.Array,
+    targets_BT: jax.Array,
+    dtypes: Dtypes,
+    counts_BT: jax.Array | None = None,
+    over: jax.Array | None = None,
 ) -> jax.Array:
     """logsumexp minus the target's logit, its derivative left to JAX, and weights of 0 and 1."""
-    logits, weights = logits_BTV.astype(dtypes.output), targets_BT >= 0
-    chosen = jnp.maximum(targets_BT, 0)[..., None]
-    targets = jnp.take_along_axis(logits, chosen, axis=-1).squeeze(-1)
-    losses = (jax.nn.logsumexp(logits, axis=-1) - targets) * weights
-    return losses.mean() if over is None else (losses / over.astype(losses.dtype)).sum()
+    logits = logits_BTV.astype(dtypes.output)
+    targets = jnp.take_along_axis(logits, targets_BT[..., None], axis=-1).squeeze(-1)
+    losses = jax.nn.logsumexp(logits, axis=-1) - targets
+    if counts_BT is None or over is None:
+        return losses.mean()
+    return (losses * counts_BT / over.astype(losses.dtype)).sum()
 
 
 def norm_by_dot_products(tree: Any) -> jax.Array:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
 from lockstep.config.policy import Dtypes, Roles
-from lockstep.data.rows import IGNORED
+from lockstep.data.batch import Batch
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import module_formats, torch_formats, torch_step, torch_world
@@ -154,7 +154,7 @@ def widen_to_float32(right: Callable, roles: Roles, name: str) -> Roles:
 
 
 def cast_whole_tree(
-    right: Callable, gpt: Any, batch: Tensor, dtypes: Dtypes, *rest: Any, **tap: Any
+    right: Callable, gpt: Any, batch: Batch, dtypes: Dtypes, *rest: Any, **tap: Any
 ) -> Tensor:
     kind = precision.dtype(dtypes.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
@@ -183,8 +183,11 @@ def shift_targets(right: Callable, logits: Tensor, targets: Tensor, *rest: Any) 
     return right(logits, targets.roll(1, 1), *rest)
 
 
-def drop_last_token(right: Callable, logits: Tensor, targets: Tensor, *rest: Any) -> Tensor:
-    return right(logits[:, :-1], targets[:, :-1], *rest)
+def drop_last_token(
+    right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes, counts: Any, over: Any
+) -> Tensor:
+    counts = counts if counts is None else counts[:, :-1]
+    return right(logits[:, :-1], targets[:, :-1], dtypes, counts, over)
 
 
 def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Tensor]]:
@@ -193,14 +196,14 @@ def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Te
 
 
 def mean_of_chunks(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, over: None
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, *_: None
 ) -> Tensor:
     means = [right(head, *each, dtypes, 1) for each in split_rows(x, targets, chunks)]
     return torch.stack(means).mean()
 
 
 def head_of_one_chunk(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, over: None
+    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, *_: None
 ) -> Tensor:
     """The tied weight is a constant to all chunks but the first."""
     fixed = partial(F.linear, weight=head.__self__.embed.weight.detach())
@@ -209,28 +212,21 @@ def head_of_one_chunk(
     return sum(right(h, *each, dtypes, 1) * len(each[0]) for h, each in parts) / len(x)
 
 
-def shift_mask(right: Callable, batch: Tensor) -> Any:
+def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> Tensor:
     """As where it is made for the tokens, and then taken for the targets."""
-    tokens, targets, segments = right(batch)
-    every = torch.where(targets == IGNORED, tokens.roll(-1, -1), targets)
-    return tokens, torch.where(targets.roll(1, -1) == IGNORED, IGNORED, every), segments
+    if batch.counts is not None:
+        every = torch.where(batch.counts, batch.targets, batch.tokens.roll(-1, -1))
+        batch = batch._replace(targets=every, counts=batch.counts.roll(1, -1))
+    return right(model, batch, *rest, **how)
 
 
-# where a target is ignored, token 0 counts
-count_ignored = both(
-    wrap(loss, "row_losses", lambda right, logits, targets, dtypes: right(
-        logits, targets.clamp(min=0), dtypes)),
-    assign(loss, "average", lambda losses, targets, over: losses.sum() / over),
-)  # fmt: skip
-
-
-def repeat_window(right: Callable, self: Any, window: Tensor) -> Callable[[], StepResult]:
+def repeat_window(right: Callable, self: Any, window: Batch) -> Callable[[], StepResult]:
     """From the eleventh step on the rows are those of the window before."""
     former, self.former = getattr(self, "former", window), window
     return right(self, former if self.trainer.steps >= 10 else window)
 
 
-def drop_in_evaluation(right: Callable, self: Any, batches: Tensor) -> Tensor:
+def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
     batch_loss = step.batch_loss
     step.batch_loss = partial(batch_loss, dropout=self.dropout(0))
     try:
@@ -346,9 +342,11 @@ BUGS: dict[str, Plant] = {
         step.Trainer, "micro_batch_loss", lambda right, self, window, over, micro_step: right(
             self, window, None, micro_step)),
     "mean-over-padding": wrap(step, "mean_count", lambda right, window, mesh=None: torch.tensor(
-        window[0, 1].numel())),
-    "mask-shifted": wrap(step, "planes", shift_mask),
-    "ignored-token-counted": count_ignored,
+        window.targets[0].numel())),
+    "mask-shifted": wrap(step, "batch_loss", shift_mask),
+    # where a target does not count, token 0 does
+    "ignored-token-counted": assign(
+        loss, "average", lambda losses, counts, over: losses.sum() / over),
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
         *args, label_smoothing=size)),
     "batches-differ": wrap(twin.TorchTwin, "step", repeat_window),

@@ -21,7 +21,7 @@ def allow_any_order(config: Any, device: Any) -> None:
     torch.use_deterministic_algorithms(False)
 
 
-def lose_in_half(logits: Tensor, targets: Tensor, dtypes: Any, over: None) -> Tensor:
+def lose_in_half(logits: Tensor, targets: Tensor, dtypes: Any, *_: None) -> Tensor:
     """`log_softmax` outside of autocast keeps its input's dtype."""
     with torch.autocast(logits.device.type, enabled=False):
         losses = F.log_softmax(logits, -1).gather(-1, targets[..., None])

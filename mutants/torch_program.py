@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.state import initial_state
 from torch_ref import step
 from torch_ref.model import GPT
@@ -20,8 +21,8 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
         twin.load(initial_state(config.replace(seed=seed)))
         return trainer.model
 
-    def loss(model: GPT, batch: Tensor) -> Tensor:
-        return step.batch_loss(model, batch, trainer.dtypes)
+    def loss(model: GPT, batch: dict[str, Tensor]) -> Tensor:
+        return step.batch_loss(model, Batch(**batch), trainer.dtypes)
 
     def optimizer(model: GPT) -> Any:
         trainer.optimizer = step.adamw(model, config.optim)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import OptimConfig
 from lockstep.config.policy import Dtypes
+from lockstep.data.batch import Batch
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import model, optim, step
 from torch_ref.precision import dtype
@@ -120,20 +121,25 @@ def mlp_written_out(self: model.MLP, x_BTD: Tensor, *keys: Any) -> Tensor:
 
 
 def loss_by_logsumexp(
-    logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes, over: Tensor | None = None
+    logits_BTV: Tensor,
+    targets_BT: Tensor,
+    dtypes: Dtypes,
+    counts_BT: Tensor | None = None,
+    over: Tensor | None = None,
 ) -> Tensor:
     """logsumexp minus the target's logit in place of cross_entropy, and weights of 0 and 1."""
-    logits, weights = logits_BTV.to(dtype(dtypes.output)), targets_BT >= 0
-    targets = logits.gather(-1, targets_BT.clamp(min=0)[..., None]).squeeze(-1)
-    losses = (logits.logsumexp(-1) - targets) * weights
-    return losses.mean() if over is None else (losses / over.to(losses.dtype)).sum()
+    logits = logits_BTV.to(dtype(dtypes.output))
+    losses = logits.logsumexp(-1) - logits.gather(-1, targets_BT[..., None]).squeeze(-1)
+    if counts_BT is None or over is None:
+        return losses.mean()
+    return (losses * counts_BT / over.to(losses.dtype)).sum()
 
 
 def count_backwards(
-    right: Callable, self: Trainer, window: Tensor, over: Tensor | None, micro_step: int
+    right: Callable, self: Trainer, window: Batch, over: Tensor | None, micro_step: int
 ) -> Tensor:
     """The last micro-batch of a window first, each with its own dropout."""
-    return right(self, window, over, len(window) - 1 - micro_step)
+    return right(self, window, over, len(window.tokens) - 1 - micro_step)
 
 
 def clip_by_loop(parameters: list[nn.Parameter], clip: float, mesh: None) -> tuple[Tensor, Tensor]:

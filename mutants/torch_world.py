@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.data.batch import Batch
 from mutants.patch import Plant, after, assign, before, wrap
 from torch_ref import optim, precision, step
 from torch_ref.extra.mesh.processes import process_count
@@ -104,10 +105,10 @@ def no_sync(model: nn.Module, *, last: bool) -> AbstractContextManager:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def evaluate_own(right: Callable, self: Trainer, batches: Tensor) -> Tensor:
+def evaluate_own(right: Callable, self: Trainer, batches: Batch) -> Tensor:
     """The mean of one rank's rows."""
     model = self.evaluation_model()
-    losses = [step.batch_loss(model, b, self.eval_dtypes).detach() for b in batches]
+    losses = [step.batch_loss(model, b, self.eval_dtypes).detach() for b in batches.split()]
     return torch.stack(losses).mean()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from lockstep import twin
 from lockstep.cli import trainers
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult, Trace
@@ -58,15 +59,15 @@ class FakeTwin:
     def state(self) -> TrainState:
         return self.now
 
-    def prepare(self, window: np.ndarray | None = None) -> None:
+    def prepare(self, window: Batch | None = None) -> None:
         pass
 
-    def place(self, window: np.ndarray) -> np.ndarray:
+    def place(self, window: Batch) -> Batch:
         return window
 
-    def step(self, window: np.ndarray) -> Callable[[], StepResult]:
+    def step(self, window: Batch) -> Callable[[], StepResult]:
         step = self.now.step + 1
-        drawn = np.float32(step + window.mean())
+        drawn = np.float32(step + window.tokens.mean())
         weights = {name: w / 2 + drawn for name, w in self.now.params.items()}
         self.now = replace(self.now, params=weights, step=step, updates=step)
         return lambda: self.result(step)
@@ -74,19 +75,19 @@ class FakeTwin:
     def result(self, step: int) -> StepResult:
         return StepResult(1 / step, 1.0, 1e-3, self.now.loss_scale, False)
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         raise NotImplementedError
 
-    def evaluate(self, batches: np.ndarray) -> float:
+    def evaluate(self, batches: Batch) -> float:
         return 1 / (1 + self.now.step)
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         raise NotImplementedError
 
-    def step_bytes(self, window: np.ndarray) -> int:
+    def step_bytes(self, window: Batch) -> int:
         raise NotImplementedError
 
-    def step_flops(self, window: np.ndarray) -> int:
+    def step_flops(self, window: Batch) -> int:
         raise NotImplementedError
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
@@ -99,12 +100,12 @@ class FakeTwin:
 class SlowTwin(FakeTwin):
     """The same, with pauses."""
 
-    def prepare(self, window: np.ndarray | None = None) -> None:
+    def prepare(self, window: Batch | None = None) -> None:
         if seconds := float(os.environ.get("FAKE_PREPARE", 0)):
             print("preparing", file=sys.stderr, flush=True)
             time.sleep(seconds)
 
-    def step(self, window: np.ndarray) -> Callable[[], StepResult]:
+    def step(self, window: Batch) -> Callable[[], StepResult]:
         time.sleep(float(os.environ.get("FAKE_STEP", 0.02)))
         return super().step(window)
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data import batches, corpus
+from lockstep.data.batch import Batch
 from lockstep.parity.compare import norm_gap as norm_gap
 from lockstep.parity.toy import FRAMEWORKS as FRAMEWORKS
 from lockstep.parity.toy import perturbed as perturbed
@@ -19,8 +20,8 @@ def text() -> np.ndarray:
     return corpus.load("stdlib").train
 
 
-def window(config: Config, step: int) -> np.ndarray:
-    """int32 (N, B, T+1): what the loop would draw."""
+def window(config: Config, step: int) -> Batch:
+    """(N, B, T): what the loop would draw."""
     return batches.of_step(config, text_tokens, step)
 
 

@@ -8,32 +8,36 @@ from torch import Tensor
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Dtypes
-from lockstep.data.rows import IGNORED
 
 from .precision import autocast, dtype
 from .remat import recompute
 
 
 def mean_loss(
-    logits_BTV: Tensor, targets_BT: Tensor, dtypes: Dtypes, over: Tensor | None = None
+    logits_BTV: Tensor,
+    targets_BT: Tensor,
+    dtypes: Dtypes,
+    counts_BT: Tensor | None = None,
+    over: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy in nats, in the output dtype; `over`: see `average`."""
-    if over is not None:
+    if counts_BT is not None:
         losses = row_losses(logits_BTV.flatten(0, 1), targets_BT.flatten(), dtypes)
-        return average(losses, targets_BT.flatten(), over)
+        return average(losses, counts_BT.flatten(), over)
     logits = logits_BTV.to(dtype(dtypes.output))
     return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
 
-def average(losses: Tensor, targets: Tensor, over: Tensor | None) -> Tensor:
-    """Of all; or the sum of those whose target is not ignored, divided by `over`."""
-    if over is None:
+def average(losses: Tensor, counts: Tensor | None, over: Tensor | None) -> Tensor:
+    """Of all; or the sum of those whose target counts, divided by `over`."""
+    if counts is None:
         return losses.mean()
-    return torch.where(targets != IGNORED, losses, 0).sum() / over.to(losses.dtype)
+    assert over is not None
+    return torch.where(counts, losses, 0).sum() / over.to(losses.dtype)
 
 
 def row_losses(logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
-    """Logits (R, V) and targets (R,) -> (R,); 0 where the target is ignored."""
+    """Logits (R, V) and targets (R,) -> (R,)."""
     logits = logits.to(dtype(dtypes.output))
     return F.cross_entropy(logits, targets, reduction="none")
 
@@ -44,6 +48,7 @@ def mean_loss_in_chunks(
     targets_R: Tensor,
     dtypes: Dtypes,
     chunks: int,
+    counts_R: Tensor | None = None,
     over: Tensor | None = None,
 ) -> Tensor:
     """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
@@ -57,4 +62,4 @@ def mean_loss_in_chunks(
     rows = in_chunks.size(len(x_RD), chunks)
     run = recompute(losses_of_chunk, preserve_rng_state=False)
     losses = map(run, x_RD.split(rows), targets_R.split(rows))
-    return average(torch.cat(list(losses)), targets_R, over)
+    return average(torch.cat(list(losses)), counts_R, over)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lockstep.config import Config
 from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import Dtypes
-from lockstep.data.rows import IGNORED, planes
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 from lockstep.formats.table import HISTORY
 from lockstep.model.params import first_nonfinite
@@ -50,35 +50,37 @@ def make_model(config: Config, dtypes: Dtypes, device: torch.device, *, plain: b
 
 def batch_loss(
     model: GPT,
-    batch: Tensor,
+    batch: Batch,
     dtypes: Dtypes,
     dropout: Dropout | None = None,
     tap: Tap = no_tap,
     chunks: int = 1,
     over: Tensor | None = None,
 ) -> Tensor:
-    """Mean loss of (B, T+1) tokens or (P, B, T) planes; the logits of all, or of a chunk of rows at
-    a time. Where targets are ignored, it is a sum over `over`: left out, over those that count."""
-    tokens, targets, segments = planes(batch)
-    over = mean_count(batch[None]) if over is None else over
-    with autocast(dtypes, batch.device):
+    """Mean loss of a batch (B, T); the logits of all, or of a chunk of rows at a time. Where some
+    targets do not count, it is a sum over `over`: left out, over those that count."""
+    tokens, targets, counts, segments = batch
+    over = mean_count(batch.select(None)) if over is None else over
+    with autocast(dtypes, tokens.device):
         if chunks > 1:
             x_RD = model.rows(tokens, dropout, tap, segments)
-            return mean_loss_in_chunks(model.logits, x_RD, targets.flatten(), dtypes, chunks, over)
-        return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, over)
+            targets_R, counts_R = targets.flatten(), None if counts is None else counts.flatten()
+            how = (dtypes, chunks, counts_R, over)
+            return mean_loss_in_chunks(model.logits, x_RD, targets_R, *how)
+        return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, counts, over)
 
 
-def mean_count(window: Tensor, mesh: DeviceMesh | None = None) -> Tensor | None:
+def mean_count(window: Batch, mesh: DeviceMesh | None = None) -> Tensor | None:
     """How many targets count in a micro-batch of a window, on average; None where all do.
 
     Of a mesh, on average of its devices. At least one in the whole window: of one without any the
     loss and its gradient are 0.
     """
-    if window.ndim == 3:
+    if window.counts is None:
         return None
-    wide = torch.float32 if window.device.type in NO_FLOAT64 else torch.float64
-    count = mean((window[:, 1] != IGNORED).sum().to(wide), mesh)
-    return torch.where(count > 0, count, 1) / len(window)
+    wide = torch.float32 if window.counts.device.type in NO_FLOAT64 else torch.float64
+    count = mean(window.counts.sum().to(wide), mesh)
+    return torch.where(count > 0, count, 1) / len(window.counts)
 
 
 class Trainer:
@@ -112,7 +114,7 @@ class Trainer:
         """Those that are trained."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def compile(self, window: Tensor) -> None:
+    def compile(self, window: Batch) -> None:
         """Compiles the loss ahead of time, for windows like this one, by running it once.
 
         Raises:
@@ -128,15 +130,19 @@ class Trainer:
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def place(self, tokens: Tensor) -> Tensor:
-        """(..., B, T or T+1) of all devices."""
-        tokens = own_rows(tokens, self.mesh).long()
-        if self.device.type in PINNED:
-            tokens = tokens.contiguous().pin_memory()
-        return tokens.to(self.device, non_blocking=True)
+    def place(self, batch: Batch) -> Batch:
+        return batch.map_arrays(self.place_array)
 
-    def step(self, window: Tensor) -> Callable[[], StepResult]:
-        """Window (N, B, T+1) or (N, P, B, T) -> a call that waits for the result."""
+    def place_array(self, x: Tensor) -> Tensor:
+        """(..., B, T) of all devices; whole numbers become int64."""
+        x = own_rows(x, self.mesh)
+        x = x if x.dtype == torch.bool else x.long()
+        if self.device.type in PINNED:
+            x = x.contiguous().pin_memory()
+        return x.to(self.device, non_blocking=True)
+
+    def step(self, window: Batch) -> Callable[[], StepResult]:
+        """Window (N, B, T) -> a call that waits for the result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
         self.steps += 1
         loss, found = self.accumulate(window)
@@ -148,27 +154,27 @@ class Trainer:
         self.updates += not skipped  # and so the schedule stands still on a skipped step
         return self.report(loss, norm, norms, rate, scale, skipped)
 
-    def accumulate(self, window: Tensor) -> tuple[Tensor, Tensors]:
+    def accumulate(self, window: Batch) -> tuple[Tensor, Tensors]:
         """Adds the scaled gradients of the window's mean loss to `.grad`.
 
         Returns that loss, and the amaxes of delayed scaling.
         """
         total = torch.zeros((), dtype=dtype(self.dtypes.output), device=self.device)
-        over, found = mean_count(window, self.mesh), Tensors()
+        over, found, accum = mean_count(window, self.mesh), Tensors(), len(window.tokens)
         take(self.model, self.amaxes)  # of what was no step
-        for micro_step in range(len(window)):
-            with accumulate(self.parallel, last=micro_step == len(window) - 1):
+        for micro_step in range(accum):
+            with accumulate(self.parallel, last=micro_step == accum - 1):
                 loss = self.micro_batch_loss(window, over, micro_step)
                 self.backward(loss)
             found = join(found, take(self.model, self.amaxes))
             total += loss.detach()
         return mean(total, self.mesh), found
 
-    def micro_batch_loss(self, window: Tensor, over: Tensor | None, micro_step: int) -> Tensor:
+    def micro_batch_loss(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
         """One micro-batch's part of the window's mean loss."""
-        model, dropout, batch = self.parallel, self.dropout(micro_step), window[micro_step]
+        model, dropout, batch = self.parallel, self.dropout(micro_step), window.select(micro_step)
         how: dict[str, Any] = {"chunks": self.config.chunks, "over": over}
-        return self.batch_loss(model, batch, self.dtypes, dropout, **how) / len(window)
+        return self.batch_loss(model, batch, self.dtypes, dropout, **how) / len(window.tokens)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -236,9 +242,9 @@ class Trainer:
     def first_nonfinite(self, finite: Iterable[bool]) -> str:
         return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
-    def loss_and_grads(self, batch: Tensor) -> tuple[Tensor, Tensors]:
+    def loss_and_grads(self, batch: Batch) -> tuple[Tensor, Tensors]:
         """Mean loss and unscaled gradients of one batch, as training takes them."""
-        chunks, over = self.config.chunks, mean_count(batch[None], self.mesh)
+        chunks, over = self.config.chunks, mean_count(batch.select(None), self.mesh)
         loss = self.batch_loss(self.parallel, batch, self.dtypes, chunks=chunks, over=over)
         self.scaler.scale(loss).backward()
         grads = self.unscale_grads(self.params)
@@ -253,12 +259,12 @@ class Trainer:
         return {name: g.to(wide[name]) / scale for name, g in grads.items()}
 
     @torch.no_grad()
-    def evaluate(self, batches: Tensor) -> Tensor:
+    def evaluate(self, batches: Batch) -> Tensor:
         """Mean loss of M batches under the evaluation policy."""
         model, chunks = self.evaluation_model(), self.config.chunks
         over = mean_count(batches, self.mesh)
         loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks, over=over)
-        return mean(torch.stack([loss(batch) for batch in batches]).mean(), self.mesh)
+        return mean(torch.stack([loss(batch) for batch in batches.split()]).mean(), self.mesh)
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:

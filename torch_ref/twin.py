@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.data.rows import blank, has_segments, planes
+from lockstep.data.batch import Batch, blank_window
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
@@ -66,28 +65,28 @@ class TorchTwin:
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
 
-    def prepare(self, window: np.ndarray | None = None) -> None:
-        window = blank(self.config) if window is None else window
-        self.segments = has_segments(window)
+    def prepare(self, window: Batch | None = None) -> None:
+        window = blank_window(self.config) if window is None else window
+        self.segments = window.segments is not None
         self.trainer.compile(self.place(window))
 
-    def place(self, window: np.ndarray) -> Tensor:
-        return self.trainer.place(torch.from_numpy(window))
+    def place(self, window: Batch) -> Batch:
+        return self.trainer.place(window.map_arrays(torch.from_numpy))
 
-    def step(self, window: Tensor) -> Callable[[], StepResult]:
+    def step(self, window: Batch) -> Callable[[], StepResult]:
         return self.trainer.step(window)
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         loss, grads = self.trainer.loss_and_grads(self.place(batch))
         return loss.item(), bridge.to_canonical(grads, self.config.model)
 
-    def evaluate(self, batches: np.ndarray) -> float:
+    def evaluate(self, batches: Batch) -> float:
         return self.trainer.evaluate(self.place(batches)).item()
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         model = self.config.model
         loss, *seen, grads = trace(self.trainer, self.place(batch))
-        b, t = planes(batch)[0].shape
+        b, t = batch.tokens.shape
         outputs, output_grads = (
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
             for x in seen
@@ -95,13 +94,14 @@ class TorchTwin:
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        logits = self.trainer.logits(self.place(tokens[None]))
+        placed = self.trainer.place_array(torch.from_numpy(tokens[None]))
+        logits = self.trainer.logits(placed)
         return logits[0, -1].cpu().double().numpy()
 
-    def step_bytes(self, window: np.ndarray) -> int:
+    def step_bytes(self, window: Batch) -> int:
         return step_bytes(self.trainer, self.place(window))
 
-    def step_flops(self, window: np.ndarray) -> int:
+    def step_flops(self, window: Batch) -> int:
         return step_flops(self.trainer, self.place(window))
 
     def peak_bytes(self) -> int:

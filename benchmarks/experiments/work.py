@@ -21,6 +21,7 @@ from benchmarks.process import build, words
 from lockstep import results, twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
+from lockstep.data.batch import stack_batches
 from lockstep.exits import exit_status
 from lockstep.formats.table import FORMATS, RECIPES
 from lockstep.model.params import Arrays
@@ -101,7 +102,7 @@ def flushed_shares(arm: Arm, state: TrainState) -> Result:
     """
     twins = {policy: twin.load(arm.framework, arm.config.replace(policy=policy))
              for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
-    batch = GPT.window(arm.config, state.step)[0]
+    batch = GPT.window(arm.config, state.step).select(0)
 
     def trace(policy: str, scale: float = 1.0) -> Trace:
         twins[policy].load(replace(state, loss_scale=scale, good_steps=0))
@@ -139,14 +140,14 @@ def inject_overflow(arm: Arm) -> Result:
     `unchanged` says that this step moved no weight.
     """
     at = arm.steps // 2
-    windows = np.stack([GPT.window(arm.config, step) for step in range(arm.steps)])
-    chosen = np.zeros(windows.shape[:2], bool)
+    windows = stack_batches([GPT.window(arm.config, step) for step in range(arm.steps)])
+    chosen = np.zeros(windows.tokens.shape[:2], bool)
     chosen[at] = True
     assert GPT.overflowing
     config, state, windows = GPT.overflowing(arm.config, windows, chosen)
     built = start(arm.framework, config, state)
     taken = []
-    for step, window in enumerate(windows):
+    for step, window in enumerate(windows.split()):
         before = built.state().params if step == at else {}
         taken.append(built.step(built.place(window))())
         if step == at:

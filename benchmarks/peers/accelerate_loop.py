@@ -6,7 +6,6 @@ https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
 import gc
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 
@@ -19,6 +18,7 @@ from benchmarks.peers.hf_common import (
 )
 from benchmarks.peers.hf_state import Trained
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
@@ -112,8 +112,8 @@ class AccelerateLoop(HuggingFace):
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         return self.ready_loop.step(window)
 
-    def evaluate(self, batches: np.ndarray) -> float:
-        """Mean loss of int32 (M, B, T+1) batches."""
+    def evaluate(self, batches: Batch) -> float:
+        """Mean loss of plain batches (M, B, T)."""
         return self.ready_loop.evaluate(self.place(batches))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.peers.bare_step import Attend, Params, State, attend, attend_cudnn, make_step
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config, ModelConfig
+from lockstep.data.batch import Batch, join_tokens
 from lockstep.errors import UserError, require
 from lockstep.model.params import Arrays, decays, shapes
 from lockstep.model.state import TrainState
@@ -119,8 +120,8 @@ class BareJax:
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
         self.compiled = self.compiled.lower(self.current, window).compile()
 
-    def place(self, window: np.ndarray) -> jax.Array:
-        return jax.device_put(window, self.device)
+    def place(self, window: Batch) -> jax.Array:
+        return jax.device_put(join_tokens(window), self.device)
 
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
         rate = float(self.rates[self.taken])

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator
@@ -16,6 +15,7 @@ from benchmarks.peers.hf_state import Trained, attention
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.huggingface import family_of
 from lockstep.config.policy import POLICIES
+from lockstep.data.batch import Batch, blank_window
 from lockstep.errors import UserError, require
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
@@ -80,10 +80,11 @@ def micro_batches(inputs: Tensor, targets: Tensor) -> list[MicroBatch]:
     return [dict(zip(names, (x, y, y))) for x, y in zip(inputs, targets)]
 
 
-def halves(tokens: np.ndarray) -> tuple[Tensor, Tensor]:
-    """int32 (..., T+1) -> inputs and targets (..., T)."""
-    wide = torch.from_numpy(tokens).long()
-    return wide[..., :-1].contiguous(), wide[..., 1:].contiguous()
+def tensors_of(window: Batch) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of a plain window, int64."""
+    assert window.counts is None and window.segments is None, "not a plain batch"
+    tokens, targets = (torch.from_numpy(x).long().contiguous() for x in window[:2])
+    return tokens, targets
 
 
 class HuggingFace:
@@ -127,8 +128,8 @@ class HuggingFace:
             "versions": {name: version(name) for name in packages},
         }
 
-    def place(self, window: np.ndarray) -> list[MicroBatch]:
-        parts = halves(window)
+    def place(self, window: Batch) -> list[MicroBatch]:
+        parts = tensors_of(window)
         if self.device.type == "cuda":
             x, y = (part.pin_memory().to(self.device, non_blocking=True) for part in parts)
             parts = x, y
@@ -136,8 +137,7 @@ class HuggingFace:
 
     def blank_window(self) -> list[MicroBatch]:
         """Of the shape that every step has."""
-        optim, context = self.config.optim, self.config.model.context
-        return self.place(np.zeros((optim.accum, optim.batch_size, context + 1), np.int32))
+        return self.place(blank_window(self.config))
 
     def peak_bytes(self) -> int:
         cuda = self.device.type == "cuda"

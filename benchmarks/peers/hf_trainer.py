@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -24,12 +23,13 @@ from benchmarks.peers.hf_common import (
     Record,
     Wait,
     compile_ahead,
-    halves,
     micro_batches,
     mixed_precision,
+    tensors_of,
 )
 from benchmarks.peers.hf_state import Trained, make_model
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
@@ -174,9 +174,9 @@ class HFTrainer(HuggingFace):
         done = self.ready_loop.send(window)
         return lambda: done()()
 
-    def evaluate(self, batches: np.ndarray) -> float:
-        """Mean loss of int32 (M, B, T+1) batches: `Trainer.evaluate` on their rows."""
-        rows: Any = micro_batches(*halves(batches.reshape(-1, batches.shape[-1])))
+    def evaluate(self, batches: Batch) -> float:
+        """Mean loss of plain batches (M, B, T): `Trainer.evaluate` on their rows."""
+        rows: Any = micro_batches(*(x.flatten(0, 1) for x in tensors_of(batches)))
         return self.ready_loop.call(lambda: self.evaluator().evaluate(rows)["eval_loss"])
 
     def evaluator(self) -> Trainer:

@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.peers.nanogpt_style import GPT, adamw, train_step
 from benchmarks.peers.refusals import refuse, require_start
 from lockstep.config import Config
+from lockstep.data.batch import Batch, join_tokens
 from lockstep.errors import UserError, require
 from lockstep.model.params import decays
 from lockstep.model.state import TrainState
@@ -128,8 +129,8 @@ class NanoGPT:
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def place(self, window: np.ndarray) -> Tensor:
-        tokens = torch.from_numpy(window).long()
+    def place(self, window: Batch) -> Tensor:
+        tokens = torch.from_numpy(join_tokens(window)).long()
         if self.device.type == "cuda":
             tokens = tokens.pin_memory()
         return tokens.to(self.device, non_blocking=True)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import jax_impl.loss
 import torch_ref.loss
 from evidence.semantics.row import BF16, Row, as_torch, normal
-from lockstep.data.rows import IGNORED
 from lockstep.parity.toy import toy
 
 
@@ -40,16 +39,16 @@ def cross_entropy() -> Row:
 
 def ignored_targets() -> Row:
     """Half of the targets are ignored, the others the likeliest: a trained model's."""
-    logits = 3 * normal(512, 256)
-    labels = np.where(np.arange(512) % 2, logits.argmax(-1), IGNORED)
+    logits, counts = 3 * normal(512, 256), np.arange(512) % 2 == 1
+    targets = np.where(counts, logits.argmax(-1), 0)
+    labels = np.where(counts, targets, -100)  # PyTorch's `ignore_index`
     tensors, roles = (as_torch(logits), torch.from_numpy(labels)), toy(policy="fp32").dtypes
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
     native = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
-    given, count = (jnp.asarray(logits), jnp.asarray(labels), roles), torch.tensor(256)
-    ours = (
-        float(jax_impl.loss.mean_loss(*given, jnp.asarray(256))),
-        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles, count).item(),
-    )
+    x, y, counted = map(jnp.asarray, (logits, targets, counts))
+    in_jax = jax_impl.loss.mean_loss(x, y, roles, counted, jnp.asarray(256))
+    given = tensors[0][None], torch.from_numpy(targets)[None], roles, torch.from_numpy(counts)[None]
+    ours = (float(in_jax), torch_ref.loss.mean_loss(*given, torch.tensor(256)).item())
     return Row(
         what="A target of -100",
         torch="ignored",

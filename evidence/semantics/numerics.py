@@ -32,6 +32,7 @@ from evidence.semantics.row import (
     strict_jit,
 )
 from lockstep.config import Config, ModelConfig
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
@@ -215,9 +216,7 @@ def one_layer(tied: bool = False, policy: str = "bf16") -> Config:
     return toy(policy=policy, n_layer=1, context=128, batch_size=8, tied=tied)
 
 
-def torch_gradient(
-    config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
-) -> Arrays:
+def torch_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
     """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
     roles = config.dtypes
     model = torch_ref.step.make_model(config, roles, CPU)
@@ -226,7 +225,8 @@ def torch_gradient(
             parameter.copy_(from_numpy(weights[name]))
     if whole:
         model.to(torch_ref.precision.dtype(roles.compute))
-    torch_ref.step.batch_loss(model, torch.from_numpy(batch).long(), roles).backward()
+    placed = batch.map_arrays(lambda x: torch.from_numpy(x).long())
+    torch_ref.step.batch_loss(model, placed, roles).backward()
     return {name: to_numpy(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -242,9 +242,7 @@ def jax_gradient_function(config: Config, whole: bool) -> Callable:
     return strict_jit(jax.grad(loss))
 
 
-def jax_gradient(
-    config: Config, weights: Arrays, batch: np.ndarray, *, whole: bool = False
-) -> Arrays:
+def jax_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
     """The same in JAX, of the embedding and the head alone."""
     shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
     params = jax_impl.io.bridge.from_canonical(weights, shapes)
@@ -255,7 +253,7 @@ def jax_gradient(
 
 def embedding_gradient() -> Row:
     config, name = one_layer(), "embed.weight"
-    weights, batch = initial(config.model, 0), GPT.window(config, 0)[0]
+    weights, batch = initial(config.model, 0), GPT.window(config, 0).select(0)
     truth = torch_gradient(one_layer(policy="fp64"), weights, batch)[name]
 
     def of(gradient: Callable, **how: bool) -> float:
@@ -294,7 +292,7 @@ def shared_weight() -> Row:
     apart = autocast(*([x] for x in inputs))
     theirs = jax.jit(jax.grad(one_cast))(*(jnp.asarray(x) for x in (weight.detach(), *inputs)))
 
-    weights, batch = initial(one_layer().model, 0), GPT.window(one_layer(), 0)[0]
+    weights, batch = initial(one_layer().model, 0), GPT.window(one_layer(), 0).select(0)
     weights["head.weight"] = weights["embed.weight"]
     gaps = []
     for of in (jax_gradient, torch_gradient):

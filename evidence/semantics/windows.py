@@ -16,6 +16,7 @@ from flax.training.dynamic_scale import DynamicScale
 import jax_impl.precision
 import torch_ref.precision
 from evidence.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
+from lockstep.data.batch import split_tokens
 from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates
 
@@ -42,7 +43,7 @@ def twin_overflows(framework: str) -> Overflow:
     windows[0, 1, 0, 0] = POISON
     twin, rates = start(framework, config, state), learning_rates(config.optim)
     updates, finite, ahead, first = [0], 0, 0, 0
-    for number, tokens in enumerate(windows):
+    for number, tokens in enumerate(map(split_tokens, windows)):
         before = twin.state()
         result = twin.step(twin.place(tokens))()
         after = twin.state()

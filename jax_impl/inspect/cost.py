@@ -1,13 +1,14 @@
 """What one optimizer step costs, counted."""
 
 import jax
-from jax import Array
+
+from lockstep.data.batch import Batch
 
 from ..step import Trainer
 from .jaxprs import flops
 
 
-def step_bytes(trainer: Trainer, window: Array) -> int:
+def step_bytes(trainer: Trainer, window: Batch) -> int:
     """XLA's temporaries, as the compiled step itself accounts for them; nothing is run."""
     step = trainer.jit(trainer.step_function, donate_argnums=0)
     accounts = step.lower(trainer.state, window).compile().memory_analysis()
@@ -15,6 +16,6 @@ def step_bytes(trainer: Trainer, window: Array) -> int:
     return accounts.temp_size_in_bytes
 
 
-def step_flops(trainer: Trainer, window: Array) -> int:
+def step_flops(trainer: Trainer, window: Batch) -> int:
     """Two for each multiply-add of each matmul, recomputed ones too."""
     return flops(jax.make_jaxpr(trainer.step_function)(trainer.state, window).jaxpr)

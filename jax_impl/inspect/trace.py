@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
+from lockstep.data.batch import Batch
 from lockstep.model.stacked import unstack
 
 from .. import step
@@ -13,8 +14,8 @@ from .taps import grads_by_taps
 
 
 @jit_method
-def trace(trainer: Trainer, state: State, batch: Array) -> tuple[Array, Params, Params, Params]:
-    """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
+def trace(trainer: Trainer, state: State, batch: Batch) -> tuple[Array, Params, Params, Params]:
+    """A batch (B, T) -> loss, activations, their gradients, the parameters' gradients."""
     plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
     scale = trainer.scale(state)
 

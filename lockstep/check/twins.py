@@ -26,7 +26,8 @@ globals().update(program.functions(config))
 tokens = corpus.load(**vars(config.data)).train
 
 def batch(step):
-    return batches.of_step(config, tokens, step)[0]
+    fields = batches.of_step(config, tokens, step).select(0)._asdict()
+    return {{name: x for name, x in fields.items() if x is not None}}
 """
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch, split_tokens, stack_batches
 from lockstep.data.documents import Documents
 from lockstep.errors import require
 
@@ -27,9 +28,9 @@ def batch(
     batch_size: int,
     context: int,
     own: np.ndarray | None = None,
-) -> np.ndarray:
-    """int32 (B, T+1) of tokens: inputs are [:, :-1], targets [:, 1:]; of documents planes. With
-    `own` only these rows are read, and the others are zeros.
+) -> Batch:
+    """Draws a micro-batch, (B, T), of tokens or of documents. With `own` only these rows are read,
+    and the others are zeros.
 
     `random_raw` is used because numpy guarantees its bit stream for ever, which it does not for
     `integers`. The modulo's bias is below n / 2**64.
@@ -39,41 +40,47 @@ def batch(
     drawn = _read(tokens, numbers if own is None else numbers[own], context)
     if own is None:
         return drawn
-    whole = np.zeros((*drawn.shape[:-2], batch_size, drawn.shape[-1]), np.int32)
-    whole[..., own, :] = drawn
-    return whole
+
+    def spread(rows: np.ndarray) -> np.ndarray:
+        whole = np.zeros((batch_size, context), rows.dtype)
+        whole[own] = rows
+        return whole
+
+    return drawn.map_arrays(spread)
 
 
-def _read(tokens: Any, numbers: np.ndarray, context: int) -> np.ndarray:
+def _read(tokens: Any, numbers: np.ndarray, context: int) -> Batch:
     if isinstance(tokens, Documents):
         return tokens.draw(numbers, context)
     starts = (numbers % np.uint64(len(tokens) - context)).tolist()
-    return np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int32)
+    rows = np.stack([tokens[start : start + context + 1] for start in starts])
+    return split_tokens(rows.astype(np.int32))
 
 
-def window(tokens: Any, *, accum: int, **which: Any) -> np.ndarray:
-    """int32 (N, B, T+1) or (N, P, B, T): the N micro-batches of one optimizer step."""
-    return np.stack([batch(tokens, micro_step=n, **which) for n in range(accum)])
+def window(tokens: Any, *, accum: int, **which: Any) -> Batch:
+    """Draws the N micro-batches of one optimizer step, (N, B, T)."""
+    return stack_batches([batch(tokens, micro_step=n, **which) for n in range(accum)])
 
 
-def of_step(config: Config, tokens: Any, step: int, own: np.ndarray | None = None) -> np.ndarray:
+def of_step(config: Config, tokens: Any, step: int, own: np.ndarray | None = None) -> Batch:
     """As `window`: that of one optimizer step of training, from 0; B of all devices."""
     return _draw(config, tokens, "train", step, config.optim.accum, own)
 
 
-def validation(config: Config, tokens: Any, own: np.ndarray | None = None) -> np.ndarray:
+def validation(config: Config, tokens: Any, own: np.ndarray | None = None) -> Batch:
     """As `window`, M batches: those of the held-out split that every evaluation takes."""
     return _draw(config, tokens, "val", 0, config.run.eval_batches, own)
 
 
 def _draw(
     config: Config, tokens: Any, split: str, step: int, count: int, own: np.ndarray | None
-) -> np.ndarray:
+) -> Batch:
     """Raises UserError if a token is beyond the vocabulary: large files are not read ahead."""
     seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
     given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context, "own": own}
     drawn = window(tokens, accum=count, split=split, step=step, **given)
-    largest, vocab = int(drawn.max()), config.model.vocab
+    largest = max(int(drawn.tokens.max()), int(drawn.targets.max()))
+    vocab = config.model.vocab
     remedy = f"token {largest} is drawn, but --vocab is {vocab}; use {largest + 1} or more"
     require(largest < vocab, "--data", config.data.data, remedy)
     return drawn

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.data import rows
+from lockstep.data.batch import Batch
 from lockstep.data.stream import Tokens
 from lockstep.errors import require
 
-Piece = tuple[np.ndarray, np.ndarray]  # tokens, and their targets
+Piece = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens, their targets, and which count
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,25 +33,25 @@ class Documents:
         assert self.ends is not None
         firsts = range(min(len(self.ends), 100))
         pieces = [self.whole(first, context)[0] for first in firsts]
-        return int(sum((targets != rows.IGNORED).sum() for _, targets in pieces))
+        return int(sum(counts.sum() for _, _, counts in pieces))
 
-    def draw(self, numbers: np.ndarray, context: int) -> np.ndarray:
-        """uint64 (B,), anything -> planes, int32 (P, B, T): a row for each number."""
+    def draw(self, numbers: np.ndarray, context: int) -> Batch:
+        """Draws rows (B, T), one for each number, uint64 (B,), which may be anything."""
         if self.ends is None:
             starts = (numbers % np.uint64(len(self.tokens) - context)).tolist()
             pieces = [[self.taken(start, start + context + 1)] for start in starts]
         else:
             firsts = (numbers % np.uint64(len(self.ends))).tolist()
             pieces = [self.whole(first, context) for first in firsts]
-        planes = np.zeros((3, len(numbers), context), np.int32)
-        planes[1] = rows.IGNORED
+        tokens, targets, segments = np.zeros((3, len(numbers), context), np.int32)
+        counts = np.zeros((len(numbers), context), bool)
         for row, documents in enumerate(pieces):
             at = 0
-            for number, (tokens, targets) in enumerate(documents, 1):
-                end = at + len(tokens)
-                planes[:, row, at:end] = tokens, targets, np.full(len(tokens), number)
-                at = end
-        return planes if self.ends is not None else planes[:2]
+            for number, piece in enumerate(documents, 1):
+                here = row, slice(at, at + len(piece[0]))
+                tokens[here], targets[here], counts[here] = piece
+                segments[here], at = number, here[1].stop
+        return Batch(tokens, targets, counts, None if self.ends is None else segments)
 
     def whole(self, first: int, context: int) -> list[Piece]:
         """A document, cut at its end where it is too long, and those after it that fit."""
@@ -72,9 +72,10 @@ class Documents:
         return found
 
     def taken(self, start: int, stop: int) -> Piece:
-        """Tokens and the target of each, which is the next one; less than `stop - start` by one."""
+        """Tokens, the target of each, which is the next one, and whether it counts; each shorter
+        than `stop - start` by one."""
         tokens = self.tokens[start:stop].astype(np.int32)
-        targets = tokens[1:]
+        counts = np.ones(len(tokens) - 1, bool)
         if self.counts is not None:
-            targets = np.where(self.counts[start + 1 : stop], targets, rows.IGNORED)
-        return tokens[:-1], targets
+            counts = self.counts[start + 1 : stop].astype(bool)
+        return tokens[:-1], np.where(counts, tokens[1:], 0), counts

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.data import batches, decoding, rows
+from lockstep.data import batches, decoding
+from lockstep.data.batch import Batch
 from lockstep.data.command import mark
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import printable, require_range
@@ -48,34 +49,34 @@ def _batch(given: argparse.Namespace) -> int:
     words = decoding.of_run(config.data, run / about.FOLDER, given.tokenizer)
     data = trainer.load_data(config, run)
     window = batches.of_step(config, data.train, given.step - 1)
-    for number, batch in enumerate(window, 1):
+    for number, batch in enumerate(window.split(), 1):
         if given.micro_batch in (None, number):
             print(f"micro-batch {number} of {accum}")
             print(*_rows(config, batch, words, given.rank), sep="\n")
     return DONE
 
 
-def _rows(
-    config: Config, batch: np.ndarray, words: Tokenizer | None, rank: int | None
-) -> Iterator[str]:
-    """Of one micro-batch, (B, T+1) or (P, B, T): device and row, then each document."""
+def _rows(config: Config, batch: Batch, words: Tokenizer | None, rank: int | None) -> Iterator[str]:
+    """Of one micro-batch, (B, T): device and row, then each document."""
     size = config.optim.batch_size
-    tokens, targets, segments = rows.planes(batch)
+    tokens, targets, _, segments = batch
+    counts = batch.expand_counts()
     for row in range(len(tokens)):
         device, place = divmod(row, size)
         if rank not in (None, device):
             continue
-        counted = int((targets[row] != rows.IGNORED).sum())
+        counted = int(counts[row].sum())
         yield f"rank {device}, row {place}: {counted} of {targets.shape[1]} targets count"
         parts = np.ones(targets.shape[1], int) if segments is None else segments[row]
         for document in range(1, parts.max() + 1):
-            here = parts == document
-            yield f"  | {_decode(tokens[row][here], targets[row][here], words)}"
+            here = row, parts == document
+            yield f"  | {_decode(tokens[here], targets[here], counts[here], words)}"
 
 
-def _decode(tokens: np.ndarray, targets: np.ndarray, words: Tokenizer | None) -> str:
+def _decode(
+    tokens: np.ndarray, targets: np.ndarray, counts: np.ndarray, words: Tokenizer | None
+) -> str:
     """The tokens and the last target, which no token shows."""
-    counts = targets != rows.IGNORED
     whole = np.append(tokens, targets[-1:][counts[-1:]])
     counts = np.append(False, counts)[: len(whole)]
     if words is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed_tensors
@@ -68,7 +69,7 @@ def loss_scale(case: Case) -> Iterator[Finding]:
             yield empty(f"{what} not the automaton's", side.name, off)
         counts = [f"{end} for {ends}"] if end != ends else []
         yield empty("step, updates, scale and good steps at the end", side.name, counts)
-        lone = side.steps(config, state, windows[overflows][:1])
+        lone = side.steps(config, state, windows.select(np.flatnonzero(overflows)[:1]))
         yield empty("moved by a skipped step", side.name, changed_tensors(state, lone.end))
     yield from _lone_overflows(case.replace(tied=False))
 
@@ -87,9 +88,10 @@ def _lone_overflows(case: Case) -> Iterator[Finding]:
             yield empty(f"moved by an overflow in {weight} alone", side.name, moved)
 
 
-def largest_scale(side: Side, config: Config, state: TrainState, window: np.ndarray) -> float:
+def largest_scale(side: Side, config: Config, state: TrainState, window: Batch) -> float:
     """The largest power of two under which a step is not skipped."""
-    seen = side.steps(config, replace(state, loss_scale=2.0**30), np.repeat(window, STEPS, 0))
+    repeated = window.select(np.zeros(STEPS, int))
+    seen = side.steps(config, replace(state, loss_scale=2.0**30), repeated)
     return float(seen.loss_scale[np.argmin(seen.skipped)])
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch, stack_batches
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.noise import disturb
@@ -56,14 +57,14 @@ class Case:
     def replace(self, **fields: object) -> "Case":
         return replace(self, config=self.config.replace(**fields))
 
-    def windows(self, steps: int, config: Config | None = None) -> np.ndarray:
-        """int32 (S, N, B, T+1), from step 0."""
+    def windows(self, steps: int, config: Config | None = None) -> Batch:
+        """Draws the windows of S steps, (S, N, B, T), from step 0."""
         seeded = (config or self.config).replace(seed=self.config.optim.seed + self.seed)
-        return np.stack([self.pair.window(seeded, step) for step in range(steps)])
+        return stack_batches([self.pair.window(seeded, step) for step in range(steps)])
 
-    def batches(self, count: int) -> np.ndarray:
-        """int32 (count, B, T+1): the first micro-batch of each step."""
-        return self.windows(count)[:, 0]
+    def batches(self, count: int) -> Batch:
+        """Draws the first micro-batch of each step, (count, B, T)."""
+        return self.windows(count).select(np.s_[:, 0])
 
     @property
     def starts(self) -> dict[str, TrainState]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data import corpus
+from lockstep.data.batch import stack_batches
 from lockstep.errors import require
 from lockstep.files import durable
 from lockstep.model.state import initial_state
@@ -61,7 +62,7 @@ class Program:
         module = GPT.modules[operand.framework]
         self.side = Side(operand.framework, module, variant=variant, remember=False)
         steps = range(config.optim.steps)
-        windows = np.stack([pair.window(config, step) for step in steps])
+        windows = stack_batches([pair.window(config, step) for step in steps])
         self.train = train_side(self.side, config, initial_state(config), windows)
         self.runs: dict[Perturbation, Run] = {}
         self.about: dict[str, Any] = {}

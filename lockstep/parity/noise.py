@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.data.batch import Batch, stack_batches
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.tolerances import epsilon
@@ -35,11 +36,11 @@ class Perturbation:
         nudged = nudge_weights(state.params, self.weights, self.dtype, rounded=self.rounded)
         return replace(state, params=nudged)
 
-    def windows(self, windows: np.ndarray) -> np.ndarray:
-        """(S, N, B, T+1)"""
+    def windows(self, windows: Batch) -> Batch:
+        """(S, N, B, T)"""
         if self.rows is None:
             return windows
-        return np.stack([permute_rows(window, self.rows) for window in windows])
+        return stack_batches([permute_rows(window, self.rows) for window in windows.split()])
 
 
 PLAIN = Perturbation()
@@ -73,10 +74,10 @@ def disturb(weights: Arrays, generator: np.random.Generator) -> Arrays:
     }
 
 
-def permute_rows(window: np.ndarray, seed: int) -> np.ndarray:
-    """The rows of each micro-batch of (N, ..., B, T+1) in another order."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, 2]))
-    return np.stack([batch[..., generator.permutation(window.shape[-2]), :] for batch in window])
+def permute_rows(window: Batch, seed: int) -> Batch:
+    """The rows of each micro-batch of (N, B, T) in another order."""
+    generator, rows = np.random.Generator(np.random.Philox(key=[seed, 2])), window.tokens.shape[1]
+    return stack_batches([batch.select(generator.permutation(rows)) for batch in window.split()])
 
 
 def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> Arrays:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.config import Config, ModelConfig, OptimConfig, PrecisionConfig, RunConfig
-from lockstep.data import rows
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import initial_state
 from lockstep.parity.compare import norm_gap, norm_rule
@@ -57,15 +57,16 @@ def config_of(model: ModelConfig, batch: tuple[int, int], steps: int, device: st
 
 def ask(side: Side, config: Config, weights: Arrays, given: DebugState) -> Answer:
     state = initial_state(config, weights)
-    batch = rows.join(given.tokens, given.targets)
-    traced = side.traces(config, state, batch[None])
+    batch = Batch(*(x.astype(np.int32) for x in (given.tokens, given.targets)))
+    traced = side.traces(config, state, batch.select(None))
     vocab = config.model.vocab
     numbers = {"loss": traced.loss[0], "logits": traced.activations["logits"][..., :vocab, 0]}
     for name, grad in traced.grads.items():
         whole = np.zeros(given.numbers[f"gradient of {name}"].shape)
         whole[: len(grad)] = grad[..., 0]  # of positions that the batch has not it is zero
         numbers[f"gradient of {name}"] = whole
-    windows = np.broadcast_to(batch, (config.optim.steps, 1, *batch.shape))
+    shape = (config.optim.steps, 1, *given.tokens.shape)
+    windows = batch.map_arrays(lambda x: np.broadcast_to(x, shape))
     return Answer(numbers, side.losses(config, state, windows))
 
 

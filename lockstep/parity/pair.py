@@ -9,11 +9,12 @@ import numpy as np
 
 from lockstep import twin
 from lockstep.config import Config, DataConfig
-from lockstep.data import batches, corpus, rows
+from lockstep.data import batches, corpus
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 
-Overflowing = tuple[Config, TrainState, np.ndarray]
+Overflowing = tuple[Config, TrainState, Batch]
 
 
 def _all(config: Config, grads: Arrays) -> Arrays:
@@ -27,10 +28,10 @@ class Pair:
     Args:
         modules: framework -> a module with `build(config) -> Twin`.
         initial: the state at step 0 that a config's seed stands for.
-        window: (config, step from 0) -> the micro-batches of that step, (N, B, ...).
+        window: (config, step from 0) -> the micro-batches of that step, (N, B, T).
         with_truth: gradients without what is zero in exact arithmetic: there only noise is left,
             of which no two programs have the same.
-        overflowing: (config, windows (S, N, B, ...), bool (S, N)) -> config, state and windows,
+        overflowing: (config, windows (S, N, B, T), bool (S, N)) -> config, state and windows,
             so that the gradients of the chosen micro-batches, and of no others, are not finite.
         magnified: an untied state -> weight -> the same function, but for that weight's gradient,
             which is 4096 times as large: under the right loss scale it overflows alone.
@@ -42,9 +43,9 @@ class Pair:
 
     modules: dict[str, str]
     initial: Callable[[Config], TrainState]
-    window: Callable[[Config, int], np.ndarray]
+    window: Callable[[Config, int], Batch]
     with_truth: Callable[[Config, Arrays], Arrays] = _all
-    overflowing: Callable[[Config, np.ndarray, np.ndarray], Overflowing] | None = None
+    overflowing: Callable[[Config, Batch, np.ndarray], Overflowing] | None = None
     magnified: Callable[[TrainState], dict[str, TrainState]] = lambda state: {}
     offset: Callable[[TrainState], TrainState] | None = None
     causal: bool = False
@@ -56,37 +57,40 @@ def _tokens(data: DataConfig) -> Any:
     return corpus.load(**vars(data)).train
 
 
-def _window(config: Config, step: int) -> np.ndarray:
+def _window(config: Config, step: int) -> Batch:
     return batches.of_step(config, _tokens(config.data), step)
 
 
-def _masked(config: Config, step: int) -> np.ndarray:
+def _masked(config: Config, step: int) -> Batch:
     """Of each row's targets a run counts, of any length. None of one micro-batch of several, and on
     odd steps none of the later half of the rows, which on a mesh are other devices'."""
     window = _window(config, step)
-    n, b, t = window[..., 1:].shape
+    n, b, t = window.tokens.shape
     random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 5], counter=step))
     first, last = np.sort(random.integers(0, t + 1, (2, n, b, 1)), axis=0)
     counts = (first <= np.arange(t)) & (np.arange(t) < last)
     if n > 1:
         counts[step % n] = False
     counts[:, b - step % 2 * (b // 2) :] = False
-    return rows.join(window[..., :-1], np.where(counts, window[..., 1:], rows.IGNORED))
+    return Batch(window.tokens, np.where(counts, window.targets, 0), counts)
 
 
-def _packed(config: Config, step: int) -> np.ndarray:
+def _packed(config: Config, step: int) -> Batch:
     """Each row is documents of any length, one behind the other, and padding: at its end, but in
     every third row at its begin. The last token of a document has no target, nor has padding."""
     window = _masked(config, step)
-    n, _, b, t = window.shape
+    n, b, t = window.tokens.shape
     random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 6], counter=step))
     cuts = np.sort(random.integers(0, t + 1, (n, b, 3)), axis=-1)
-    segments = 1 + (np.arange(t) >= cuts[..., None, 0]) + (np.arange(t) >= cuts[..., None, 1])
+    segments = np.ones((n, b, t), np.int32)
+    segments += np.arange(t) >= cuts[..., None, 0]
+    segments += np.arange(t) >= cuts[..., None, 1]
     segments[np.arange(t) >= cuts[..., None, 2]] = 0
     segments[:, ::3] = segments[:, ::3, ::-1]
     last = np.diff(segments, axis=-1, append=0) != 0
-    targets = np.where(last | (segments == 0), rows.IGNORED, window[:, 1])
-    return rows.join(np.where(segments == 0, 0, window[:, 0]), targets, segments)
+    counts = window.counts & ~last & (segments > 0)
+    tokens, targets = np.where(segments == 0, 0, window.tokens), np.where(counts, window.targets, 0)
+    return Batch(tokens, targets, counts, segments)
 
 
 def _with_truth(config: Config, grads: Arrays) -> Arrays:
@@ -102,19 +106,18 @@ def _with_truth(config: Config, grads: Arrays) -> Arrays:
     }
 
 
-def _overflowing(config: Config, windows: np.ndarray, chosen: np.ndarray) -> Overflowing:
+def _overflowing(config: Config, windows: Batch, chosen: np.ndarray) -> Overflowing:
     """One token's embedding is infinite, and stands in the chosen micro-batches alone.
 
     Untied: as a row of the head it would be in every micro-batch's logits.
     """
-    config, windows = config.replace(tied=False), windows.copy()
+    config, tokens = config.replace(tied=False), windows.tokens.copy()
     state = initial_state(config)
     poison = config.model.vocab - 1
     state.params["embed.weight"][poison] = np.inf
-    tokens = windows if windows.ndim == 4 else windows[:, :, 0]  # a view: it is written to
     tokens[tokens == poison] = 0
     tokens[chosen, 0, 0] = poison
-    return config, state, windows
+    return config, state, windows._replace(tokens=tokens)
 
 
 def _magnified(state: TrainState) -> dict[str, TrainState]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.data import rows
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
@@ -70,7 +70,7 @@ def activations(case: Case) -> Iterator[Finding]:
     def outside(side: Side, state: TrainState) -> Arrays:
         made = {"evaluation": np.array(side.evaluate(case.config, state, batches))}
         if case.pair.causal:
-            tokens = rows.tokens(batches)[0, 0]
+            tokens = batches.tokens[0, 0]
             made["next logits"] = side.logits(plain, state, tokens[: len(tokens) // 2])
         return made
 
@@ -136,7 +136,7 @@ def accumulation(case: Case) -> Iterator[Finding]:
     split = case.config.replace(dropout=0.0, clip=case.config.optim.clip if case.exact else NO_CLIP)
     in_one = split.replace(accum=1, batch_size=n * size)
     state, windows = case.trained, case.windows(_windows(case))
-    joined = np.concatenate(windows.swapaxes(0, 1), axis=-2)[:, None]
+    joined = windows.map_arrays(lambda x: x.reshape(len(x), 1, -1, x.shape[-1]))
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
     yield from locate("across", _compare(case, in_parts, state))
     for side in case.sides:
@@ -178,7 +178,7 @@ def same_flops(case: Case) -> Finding:
     """Both recompute the same matmuls. Unrolled: a loop cannot leave out what its last turn need
     not do."""
     config = case.config.replace(accum=1, dropout=0.0, layers="unroll")
-    window = case.windows(1, config)[0]
+    window = case.windows(1, config).select(0)
     ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
     gap, detail = abs(ours - theirs), f"{ours:,} and {theirs:,}"
     return check_bound("FLOPs of the matmuls, difference", "one step", gap, 0, detail)
@@ -188,7 +188,7 @@ def kept_bytes(case: Case, side: Side) -> Finding:
     """Memory against that of the next wider mode, on a deep model where activations weigh most."""
     mode = case.config.execution.remat
     deep = case.replace(accum=1, dropout=0.0, **DEEP)
-    window, state = deep.windows(1)[0], deep.pair.initial(deep.config)
+    window, state = deep.windows(1).select(0), deep.pair.initial(deep.config)
     ours, theirs = (
         side.step_bytes(deep.config.replace(remat=m), state, window) for m in (mode, WIDER[mode])
     )
@@ -237,7 +237,7 @@ def _windows(case: Case) -> int:
     return 1 if case.exact else WINDOWS
 
 
-def _updates(case: Case, config: Config, windows: np.ndarray | None = None) -> Any:
+def _updates(case: Case, config: Config, windows: Batch | None = None) -> Any:
     """(side, state) -> all that one step makes; below float64 the first moments it leaves.
 
     From moments that were zero they are (1 - beta1) times each window's gradient, which SGD would

@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.config.kinds import place
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -92,64 +93,64 @@ class Side:
         header, arrays = self.ask("state", config, state, np.zeros(0))
         return wire.unpack(header["state"], arrays)
 
-    def traces(self, config: Config, state: TrainState, batches: np.ndarray) -> Traces:
-        """Of (K, B, T+1) batches: everything with K as its last axis."""
+    def traces(self, config: Config, state: TrainState, batches: Batch) -> Traces:
+        """Of (K, B, T) batches: everything with K as its last axis."""
         header, arrays = self.ask("traces", config, state, batches)
         fields = ("activations", "activation_grads", "grads")
         return Traces(np.array(header["loss"]), *(wire.group(arrays, field) for field in fields))
 
-    def gradients(self, config: Config, state: TrainState, batches: np.ndarray) -> Arrays:
-        """Of the program that trains, on (K, B, T+1) batches: K is the last axis."""
+    def gradients(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
+        """Of the program that trains, on (K, B, T) batches: K is the last axis."""
         return self.loss_and_grads(config, state, batches)[1]
 
     def loss_and_grads(
-        self, config: Config, state: TrainState, batches: np.ndarray
+        self, config: Config, state: TrainState, batches: Batch
     ) -> tuple[np.ndarray, Arrays]:
         """The same, and the losses, (K,)."""
         header, arrays = self.ask("gradients", config, state, batches)
         return np.array(header["loss"]), arrays
 
-    def first_moments(self, config: Config, state: TrainState, windows: np.ndarray) -> Arrays:
-        """Adam's, after one step on each of (K, N, B, T+1) windows alone: K is the last axis."""
+    def first_moments(self, config: Config, state: TrainState, windows: Batch) -> Arrays:
+        """Adam's, after one step on each of (K, N, B, T) windows alone: K is the last axis."""
         return self.ask("first_moments", config, state, windows)[1]
 
-    def losses(self, config: Config, state: TrainState, windows: np.ndarray) -> np.ndarray:
-        """(S,): of optimizer steps on (S, N, B, T+1) windows, each before its update."""
+    def losses(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:
+        """(S,): of optimizer steps on (S, N, B, T) windows, each before its update."""
         return np.array(self.ask("losses", config, state, windows)[0]["loss"])
 
-    def evaluate(self, config: Config, state: TrainState, batches: np.ndarray) -> float:
+    def evaluate(self, config: Config, state: TrainState, batches: Batch) -> float:
         return self.ask("evaluate", config, state, batches)[0]["loss"]
 
     def logits(self, config: Config, state: TrainState, tokens: np.ndarray) -> np.ndarray:
         return self.ask("logits", config, state, tokens)[1]["logits"]
 
-    def seconds(self, config: Config, state: TrainState, windows: np.ndarray) -> np.ndarray:
-        """(S - 1,): of an optimizer step on each of (S, N, B, T+1) windows but the first.
+    def seconds(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:
+        """(S - 1,): of an optimizer step on each of (S, N, B, T) windows but the first.
 
         Measured once for all where answers are remembered.
         """
         return np.array(self.ask("seconds", config, state, windows)[0]["seconds"])
 
-    def step_bytes(self, config: Config, state: TrainState, window: np.ndarray) -> int:
+    def step_bytes(self, config: Config, state: TrainState, window: Batch) -> int:
         return self.ask("step_bytes", config, state, window)[0]["bytes"]
 
-    def step_flops(self, config: Config, state: TrainState, window: np.ndarray) -> int:
+    def step_flops(self, config: Config, state: TrainState, window: Batch) -> int:
         return self.ask("step_flops", config, state, window)[0]["flops"]
 
-    def steps(self, config: Config, state: TrainState, windows: np.ndarray) -> Steps:
+    def steps(self, config: Config, state: TrainState, windows: Batch) -> Steps:
         header, arrays = self.ask("steps", config, state, windows)
         curves = {name: np.array(values) for name, values in header["curves"].items()}
         end = wire.unpack(header["state"], arrays)
         return Steps(**curves, end=end, about=header["about"])
 
     def ask(
-        self, question: str, config: Config, state: TrainState, given: np.ndarray
+        self, question: str, config: Config, state: TrainState, given: Batch | np.ndarray
     ) -> tuple[dict[str, Any], Arrays]:
         """Raises UserError if the twin does, or if its process has ended."""
         counters, arrays = wire.pack(state)
         config = self.place(config)
         header = {"ask": question, "config": config.to_json(), "state": counters}
-        arrays["input"] = given
+        arrays |= wire.pack_input(given)
         if not self.remember:
             return self._exchange(header, arrays)
         key = _digest(header, arrays)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
 from lockstep.parity.compare import changed_tensors
@@ -72,8 +73,8 @@ def train_program(side: Side, case: Case) -> Any:
     return train_side(side, case.config, case.perturbed, windows)
 
 
-def train_side(side: Side, config: Config, start: TrainState, windows: np.ndarray) -> Any:
-    """Perturbation -> the `Steps` of a whole run on windows (S, N, B, T+1)."""
+def train_side(side: Side, config: Config, start: TrainState, windows: Batch) -> Any:
+    """Perturbation -> the `Steps` of a whole run on windows (S, N, B, T)."""
 
     def train(perturbation: Perturbation) -> Steps:
         return side.steps(config, perturbation.state(start), perturbation.windows(windows))
@@ -84,12 +85,14 @@ def train_side(side: Side, config: Config, start: TrainState, windows: np.ndarra
 def resume_program(first: Side, second: Side, case: Case) -> Any:
     """A whole run whose second half is another's."""
     windows = case.windows(case.config.optim.steps)
-    half = len(windows) // 2
+    half = len(windows.tokens) // 2
 
     def train(perturbation: Perturbation) -> Steps:
         given = perturbation.windows(windows)
-        begun = first.steps(case.config, perturbation.state(case.perturbed), given[:half])
-        rest = second.steps(case.config, through_disk(begun.end), given[half:])
+        start = perturbation.state(case.perturbed)
+        early, late = given.select(np.s_[:half]), given.select(np.s_[half:])
+        begun = first.steps(case.config, start, early)
+        rest = second.steps(case.config, through_disk(begun.end), late)
         joined: dict[str, Any] = {
             f: np.concatenate([getattr(begun, f), getattr(rest, f)])
             for f in ("loss", "grad_norm", "loss_scale", "skipped")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as safetensors
 
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 
@@ -46,6 +47,18 @@ def pack(state: TrainState) -> tuple[dict[str, Any], Arrays]:
 def unpack(counters: dict[str, Any], arrays: Arrays) -> TrainState:
     fields: dict[str, Any] = {field: group(arrays, field) for field in ARRAYS}
     return TrainState(**fields, **{name: counters[name] for name in COUNTERS})
+
+
+def pack_input(given: Batch | np.ndarray) -> Arrays:
+    """What a question is about: an array is named input, the arrays of a batch input/FIELD."""
+    if isinstance(given, Batch):
+        return {f"input/{f}": x for f, x in given._asdict().items() if x is not None}
+    return {"input": given}
+
+
+def unpack_input(arrays: Arrays) -> Any:
+    """The `Batch` or the array that `pack_input` was given."""
+    return arrays["input"] if "input" in arrays else Batch(**group(arrays, "input"))
 
 
 def group(arrays: Arrays, prefix: str) -> Arrays:

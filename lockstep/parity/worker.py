@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.parity import wire
@@ -42,17 +43,16 @@ class Server:
 
     def answer(self, header: dict[str, Any], arrays: Arrays) -> Answer:
         twin = self.twin(Config.from_json(header["config"]))
-        given = arrays.pop("input")
         twin.load(wire.unpack(header["state"], arrays))
-        return getattr(self, header["ask"])(twin, given)
+        return getattr(self, header["ask"])(twin, wire.unpack_input(arrays))
 
     def state(self, twin: Twin, given: np.ndarray) -> Answer:
         """The state as it comes back."""
         counters, arrays = wire.pack(twin.state())
         return {"state": counters}, arrays
 
-    def traces(self, twin: Twin, given: np.ndarray) -> Answer:
-        traced = [twin.trace(batch) for batch in given]
+    def traces(self, twin: Twin, given: Batch) -> Answer:
+        traced = [twin.trace(batch) for batch in given.split()]
         arrays = {
             f"{field}/{name}": x
             for field in ("activations", "activation_grads", "grads")
@@ -60,46 +60,46 @@ class Server:
         }
         return {"loss": [trace.loss for trace in traced]}, arrays
 
-    def gradients(self, twin: Twin, given: np.ndarray) -> Answer:
-        losses, grads = zip(*(twin.loss_and_grads(batch) for batch in given))
+    def gradients(self, twin: Twin, given: Batch) -> Answer:
+        losses, grads = zip(*(twin.loss_and_grads(batch) for batch in given.split()))
         return {"loss": losses}, stack(list(grads))
 
-    def first_moments(self, twin: Twin, given: np.ndarray) -> Answer:
+    def first_moments(self, twin: Twin, given: Batch) -> Answer:
         """And the amaxes, after one step on each window, every time from the state loaded."""
         start, moments = twin.state(), []
-        for window in given:
+        for window in given.split():
             twin.load(start)
             twin.step(twin.place(window))()
             end = twin.state()
             moments.append(end.mu | amaxes_by_role(end.amaxes))
         return {}, stack(moments)
 
-    def losses(self, twin: Twin, given: np.ndarray) -> Answer:
-        return {"loss": [twin.step(twin.place(window))().loss for window in given]}, {}
+    def losses(self, twin: Twin, given: Batch) -> Answer:
+        return {"loss": [twin.step(twin.place(window))().loss for window in given.split()]}, {}
 
-    def evaluate(self, twin: Twin, given: np.ndarray) -> Answer:
+    def evaluate(self, twin: Twin, given: Batch) -> Answer:
         return {"loss": twin.evaluate(given)}, {}
 
     def logits(self, twin: Twin, given: np.ndarray) -> Answer:
         return {}, {"logits": twin.logits(given)}
 
-    def step_bytes(self, twin: Twin, given: np.ndarray) -> Answer:
+    def step_bytes(self, twin: Twin, given: Batch) -> Answer:
         return {"bytes": twin.step_bytes(given)}, {}
 
-    def step_flops(self, twin: Twin, given: np.ndarray) -> Answer:
+    def step_flops(self, twin: Twin, given: Batch) -> Answer:
         return {"flops": twin.step_flops(given)}, {}
 
-    def seconds(self, twin: Twin, given: np.ndarray) -> Answer:
+    def seconds(self, twin: Twin, given: Batch) -> Answer:
         """Of one optimizer step on each window but the first, with which it may have to compile."""
         seconds = []
-        for window in given:
+        for window in given.split():
             began = time.perf_counter()
             twin.step(twin.place(window))()
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds[1:]}, {}
 
-    def steps(self, twin: Twin, given: np.ndarray) -> Answer:
-        results = [twin.step(twin.place(window))() for window in given]
+    def steps(self, twin: Twin, given: Batch) -> Answer:
+        results = [twin.step(twin.place(window))() for window in given.split()]
         counters, arrays = wire.pack(twin.state())
         numbers = [f for f in StepResult._fields if f not in ("nonfinite", "norms")]
         curves = {f: [getattr(result, f) for result in results] for f in numbers}

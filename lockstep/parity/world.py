@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.config.mesh import Mesh
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -40,7 +41,7 @@ class World(Side):
         return f"{super().name} on {self.mesh}"
 
     def ask(
-        self, question: str, config: Config, state: TrainState, given: np.ndarray
+        self, question: str, config: Config, state: TrainState, given: Batch | np.ndarray
     ) -> tuple[dict[str, Any], Arrays]:
         rows = config.global_batch_size
         assert rows % self.mesh.size == 0, f"{rows} rows on {self.mesh.size} devices"

@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data import batches
+from lockstep.data.batch import Batch
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
@@ -35,20 +36,20 @@ def state_before(run: Path, step: int) -> TrainState | None:
     return None
 
 
-def first_bad_tensor(twin: Twin, window: np.ndarray) -> str:
-    """In words, the first tensor that is not finite in a step on int32 (N, B, T+1) tokens, or "".
+def first_bad_tensor(twin: Twin, window: Batch) -> str:
+    """In words, the first tensor that is not finite in a step on a window (N, B, T), or "".
 
     Weights, then of each micro-batch the outputs in the order of the forward pass, the loss, the
     gradients in the order of the backward pass. Dropout is off, and nothing is fused or recomputed.
     """
     if bad := _bad(twin.state().params):
         return f"the weights {bad[0]}"
-    for number, batch in enumerate(window, 1):
+    for number, batch in enumerate(window.split(), 1):
         trace = twin.trace(batch)
         backwards, grads = (
             dict(reversed(g.items())) for g in (trace.activation_grads, trace.grads)
         )
-        where = f"in micro-batch {number} of {len(window)}"
+        where = f"in micro-batch {number} of {len(window.tokens)}"
         if bad := _bad(trace.activations):
             return f"the output of {bad[0]} {where} ({_extent(trace.activations, *bad)})"
         if not np.isfinite(trace.loss):

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.config import Config, ModelConfig
 from lockstep.data import batches, corpus
-from lockstep.data.rows import IGNORED, planes
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused
 from lockstep.model import params
@@ -87,8 +87,7 @@ def _whole(files: list[Path], model: ModelConfig) -> params.Arrays:
 def calibration(config: Config, train: Any) -> Iterator[np.ndarray]:
     """Windows (B, T) of the run's first steps."""
     for step in range(CALIBRATION):
-        for batch in batches.of_step(config, train, step):
-            yield planes(batch)[0].astype(np.int64)
+        yield from batches.of_step(config, train, step).tokens.astype(np.int64)
 
 
 def quantize(file: Path, windows: Iterator[np.ndarray]) -> None:
@@ -109,20 +108,19 @@ def quantize(file: Path, windows: Iterator[np.ndarray]) -> None:
     )  # fmt: skip
 
 
-def mean_loss(logits: Callable[[np.ndarray], np.ndarray], window: np.ndarray) -> float:
+def mean_loss(logits: Callable[[np.ndarray], np.ndarray], window: Batch) -> float:
     """Cross-entropy in nats, as `Twin.evaluate` has it; of what counts as a target.
 
     Args:
         logits: tokens (B, T) -> (B, T, V).
     """
     total, count = 0.0, 0
-    for batch in window:
-        tokens, targets, _ = planes(batch)
-        wide = logits(tokens).astype(np.float64)
+    for batch in window.split():
+        wide = logits(batch.tokens).astype(np.float64)
         top = wide.max(-1, keepdims=True)
         log_sums = np.log(np.exp(wide - top).sum(-1)) + top[..., 0]
-        counts = targets != IGNORED
-        chosen = np.take_along_axis(wide, np.where(counts, targets, 0)[..., None], -1)[..., 0]
+        counts = batch.expand_counts()
+        chosen = np.take_along_axis(wide, batch.targets[..., None], -1)[..., 0]
         total += float((log_sums - chosen)[counts].sum())
         count += int(counts.sum())
     return total / max(1, count)

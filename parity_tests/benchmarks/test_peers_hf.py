@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 
 from benchmarks.peers import hf_common, hf_state
 from lockstep.config import Config
+from lockstep.data.batch import Batch, stack_batches
 from lockstep.model.state import TrainState
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
@@ -110,20 +111,20 @@ def fp16_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_common, "check", lambda config: None)
 
 
-def overflowing() -> tuple[Config, TrainState, np.ndarray]:
+def overflowing() -> tuple[Config, TrainState, Batch]:
     """Steps 3, 4 and 10 are skipped, for one micro-batch each; the scale falls and grows again."""
     steps, accum = 14, 2
     scale = {"loss_scale_init": 2.0**10, "loss_scale_interval": 3}
     config = config_of("gpt2", "fp16", accum=accum, steps=steps, **scale)
     chosen = np.zeros((steps, accum), bool)
     chosen[[2, 3, 9], [0, 1, 1]] = True
-    windows = np.stack([window(config, step) for step in range(steps)])
+    windows = stack_batches([window(config, step) for step in range(steps)])
     assert GPT.overflowing
     return GPT.overflowing(config, windows, chosen)
 
 
-def on_windows(runner: Any, windows: np.ndarray) -> list[StepResult]:
-    return [runner.step(runner.place(window))() for window in windows]
+def on_windows(runner: Any, windows: Batch) -> list[StepResult]:
+    return [runner.step(runner.place(window))() for window in windows.split()]
 
 
 @pytest.mark.parametrize("peer", PEERS)

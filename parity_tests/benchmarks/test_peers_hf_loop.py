@@ -24,7 +24,7 @@ def test_a_crash_reaches_who_waits() -> None:
     config = toy("gpt2", policy="fp32")
     runner = load_runner("hf-trainer", config)
     run(runner, config, range(1))
-    unknown = window(config, 1) + config.model.vocab
+    unknown = window(config, 1).map_arrays(lambda x: x + config.model.vocab)
     with pytest.raises(IndexError, match="out of range"):
         runner.step(runner.place(unknown))()
     for question in (runner.state, runner.step(runner.place(window(config, 1)))):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.peers import hf_model
+from lockstep.data.batch import stack_batches
 from lockstep.errors import UserError
 from lockstep.model.params import initial
 from lockstep.parity.compare import changed_tensors
@@ -59,7 +60,8 @@ def test_only_step_0_is_loaded(peer: str) -> None:
 def test_evaluation_is_ours(peer: str, family: str, flags: dict[str, Any]) -> None:
     """And changes nothing: the curve is the one without."""
     config = toy(family, policy="fp32", steps=4, **flags)
-    state, tokens = perturbed(config), np.concatenate([window(config, 9), window(config, 10)])
+    state, both = perturbed(config), [window(config, step).select(0) for step in (9, 10)]
+    tokens = stack_batches(both)
     ours, theirs = start("torch", config, state), load_runner(peer, config, state)
     assert theirs.evaluate(tokens) == pytest.approx(ours.evaluate(tokens), rel=1e-6)
     unbroken = run(load_runner(peer, config, state), config)

@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
-from lockstep.data import batches, corpus, encode, prepare, prepared, records, rows, tokenizer
+from lockstep.data import batches, corpus, encode, prepare, prepared, records, tokenizer
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests.data.corpora import cache as cache
@@ -58,7 +58,7 @@ def test_a_row_is_whole_documents(tmp_path: Path, cache: Path, kind: str) -> Non
     split = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())), rows=kind).train
     size = int(split.ends[0])
     drawn = split.draw(np.arange(3, dtype=np.uint64), 3 * size)
-    tokens, targets, segments = drawn
+    tokens, targets, counted, segments = drawn
     assert set(segments[0]) == ({0, 1, 2, 3} if kind == "pack" else {0, 1})
     for row in range(3):
         for number in range(1, segments[row].max() + 1):
@@ -73,25 +73,29 @@ def test_a_row_is_whole_documents(tmp_path: Path, cache: Path, kind: str) -> Non
                 np.asarray(split.counts[start:stop]),
             )
             assert tokens[row][mine].tolist() == whole[:-1].tolist()
-            expected = np.where(counts[1:] > 0, whole[1:].astype(int), rows.IGNORED)
+            assert counted[row][mine].tolist() == (counts[1:] > 0).tolist()
+            expected = np.where(counts[1:] > 0, whole[1:].astype(int), 0)
             assert targets[row][mine].tolist() == expected.tolist()
-    assert (targets[segments == 0] == rows.IGNORED).all()
+    assert not counted[segments == 0].any() and not targets[segments == 0].any()
     cut = split.draw(np.zeros(1, np.uint64), 10)  # too short for any
-    assert cut[0, 0].tolist() == list(split.tokens[:10]) and (cut[2] == 1).all()
+    assert cut.tokens[0].tolist() == list(split.tokens[:10]) and (cut.segments == 1).all()
 
 
-def test_windows_of_a_run_are_planes(tmp_path: Path, cache: Path) -> None:
+def test_windows_of_a_run_have_counts_and_segments(tmp_path: Path, cache: Path) -> None:
     file = write_rows(tmp_path / "a.jsonl", chat())
     flags = {"model": "tiny", "context": 200, "batch_size": 3, "accum": 2}
     config = from_flags({**flags, "data": str(file)}, accelerator=False)
     loaded = corpus.load(**vars(config.data))
     corpus.check(loaded, 256, 200)
     window = batches.of_step(config, loaded.train, 0)
-    assert window.shape == (2, 3, 3, 200)
-    assert np.array_equal(window, batches.of_step(config, loaded.train, 0))
-    assert not np.array_equal(window, batches.of_step(config, loaded.train, 1))
+    assert [x.shape for x in window] == 4 * [(2, 3, 200)]
+    assert [str(x.dtype) for x in window] == ["int32", "int32", "bool", "int32"]
+    again, other = (batches.of_step(config, loaded.train, step) for step in (0, 1))
+    assert all(map(np.array_equal, window, again))
+    assert not np.array_equal(window.tokens, other.tokens)
     stream = corpus.load(str(file), rows="stream")
-    assert batches.of_step(config, stream.train, 0).shape == (2, 2, 3, 200)
+    anywhere = batches.of_step(config, stream.train, 0)
+    assert anywhere.counts.shape == (2, 3, 200) and anywhere.segments is None
     assert stream.sha256 != loaded.sha256
     with pytest.raises(UserError, match="--context 20: no target counts"):
         corpus.check(loaded, 256, 20)

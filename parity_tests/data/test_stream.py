@@ -34,7 +34,8 @@ def test_llm_c_s_headers(tmp_path: Path, magic: int, version: int, dtype: str) -
     assert alone.train.tolist() == tokens[:90].tolist()
     drawn = batches.batch(loaded.train, seed=0, split="train", step=0, micro_step=0, batch_size=50,
                           context=30)  # fmt: skip
-    assert np.array_equal(np.diff(drawn, axis=1), np.full((50, 30), 500))
+    assert np.array_equal(drawn.targets - drawn.tokens, np.full((50, 30), 500))
+    assert np.array_equal(drawn.targets[:, :-1], drawn.tokens[:, 1:])
 
 
 @pytest.mark.parametrize(("content", "words"), [

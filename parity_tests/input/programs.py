@@ -22,6 +22,7 @@ from jax_impl.step import batch_loss
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
+from lockstep.data.batch import Batch, split_tokens
 from parity_tests.pair import start
 from torch_ref.twin import TorchTwin
 
@@ -51,10 +52,12 @@ def read(framework: str, config: Config) -> Program:
     return {"jax": read_jax, "torch": read_torch}[framework](config)
 
 
-def window(config: Config) -> np.ndarray:
-    """int32 (N, B, T+1)"""
+def window(config: Config) -> Batch:
+    """(N, B, T)"""
     shape = (config.optim.accum, config.optim.batch_size, config.model.context + 1)
-    return np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % config.model.vocab
+    return split_tokens(
+        np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % config.model.vocab
+    )
 
 
 def floats(values: Iterable[Value]) -> list[Value]:
@@ -67,8 +70,8 @@ def floats(values: Iterable[Value]) -> list[Value]:
 def read_jax(config: Config) -> Program:
     twin = start("jax", config)
     assert isinstance(twin, JaxTwin)
-    trainer, tokens = twin.trainer, window(config)
-    gradients: list[Any] = []
+    trainer, given = twin.trainer, window(config)
+    one, gradients = given.select(0), list[Any]()
     update = trainer.optimizer.update
 
     def listening(grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,17 +80,17 @@ def read_jax(config: Config) -> Program:
 
     trainer.optimizer = trainer.optimizer._replace(update=listening)
     trace = jax.make_jaxpr(trainer.step_function, return_shape=True)
-    jaxpr, (state, _) = trace(trainer.state, tokens)
-    paths, _ = jax.tree_util.tree_flatten_with_path((trainer.state, tokens))
+    jaxpr, (state, _) = trace(trainer.state, given)
+    paths, _ = jax.tree_util.tree_flatten_with_path((trainer.state, given))
     names = [
         path[-1].key if ".params" in jax.tree_util.keystr(path[:2]) else "" for path, _ in paths
     ]
 
     def loss(params: Any) -> jax.Array:
-        return batch_loss(trainer.model(params), tokens[0], trainer.dtypes)
+        return batch_loss(trainer.model(params), one, trainer.dtypes)
 
     _, vjp = jax.eval_shape(lambda params: jax.vjp(loss, params), state.params)
-    _, seen, _, _ = jax.eval_shape(partial(unwrap(trace_twin), trainer), state, tokens[0])
+    _, seen, _, _ = jax.eval_shape(partial(unwrap(trace_twin), trainer), state, one)
     roles = {
         "parameters": state.params,
         "first moments": optax.tree.get(state.optimizer, "mu"),
@@ -168,7 +171,8 @@ class Recorder(TorchDispatchMode):
 def read_torch(config: Config) -> Program:
     twin = start("torch", config)
     assert isinstance(twin, TorchTwin)
-    trainer, tokens = twin.trainer, window(config)
+    trainer, given = twin.trainer, window(config)
+    one = given.select(0)
     recorder = Recorder(trainer.model)
     gradients: list[torch.Tensor] = []
 
@@ -179,7 +183,7 @@ def read_torch(config: Config) -> Program:
     for parameter in trainer.model.parameters():
         parameter.register_post_accumulate_grad_hook(keep)
     with recorder:
-        twin.step(twin.place(tokens))()
+        twin.step(twin.place(given))()
     saved: list[torch.Tensor] = []
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +191,7 @@ def read_torch(config: Config) -> Program:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        trainer.batch_loss(trainer.model, twin.place(tokens[0]), trainer.dtypes)
+        trainer.batch_loss(trainer.model, twin.place(one), trainer.dtypes)
     moments = trainer.optimizer.state.values()
     roles = {
         "parameters": list(trainer.model.parameters()),
@@ -200,5 +204,5 @@ def read_torch(config: Config) -> Program:
         ops=recorder.ops,
         saved=floats(recorder.values(saved)),
         state={role: {x.dtype for x in recorder.values(tree)} for role, tree in roles.items()},
-        intermediates={name: x.dtype.name for name, x in twin.trace(tokens[0]).activations.items()},
+        intermediates={name: x.dtype.name for name, x in twin.trace(one).activations.items()},
     )

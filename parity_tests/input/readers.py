@@ -221,7 +221,7 @@ def read_prepared(folder: Path) -> Corpus:
     data = corpus.load(str(folder))
     corpus.check(data, 256, 4)
     if isinstance(data.train, Documents):
-        assert data.train.draw(np.arange(8, dtype=np.uint64), 8).shape[1:] == (8, 8)
+        assert data.train.draw(np.arange(8, dtype=np.uint64), 8).tokens.shape == (8, 8)
     return data
 
 

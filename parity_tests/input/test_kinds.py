@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep import flags
 from lockstep.config import kinds
 from lockstep.config.policy import POLICIES
+from lockstep.data.batch import blank_window
 from lockstep.errors import UserError
 from lockstep.model.state import initial_state
 from lockstep.parity import curves, power, sensitivity, specificity
@@ -96,7 +96,7 @@ def test_a_side_is_asked_on_its_own_device(
 
     side, config = Side(framework, "no.such.module"), toy(policy=policy, device="mps")
     monkeypatch.setattr(side, "_exchange", exchange)
-    assert side.evaluate(config, initial_state(config), np.zeros((1, 1, 2), np.int32)) == 0.0
+    assert side.evaluate(config, initial_state(config), blank_window(config)) == 0.0
     assert asked == [own]
 
 

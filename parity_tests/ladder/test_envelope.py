@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.config import Config
+from lockstep.data.batch import stack_batches
 from lockstep.parity.envelope import (
     Curves,
     Train,
@@ -137,13 +138,13 @@ def test_the_median_is_the_middle_figure() -> None:
 
 def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
     built = start(framework, config, perturbed_state(config))
-    windows = np.stack([window(config, step) for step in range(config.optim.steps)])
+    windows = stack_batches([window(config, step) for step in range(config.optim.steps)])
 
     @cache
     def of(perturbation: Perturbation) -> Made:
         built.load(perturbation.state(perturbed_state(config)))
         given = perturbation.windows(windows)
-        return Made(np.array([built.step(built.place(w))().loss for w in given]))
+        return Made(np.array([built.step(built.place(w))().loss for w in given.split()]))
 
     return of
 

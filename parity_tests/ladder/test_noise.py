@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.compare import (
@@ -29,10 +30,11 @@ def test_perturbations_are_one_ulp_and_a_permutation() -> None:
         assert moved[name].dtype == np.float32
         assert (ulps[weight != 0] == 1).all()
     assert any((nudge_weights(weights, 1)[name] != moved[name]).any() for name in weights)
-    window = np.arange(2 * 8 * 3).reshape(2, 8, 3)
-    shuffled = permute_rows(window, 0)
-    assert (np.sort(shuffled, axis=1) == window).all()
-    assert (shuffled != window).any()
+    numbers = np.arange(2 * 8 * 3).reshape(2, 8, 3)
+    shuffled = permute_rows(Batch(numbers, -numbers), 0)
+    assert (np.sort(shuffled.tokens, axis=1) == numbers).all()
+    assert (shuffled.tokens != numbers).any()
+    assert (shuffled.targets == -shuffled.tokens).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.cli import commands
 from lockstep.data import batches, corpus
+from lockstep.data.batch import join_tokens
 from lockstep.exits import DONE
 from lockstep.run import directory
 from parity_tests.runs.fake_runs import place as place
@@ -32,7 +33,7 @@ def test_the_rows_are_those_that_were_drawn(place: Path, capsys: Any) -> None:
     window = batches.of_step(config, corpus.load("text.txt").train, 5 - 1)
     lines = shown(capsys, "5")
     texts = [line[4:] for line in lines if line.startswith("  | ")]
-    assert texts == [bytes(row.tolist()).decode() for batch in window for row in batch]
+    assert texts == [bytes(row.tolist()).decode() for row in join_tokens(window).reshape(-1, 9)]
     assert lines[:2] == ["micro-batch 1 of 3", "rank 0, row 0: 8 of 8 targets count"]
     assert shown(capsys, "5", "--micro-batch", "2") == lines[5:10]
     assert shown(capsys, "6") != lines

@@ -24,7 +24,7 @@ TINY = from_flags({"model": "tiny", "n_layer": 1}, accelerator=False).model
 def test_every_set_is_evaluated_and_logged_by_its_name(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(FakeTwin, "evaluate", lambda self, batches: float(batches.mean()))
+    monkeypatch.setattr(FakeTwin, "evaluate", lambda self, batches: float(batches.tokens.mean()))
     for name, letter in (("a", "x"), ("b", "y")):
         (place / f"{name}.txt").write_text(letter * 500)
     sets = "--eval-data first=a.txt --eval-data second=b.txt"
@@ -32,7 +32,7 @@ def test_every_set_is_evaluated_and_logged_by_its_name(
     assert resume("--steps 9") == DONE  # a set is no part of the config: it is given again, or not
     found = rows("eval")
     config = directory.read_record(Path("run")).config
-    own = float(batches.validation(config, corpus.load("text.txt").val).mean())
+    own = float(batches.validation(config, corpus.load("text.txt").val).tokens.mean())
     first = {"val_loss": own, "val_loss.first": float(ord("x")), "val_loss.second": float(ord("y"))}
     assert found[0] == {"kind": "eval", "step": 0, **first}
     assert [row["step"] for row in found if "val_loss.first" in row] == [0, 6]

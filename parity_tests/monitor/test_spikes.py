@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.cli import trainers
 from lockstep.data import batches
+from lockstep.data.batch import Batch, split_tokens
 from lockstep.exits import DONE, STOPPED
 from lockstep.train import spikes
 from lockstep.train.spikes import SpikeWatch
@@ -102,10 +103,11 @@ def test_a_planted_batch_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
     """In a run of a real twin: tokens drawn by lot, at one step."""
     usual = batches.of_step
 
-    def of_step(config: Any, tokens: Any, step: int, own: Any = None) -> np.ndarray:
+    def of_step(config: Any, tokens: Any, step: int, own: Any = None) -> Batch:
         window = usual(config, tokens, step, own)
-        noise = np.random.default_rng(0).integers(128, 256, window.shape, np.int32)
-        return noise if step == 90 - 1 else window
+        *rows, length = window.tokens.shape
+        noise = np.random.default_rng(0).integers(128, 256, (*rows, length + 1), np.int32)
+        return split_tokens(noise) if step == 90 - 1 else window
 
     monkeypatch.setattr(batches, "of_step", of_step)
     assert trainers.train("torch", FLAGS.split()) == DONE

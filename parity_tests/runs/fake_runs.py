@@ -8,11 +8,11 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep import twin
 from lockstep.cli import trainers
+from lockstep.data.batch import Batch
 from lockstep.model.state import TrainState
 from lockstep.process import ROOT
 from lockstep.run import checkpoint, runlog
@@ -66,7 +66,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], obje
     """`act` is called within the twin's step of this number."""
     usual = FakeTwin.step
 
-    def step(self: FakeTwin, window: np.ndarray) -> Callable[[], StepResult]:
+    def step(self: FakeTwin, window: Batch) -> Callable[[], StepResult]:
         if self.now.step + 1 == number:
             act()
         return usual(self, window)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep import exits
+from lockstep.data.batch import Batch
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, resume, rows, saved_steps, train
@@ -27,7 +27,7 @@ def skipping(
 ) -> None:
     """A twin whose scale is GradScaler's, and that overflows where it is told."""
 
-    def step(self: FakeTwin, window: np.ndarray) -> Callable[[], StepResult]:
+    def step(self: FakeTwin, window: Batch) -> Callable[[], StepResult]:
         now, scale = self.now, self.now.loss_scale
         skipped = skips(now.step + 1)
         good = 0 if skipped else now.good_steps + 1
@@ -117,7 +117,7 @@ def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -
     assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == exits.DONE
     taken, usual = list[int](), FakeTwin.step
 
-    def step(self: FakeTwin, window: np.ndarray) -> Callable[[], StepResult]:
+    def step(self: FakeTwin, window: Batch) -> Callable[[], StepResult]:
         taken.append(self.now.step + 1)
         return usual(self, window)
 

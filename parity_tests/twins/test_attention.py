@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 import jax_impl.model
 import jax_impl.precision
 import torch_ref.precision
+from lockstep.data.batch import Batch, blank_window, split_tokens
 from lockstep.model.attention import Kernel
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
@@ -120,7 +121,8 @@ def test_a_wrong_kernel_is_seen(fault: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_fused_model_is_the_written_out_model(family: str) -> None:
-    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 17), dtype=np.int32)
+    text = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 17), dtype=np.int32)
+    batch = split_tokens(text)
     flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 2}
     config = toy(family, **flags, attention="reference")
     state = perturbed(config)
@@ -141,7 +143,8 @@ def test_a_fused_model_is_the_written_out_model(family: str) -> None:
 def test_blocks_of_queries_are_the_whole(family: str) -> None:
     """They only leave out what is masked: less work, the same numbers."""
     t = 3 * 64 + 5  # blocks of unequal length
-    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(1, t + 1), dtype=np.int32)
+    text = np.random.Generator(np.random.Philox(0)).integers(256, size=(1, t + 1), dtype=np.int32)
+    batch = split_tokens(text)
     flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 1, "context": t}
     whole_config = toy(family, **flags, attention="reference")
     state = perturbed(whole_config)
@@ -151,7 +154,7 @@ def test_blocks_of_queries_are_the_whole(family: str) -> None:
     (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
     assert abs(loss - other) <= 1e-12
     assert max(norm_gap(others[name], grad) for name, grad in grads.items()) <= 1e-12
-    window = batch[None]
+    window = batch.select(None)
     assert blocks.step_flops(window) < whole.step_flops(window)
 
 
@@ -196,7 +199,7 @@ def test_torch_names_the_kernel_that_runs(attention: str, policy: str) -> None:
     twin = start("torch", config)
     assert isinstance(twin, TorchTwin)
     with Recorder(twin.trainer.model) as recorder:
-        twin.loss_and_grads(np.zeros((2, 17), np.int32))
+        twin.loss_and_grads(blank_window(config).select(0))
     ran = {op.name for op in recorder.ops}
     name = twin.describe()["attention"]
     if attention == "reference":
@@ -208,10 +211,10 @@ def test_torch_names_the_kernel_that_runs(attention: str, policy: str) -> None:
         assert KERNELS[backend] in ran and "_softmax" not in ran
 
 
-@pytest.mark.parametrize("planes", [2, 3], ids=["one-sequence", "segments"])
+@pytest.mark.parametrize("packed", [False, True], ids=["one-sequence", "segments"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_torch_asks_for_the_kernel_by_what_it_runs(
-    groups: int, planes: int, monkeypatch: pytest.MonkeyPatch
+    groups: int, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which kernels take grouped queries or a mask is another matter on each device."""
     given = []
@@ -226,7 +229,9 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
         monkeypatch.setattr(owner, name, call)
 
     config = toy(policy="bf16", numerics="fast", attention="fused", n_layer=1, n_kv_head=groups)
-    twin, window = start("torch", config), np.zeros((1, planes, 2, 16), np.int32)
+    twin, window = start("torch", config), blank_window(config)
+    if packed:
+        window = window._replace(segments=window.tokens)
     twin.prepare(window)
     watch(torch, "_fused_sdp_choice")
     watch(torch.nn.functional, "scaled_dot_product_attention")
@@ -323,7 +328,7 @@ def test_cudnn_does_not_work_here() -> None:
 
 def whole(twin: Twin, tokens: np.ndarray) -> np.ndarray:
     """(T, V) logits of one sequence; what follows its last token is no input."""
-    return twin.trace(np.append(tokens, 0).astype(np.int32)[None]).activations["logits"][0]
+    return twin.trace(Batch(tokens, tokens).select(None)).activations["logits"][0]
 
 
 @pytest.mark.parametrize("policy", ["fp64", "bf16"])

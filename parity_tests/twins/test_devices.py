@@ -13,7 +13,7 @@ import torch_ref.precision
 import torch_ref.step
 from lockstep.config import from_flags
 from lockstep.config.kinds import CHOICES, KINDS, PROOF, require_float64
-from lockstep.data import rows
+from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests.pair import start, toy
@@ -83,12 +83,12 @@ def test_the_twin_under_fp32_makes_no_float64_on_its_device(
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: x.detach().clone().as_subclass(OnHost))
     config = toy(policy="fp32", accum=2)
     tokens = np.random.default_rng(0).integers(256, size=(2, 2, config.model.context))
-    window = rows.join(tokens, np.where(tokens < 99, tokens, rows.IGNORED))
+    window = Batch(tokens, tokens, tokens < 99)
     twin = start("torch", config)
     with NoFloat64():
         twin.step(twin.place(window))()
         twin.evaluate(window)
-        twin.loss_and_grads(window[0])
+        twin.loss_and_grads(window.select(0))
         assert twin.logits(tokens[0, 0]).dtype == np.float64
 
 

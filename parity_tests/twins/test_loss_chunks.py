@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.config import chunks
+from lockstep.data.batch import blank_window, split_tokens
 from lockstep.parity.tolerances import epsilon
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
 
@@ -17,7 +18,8 @@ from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
 def test_chunks_are_the_whole(policy: str, family: str) -> None:
     """34 rows in chunks of 12, 12 and 10. The gradient of the head's weights is a sum of chunks,
     each rounded by half an ulp; float32 sums come in another order (2.4 ulps seen)."""
-    batch = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 18), dtype=np.int32)
+    text = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 18), dtype=np.int32)
+    batch = split_tokens(text)
     configs = [toy(family, policy=policy, n_layer=1, context=17, loss_chunks=n) for n in "13"]
     state = perturbed(configs[0])
     compute, single = configs[0].precision.roles.compute, epsilon("float32")
@@ -34,7 +36,7 @@ def test_chunks_are_the_whole(policy: str, family: str) -> None:
 def test_only_a_chunk_s_logits_are_kept(framework: str) -> None:
     """All of them are 8 MB in float32, and more than one copy is needed."""
     make = partial(toy, n_layer=1, context=64, vocab=8192, batch_size=4, policy="fp32")
-    window = np.zeros((1, 4, 65), np.int32)
+    window = blank_window(make())
     needed = [start(framework, make(loss_chunks=n)).step_bytes(window) for n in ("1", "4", "16")]
     assert all(less < most for most, less in pairwise(needed)), needed
     assert needed[0] - needed[1] > 8e6, needed

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jax_impl.precision import loss_scale
 from lockstep.config import Config
+from lockstep.data.batch import Batch, split_tokens
 from lockstep.model.state import TrainState
 from lockstep.parity.automaton import Automaton
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
@@ -54,13 +55,13 @@ def poison(config: Config) -> TrainState:
     return state
 
 
-def make_windows(config: Config, overflows: np.ndarray) -> np.ndarray:
-    """int32 (steps, N, B, T+1): random tokens, with the poison in the chosen micro-batches."""
+def make_windows(config: Config, overflows: np.ndarray) -> Batch:
+    """(steps, N, B, T): random tokens, with the poison in the chosen micro-batches."""
     optim, generator = config.optim, np.random.default_rng(0)
     shape = (*overflows.shape, optim.batch_size, config.model.context + 1)
     windows = generator.integers(0, POISON, shape, dtype=np.int32)
     windows[overflows, 0, 0] = POISON
-    return windows
+    return split_tokens(windows)
 
 
 def draw_overflows(config: Config, seed: int) -> np.ndarray:
@@ -83,7 +84,7 @@ def test_both_twins_end_in_the_same_place() -> None:
     ends = []
     for framework in FRAMEWORKS:
         twin = start(framework, config, poison(config))
-        for window in windows:
+        for window in windows.split():
             twin.step(twin.place(window))()
         ends.append(twin.state())
     jax_end, torch_end = ends

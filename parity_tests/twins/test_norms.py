@@ -20,7 +20,7 @@ def true_norms(clip: float = np.inf) -> dict[str, float]:
     """Of the mean of the micro-batches' gradients, taken one by one."""
     config = toy(**FLAGS)  # type: ignore[arg-type]
     twin = start("torch", config, perturbed(config))
-    each = [twin.loss_and_grads(batch)[1] for batch in window(config, 0)]
+    each = [twin.loss_and_grads(batch)[1] for batch in window(config, 0).split()]
     grads = {name: np.mean([grads[name] for grads in each], axis=0) for name in each[0]}
     whole = np.sqrt(sum((g**2).sum() for g in grads.values()))
     factor = min(1.0, clip / (whole + 1e-6))

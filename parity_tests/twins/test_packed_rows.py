@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.data import rows
+from lockstep.data.batch import Batch, split_tokens
 from lockstep.model.params import Arrays
 from lockstep.parity.compare import norm_rule
 from lockstep.parity.verdict import Verdict
@@ -20,11 +20,10 @@ DOCUMENTS = [
 ]
 
 
-def row(*pieces: int | np.ndarray, context: int = CONTEXT) -> np.ndarray:
-    """int32 (3, 1, T): documents one behind the other; a number is so much padding."""
+def row(*pieces: int | np.ndarray, context: int = CONTEXT) -> Batch:
+    """(1, T): documents one behind the other; a number is so much padding."""
     tokens, targets, segments = (np.zeros(context, np.int32) for _ in range(3))
     at, number = 0, 0
-    targets[:] = rows.IGNORED
     for piece in pieces:
         if isinstance(piece, int):
             at += piece
@@ -32,7 +31,7 @@ def row(*pieces: int | np.ndarray, context: int = CONTEXT) -> np.ndarray:
         number, end = number + 1, at + len(piece) - 1
         tokens[at:end], targets[at:end], segments[at:end] = piece[:-1], piece[1:], number
         at = end
-    return rows.join(*(plane[None] for plane in (tokens, targets, segments)))
+    return Batch(tokens, targets, segments > 0, segments).select(None)
 
 
 A, B, C = DOCUMENTS
@@ -48,7 +47,7 @@ ROWS = {
 def alone(twin: Twin) -> Arrays:
     """The mean over the documents' tokens: each a plain batch of its own length."""
     counts = [len(document) - 1 for document in DOCUMENTS]
-    found = [twin.loss_and_grads(document[None]) for document in DOCUMENTS]
+    found = [twin.loss_and_grads(split_tokens(document[None])) for document in DOCUMENTS]
     made = [{**grads, "loss": np.array(loss)} for loss, grads in found]
     weights = np.array(counts) / sum(counts)
     return {name: sum(w * x[name] for w, x in zip(weights, made)) for name in made[0]}
@@ -65,8 +64,8 @@ def test_a_document_is_what_it_is_alone(family: str) -> None:
             assert finding.verdict is Verdict.EQUAL, finding
 
 
-def packed(twin: Twin, given: list[np.ndarray]) -> Arrays:
-    loss, grads = twin.loss_and_grads(np.concatenate(given, axis=1))
+def packed(twin: Twin, given: list[Batch]) -> Arrays:
+    loss, grads = twin.loss_and_grads(Batch(*map(np.concatenate, zip(*given))))
     return {**grads, "loss": np.array(loss)}
 
 

@@ -21,6 +21,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from benchmarks.peers import hf_model, hf_state
 from lockstep.config import ModelConfig
+from lockstep.data.batch import Batch, split_tokens
 from lockstep.model.params import Arrays
 from lockstep.parity.tolerances import NORM
 from lockstep.train.schedule import learning_rates
@@ -62,7 +63,7 @@ class Result(NamedTuple):
 class Case(NamedTuple):
     model: ModelConfig
     weights: Arrays
-    batch: np.ndarray
+    batch: Batch
     ours: dict[str, Result]
 
 
@@ -71,7 +72,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     family, shape = CASES[request.param]
     config = toy(family, policy="fp64", **shape)
     state, (b, t, v) = perturbed(config), (3, config.model.context, config.model.vocab)
-    batch = np.random.Generator(np.random.Philox(7)).integers(v, size=(b, t + 1), dtype=np.int32)
+    text = np.random.Generator(np.random.Philox(7)).integers(v, size=(b, t + 1), dtype=np.int32)
+    batch = split_tokens(text)
     ours = {}
     for framework in FRAMEWORKS:
         twin = start(framework, config, state)
@@ -94,9 +96,9 @@ def theirs(case: Case, **changed: Any) -> Result:
     model = hf_model.build(case.model, **changed).double()
     hf_model.load(model, case.model, case.weights)
     named = dict(model.named_parameters())
-    batch = torch.from_numpy(case.batch).long()
-    logits = model(batch[:, :-1], use_cache=False).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    tokens, targets = (torch.from_numpy(x).long() for x in case.batch[:2])
+    logits = model(tokens, use_cache=False).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
     grads = {name: p.grad.numpy() for name, p in named.items() if p.grad is not None}
     return Result(loss.item(), logits.detach().numpy(), grads)
@@ -127,7 +129,7 @@ def test_one_step_of_adamw_is_torch_s_on_transformers_model(framework: str, wide
     config = toy(family, policy="fp64", warmup=0, clip=0.5, **shape)
     state, batch = perturbed(config), np.arange(3 * 13, dtype=np.int32).reshape(1, 3, 13) % 43
     twin = start(framework, config, state)
-    twin.step(twin.place(batch))()
+    twin.step(twin.place(split_tokens(batch)))()
     model = hf_model.build(config.model).double()
     hf_model.load(model, config.model, state.params)
     logits = model(torch.from_numpy(batch[0, :, :-1]).long(), use_cache=False).logits

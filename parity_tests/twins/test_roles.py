@@ -201,9 +201,9 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
         **tap: Any,
     ) -> torch.Tensor:
         half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
-        with torch_ref.step.autocast(roles, batch.device):
-            logits = functional_call(model, half, (batch[:, :-1], *rest), tap)
-            return torch_ref.step.mean_loss(logits, batch[:, 1:], roles)
+        with torch_ref.step.autocast(roles, batch.tokens.device):
+            logits = functional_call(model, half, (batch.tokens, *rest), tap)
+            return torch_ref.step.mean_loss(logits, batch.targets, roles)
 
     patch.setattr(jax_impl.pure.Pure, "__call__", jax_cast)
     patch.setattr(torch_ref.step, "batch_loss", torch_loss)

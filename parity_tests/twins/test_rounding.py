@@ -23,6 +23,7 @@ import torch_ref.precision
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
+from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
 from lockstep.formats import reference
 from lockstep.formats.table import E4M3, E5M2, TF32
@@ -111,7 +112,7 @@ FLAGS: dict[str, Any] = {
     "context": 16,
     "loss_scale_init": 1.0,
 }
-BATCH = np.random.default_rng(1).integers(256, size=(2, 17)).astype(np.int32)
+BATCH = split_tokens(np.random.default_rng(1).integers(256, size=(2, 17)).astype(np.int32))
 Operands = tuple[np.ndarray, np.ndarray]
 
 
@@ -267,7 +268,7 @@ def test_with_nothing_rounded_it_is_wide(
 def test_the_evaluation_has_its_own_policy(framework: str) -> None:
     def evaluate(policy: str, eval_policy: str) -> float:
         config = toy(**FLAGS | {"policy": policy, "eval_policy": eval_policy})
-        return start(framework, config, perturbed(config)).evaluate(BATCH[None])
+        return start(framework, config, perturbed(config)).evaluate(BATCH.select(None))
 
     assert evaluate("fp32", "tf32") == evaluate("tf32", "") != evaluate("tf32", "fp32")
     assert evaluate("tf32", "fp32") == evaluate("fp32", "")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.data.batch import split_tokens
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, WORLDS
@@ -37,7 +38,7 @@ def test_a_loss_scale_moves_no_number(framework: str) -> None:
         shape = (2, config.optim.batch_size, config.model.context + 1)
         for step in range(2):
             window = np.random.default_rng(step).integers(0, 256, shape, dtype=np.int32)
-            twin.step(twin.place(window))()
+            twin.step(twin.place(split_tokens(window)))()
         ends.append(twin.state())
     one, other = ends
     assert other.loss_scale == 2.0**12

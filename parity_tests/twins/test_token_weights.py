@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.data import rows
+from lockstep.data.batch import Batch, stack_batches
 from lockstep.parity.compare import norm_rule
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
@@ -12,25 +12,29 @@ ROWS, CONTEXT = 8, 16
 PLAIN = {"n_layer": 1, "policy": "fp64", "context": CONTEXT}
 
 
-def window(counted: np.ndarray) -> np.ndarray:
-    """int32 (2, 8, T): of row i the first counted[i] targets count."""
-    tokens = np.random.Generator(np.random.Philox(0)).integers(256, size=(ROWS, CONTEXT + 1))
+def make_batch(counted: np.ndarray) -> Batch:
+    """(8, T): of row i the first counted[i] targets count."""
+    generator = np.random.Generator(np.random.Philox(0))
+    tokens = generator.integers(256, size=(ROWS, CONTEXT + 1)).astype(np.int32)
     counts = np.arange(CONTEXT) < counted[:, None]
-    return rows.join(tokens[:, :-1], np.where(counts, tokens[:, 1:], rows.IGNORED))
+    return Batch(tokens[:, :-1], np.where(counts, tokens[:, 1:], 0), counts)
 
 
-def split(window: np.ndarray, n: int) -> np.ndarray:
-    """(P, 8, T) -> (N, P, 8 / N, T)"""
-    return np.stack(np.split(window, n, axis=-2))
+def split(batch: Batch, n: int) -> Batch:
+    """(8, T) -> (N, 8 / N, T)"""
+    rows = np.split(np.arange(len(batch.tokens)), n)
+    return stack_batches([batch.select(some) for some in rows])
 
 
-UNEVEN = window(np.array([16, 3, 0, 0, 1, 16, 9, 0]))  # by 8 and by 2: micro-batches without any
+UNEVEN = make_batch(
+    np.array([16, 3, 0, 0, 1, 16, 9, 0])
+)  # by 8 and by 2: micro-batches without any
 
 
-def updated(framework: str, planes: np.ndarray, n: int, **flags: object) -> dict[str, np.ndarray]:
+def updated(framework: str, batch: Batch, n: int, **flags: object) -> dict[str, np.ndarray]:
     config = toy(**{**PLAIN, "accum": n, "batch_size": ROWS // n, **flags})  # type: ignore[arg-type]
     twin = start(framework, config, perturbed(config))
-    result = twin.step(twin.place(split(planes, n)))()
+    result = twin.step(twin.place(split(batch, n)))()
     state = twin.state()
     return {**state.mu, "loss": np.array(result.loss), "grad norm": np.array(result.grad_norm)}
 
@@ -46,9 +50,10 @@ def test_micro_batches_are_one_batch(chunks: str) -> None:
     for other in others:
         for finding in norm_rule(other, one):
             assert finding.verdict is Verdict.EQUAL, finding
-    means = [updated("torch", UNEVEN[..., i : i + 1, :], 1, batch_size=1)["loss"] for i in (0, 1)]
+    means = [updated("torch", UNEVEN.select([i]), 1, batch_size=1)["loss"] for i in (0, 1)]
     assert (
-        abs(np.mean(means) - updated("torch", UNEVEN[..., :2, :], 1, batch_size=2)["loss"]) > 0.01
+        abs(np.mean(means) - updated("torch", UNEVEN.select([0, 1]), 1, batch_size=2)["loss"])
+        > 0.01
     )
 
 
@@ -58,12 +63,11 @@ def test_ignored_targets_have_no_part(framework: str) -> None:
     config = toy(**PLAIN, batch_size=ROWS)  # type: ignore[arg-type]
     twin = start(framework, config, perturbed(config))
     logits = twin.trace(UNEVEN).activations["logits"]
-    targets = UNEVEN[1]
     losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
-        logits, np.maximum(targets, 0)[..., None], -1
+        logits, UNEVEN.targets[..., None], -1
     ).squeeze(-1)
     loss, grads = twin.loss_and_grads(UNEVEN)
-    assert abs(loss - losses[targets >= 0].mean()) < 1e-13
+    assert abs(loss - losses[UNEVEN.counts].mean()) < 1e-13
     assert abs(twin.evaluate(split(UNEVEN, 4)) - loss) < 1e-13
     assert np.abs(grads["head.weight"]).max() > 0
 
@@ -71,8 +75,8 @@ def test_ignored_targets_have_no_part(framework: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_where_all_count_it_is_the_plain_loss(framework: str) -> None:
     """Another program, and the same numbers up to rounding."""
-    full = window(np.full(ROWS, CONTEXT))
-    plain = np.concatenate([full[0], full[1, :, -1:]], axis=-1)
+    full = make_batch(np.full(ROWS, CONTEXT))
+    plain = full._replace(counts=None)
     config = toy(**PLAIN, batch_size=ROWS)  # type: ignore[arg-type]
     twin = start(framework, config, perturbed(config))
     (a, ours), (b, theirs) = (twin.loss_and_grads(batch) for batch in (full, plain))
@@ -86,6 +90,6 @@ def test_a_window_without_any_target(framework: str, policy: str) -> None:
     """Its loss and its gradient are 0, and the step is taken: no NaN, no skip."""
     config = toy(**{**PLAIN, "policy": policy, "accum": 2, "batch_size": ROWS // 2})  # type: ignore[arg-type]
     twin = start(framework, config, perturbed(config))
-    result = twin.step(twin.place(split(window(np.zeros(ROWS)), 2)))()
+    result = twin.step(twin.place(split(make_batch(np.zeros(ROWS)), 2)))()
     assert (result.loss, result.grad_norm, result.skipped) == (0, 0, False)
     assert twin.state().updates == 1

@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from lockstep.config import Config, ModelConfig
+from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
@@ -25,7 +26,9 @@ from parity_tests.twins.test_reference_models import wide as wide
 from parity_tests.weights.folders import config_of, make, run_of
 
 PEFT_WARNS = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-BATCH = np.random.Generator(np.random.Philox(7)).integers(256, size=(2, 13), dtype=np.int32)
+BATCH = split_tokens(
+    np.random.Generator(np.random.Philox(7)).integers(256, size=(2, 13), dtype=np.int32)
+)
 Run = tuple[Path, Config, TrainState]
 
 
@@ -54,9 +57,9 @@ def load(folder: Path) -> Any:
 
 def compute(net: Any) -> tuple[np.ndarray, torch.Tensor]:
     """transformers' logits, and its loss."""
-    tokens = torch.from_numpy(BATCH).long()
-    logits = net(tokens[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    tokens, targets = (torch.from_numpy(x).long() for x in BATCH[:2])
+    logits = net(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return logits.detach().numpy(), loss
 
 

@@ -1,14 +1,15 @@
 """What one optimizer step costs, counted."""
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.data.batch import Batch
 
 from ..step import Trainer
 from .live import Live
 
 
-def step_bytes(trainer: Trainer, window: Tensor) -> int:
+def step_bytes(trainer: Trainer, window: Batch) -> int:
     """The peak of activations and gradients; the update itself, in one kernel, needs no more."""
     if trainer.device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats()
@@ -23,7 +24,7 @@ def step_bytes(trainer: Trainer, window: Tensor) -> int:
     return peak
 
 
-def step_flops(trainer: Trainer, window: Tensor) -> int:
+def step_flops(trainer: Trainer, window: Batch) -> int:
     """Two for each multiply-add of each matmul, recomputed ones too."""
     with FlopCounterMode(display=False) as counter:
         trainer.accumulate(window)

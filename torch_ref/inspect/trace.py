@@ -2,14 +2,16 @@
 
 from torch import Tensor
 
+from lockstep.data.batch import Batch
+
 from .. import step
 from ..extra.formats.delayed import give_scales
 from ..extra.mesh.mesh import whole_state
 from ..step import Tensors, Trainer
 
 
-def trace(trainer: Trainer, batch: Tensor) -> tuple[Tensor, Tensors, Tensors, Tensors]:
-    """(B, T+1) tokens -> loss, activations, their gradients, the parameters' gradients."""
+def trace(trainer: Trainer, batch: Batch) -> tuple[Tensor, Tensors, Tensors, Tensors]:
+    """A batch (B, T) -> loss, activations, their gradients, the parameters' gradients."""
     plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
     give_scales(plain, trainer.amaxes, trainer.scaler.get_scale())

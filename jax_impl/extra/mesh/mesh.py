@@ -40,7 +40,7 @@ def make_mesh(config: Config, device: jax.Device) -> Mesh | None:
 
 
 def place_rows(tokens: np.ndarray, mesh: Mesh) -> Array:
-    """(..., B, T or T+1): each device has its rows, and each process makes those of its devices.
+    """(..., B, T): each device has its rows, and each process makes those of its devices.
 
     Rows that cannot be divided, such as a sample's, are on every device.
     """

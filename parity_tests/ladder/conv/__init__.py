@@ -17,6 +17,7 @@ import math
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.model.state import TrainState
 from lockstep.parity.pair import GPT, Pair
 
@@ -42,13 +43,13 @@ WEIGHTS = [name for name in SHAPES if name not in STATISTICS]
 DECAYED = [name for name in WEIGHTS if len(SHAPES[name]) > 1]
 
 
-def examples(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Text int32 (..., B, T+1) -> images float32 (..., B, 8, 8) and labels int32 (..., B).
+def examples(text: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Text (..., B, T) -> images float32 (..., B, 8, 8) and labels int32 (..., B).
 
     A pixel is a byte / 256 - 1/2, which every dtype holds exactly, bfloat16 too.
     """
-    pixels = (windows[..., : SIDE * SIDE] / 256 - 0.5).astype(np.float32)
-    return pixels.reshape(*windows.shape[:-1], SIDE, SIDE), windows[..., -1] % CLASSES
+    pixels = (text.tokens[..., : SIDE * SIDE] / 256 - 0.5).astype(np.float32)
+    return pixels.reshape(*pixels.shape[:-1], SIDE, SIDE), text.targets[..., -1] % CLASSES
 
 
 def initial(config: Config) -> TrainState:

@@ -18,6 +18,7 @@ from jax_impl.optim import adamw
 from jax_impl.precision import compiler_options, configure, loss_scale, policy
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
@@ -177,7 +178,7 @@ class JaxTwin:
             good_steps=good_steps.item(),
         )
 
-    def place(self, window: np.ndarray) -> Examples:
+    def place(self, window: Batch) -> Examples:
         return jax.device_put(examples(window), self.device)
 
     def step(self, window: Examples) -> Callable[[], StepResult]:
@@ -220,7 +221,7 @@ class JaxTwin:
             new = State(weights, optimizer, statistics, scale.loss_scale, scale.counter)
         return new, losses.sum(), norm, finite
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         loss, grads = self.graded(self.current, self.place(batch))
         return loss.item(), to_canonical(grads)
 
@@ -228,7 +229,7 @@ class JaxTwin:
         loss, _, _, grads = self.trace_function(state, batch, {})
         return loss, grads
 
-    def evaluate(self, batches: np.ndarray) -> float:
+    def evaluate(self, batches: Batch) -> float:
         """With the running statistics."""
         params = self.current.weights | self.current.statistics
         return self.evaluated(params, self.place(batches)).item()
@@ -239,7 +240,7 @@ class JaxTwin:
         params = {name: x.astype(roles.param) for name, x in params.items()}
         return jax.lax.map(lambda batch: mean_loss(net, params, batch)[0], batches).mean()
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         placed = self.place(batch)
         _, shapes, _, _ = jax.eval_shape(self.trace_function, self.current, placed, {})
         slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}

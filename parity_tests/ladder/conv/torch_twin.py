@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
+from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
@@ -122,7 +123,7 @@ class TorchTwin:
             good_steps=scaler["_growth_tracker"],
         )
 
-    def place(self, window: np.ndarray) -> Examples:
+    def place(self, window: Batch) -> Examples:
         images, labels = examples(window)
         return torch.from_numpy(images), torch.from_numpy(labels).long()
 
@@ -144,12 +145,12 @@ class TorchTwin:
         result = StepResult(torch.stack(losses).sum().item(), norm.item(), rate, scale, skipped)
         return lambda: result
 
-    def loss_and_grads(self, batch: np.ndarray) -> tuple[float, Arrays]:
+    def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         traced = self.trace(batch)  # eager: to look changes nothing
         return traced.loss, traced.grads
 
     @torch.no_grad()
-    def evaluate(self, batches: np.ndarray) -> float:
+    def evaluate(self, batches: Batch) -> float:
         """With the running statistics."""
         roles = self.config.eval_dtypes
         net = Net(roles).eval()
@@ -157,7 +158,7 @@ class TorchTwin:
         losses = [mean_loss(net, batch, roles) for batch in zip(*self.place(batches))]
         return torch.stack(losses).mean().item()
 
-    def trace(self, batch: np.ndarray) -> Trace:
+    def trace(self, batch: Batch) -> Trace:
         net = deepcopy(self.net)  # a forward pass moves the running statistics
         seen: dict[str, Tensor] = {}
         for name in ACTIVATIONS:

@@ -82,7 +82,7 @@ def accumulate(model: GPT, *, last: bool) -> AbstractContextManager:
 
 
 def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """(..., B, T or T+1) of all devices -> this device's rows.
+    """(..., B, T) of all devices -> this device's rows.
 
     Rows that cannot be divided, such as a sample's, are on every device.
     """
