@@ -54,6 +54,6 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
         "amaxes-of-skipped-step": of_skipped_step,
         "amaxes-of-scaled-loss": wrap(twin.step, "record", lambda right, histories, found, scale:
             right(histories, found, scale / scale)),
-        "amaxes-lost": wrap(twin.bridge, "load", lambda right, trainer, state: right(
+        "amaxes-lost": wrap(twin.io.bridge, "load", lambda right, trainer, state: right(
             trainer, replace(state, amaxes={}))),
     }  # fmt: skip
