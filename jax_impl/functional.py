@@ -6,97 +6,76 @@ What a fused kernel of torch would not keep for the backward pass is recomputed 
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from lockstep.model.attention import tile
+from .remat import AFFINE, recompute_cheap
 
-from .extra.formats.products import Narrow, Product, keep
-from .extra.mesh.gather import divides_rows
-from .remat import AFFINE, recompute, recompute_cheap
+Product = Callable[[Array, Array, Array | None], Array]  # of rows, a weight and a bias or None
 
 
-def linear(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
-    key: Array | None = None,
-    scales: Array | None = None,
-    narrow: Narrow = keep,
-) -> Array:
-    """Rows (R, in) @ weight (in, out); torch's weight is out x in.
+def linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    """Rows (R, in) @ weight (in, out) + bias (out); torch's weight is out x in."""
+    return jnp.matmul(x, weight) if bias is None else affine(x, weight, bias)
 
-    key: of what stochastic rounding draws. scales: of x, weight and dy, where they are delayed.
+
+def join_gradients(product: Product) -> Product:
+    """The product, its weight's gradient made together with that of the rows.
+
+    Otherwise XLA keeps the gradient of the logits until it makes the weight's, at the end.
     """
-    if narrow not in (keep, sum_in_float32):
-        return narrow(jnp.matmul)(x, weight, bias, key, scales)
-    # The other's derivative is not JAX's own.
-    if bias is None and narrow is keep and not divides_rows():
-        return jnp.matmul(x, weight)
-    return affine(x, weight, bias, narrow)
-
-
-def head(x: Array, weight: Array, bias: Array | None = None, narrow: Narrow = keep) -> Array:
-    """`linear`, its weight's gradient made with that of x: XLA keeps the logits' until then."""
-    return linear(*_together(x, weight), bias, narrow=narrow)
+    return lambda x, weight, bias: product(*_together(x, weight), bias)
 
 
 _together = jax.custom_vjp(lambda x, weight: (x, weight))
 _together.defvjp(
     lambda x, weight: ((x.value, weight.value), () if weight.perturbed else None),
-    # Of a frozen weight the gradient is nobody's, and XLA leaves it out.
+    # A frozen weight's gradient is not used, and XLA leaves it out.
     lambda trained, grads: grads if trained is None else jax.lax.optimization_barrier(grads),
     symbolic_zeros=True,
 )
 
 
-def sum_in_float32(product: Product) -> Product:
-    """Rows times weights in bfloat16, in the one form that XLA has a fast kernel for on a CPU:
-    float32 is asked for, and rounded here; both operands lie in memory row by row."""
+def affine_by(
+    multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None
+) -> Product:
+    """Rows @ weight + bias in the bias's own dtype, rounded once, as a GEMM's bias epilogue does.
 
-    def lay_out(x: Array) -> Array:
-        # A transposed operand is only a view to XLA, until something wants it flat.
-        return jax.lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
+    Args:
+        multiply: `jnp.matmul`, or what stands in for it.
+        of_rows: the same for the weight's gradient, a sum over the rows.
+    """
+    of_rows = of_rows or multiply
 
-    def multiply(a: Array, b: Array) -> Array:
-        y = jnp.matmul(lay_out(a), lay_out(b), preferred_element_type=jnp.float32)
-        return y.astype(jax.eval_shape(product, a, b).dtype)
+    @jax.custom_vjp
+    def affine(x: Array, weight: Array, bias: Array | None) -> Array:
+        if bias is None:
+            return multiply(x, weight)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        y = multiply(x, weight, preferred_element_type=wide)
+        return (y + bias.astype(wide)).astype(x.dtype)
 
-    return multiply
+    def forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, tuple]:
+        no_bias = None if bias is None else bias[:0]  # for its dtype
+        return checkpoint_name(affine(x, weight, bias), AFFINE), (x, weight, no_bias)
 
+    def backward(kept: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
+        x, weight, no_bias = kept
+        dx, dweight = multiply(dy, weight.T), of_rows(x.T, dy).astype(weight.dtype)
+        if no_bias is None:
+            return dx, dweight, None
+        wide = jnp.promote_types(dy.dtype, jnp.float32)
+        dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # which float16 can overflow, as in torch
+        return dx, dweight, dbias.astype(no_bias.dtype)
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def affine(x: Array, weight: Array, bias: Array | None, narrow: Narrow = keep) -> Array:
-    """Rows @ weight + bias in its own dtype, rounded once, as a GEMM with a bias epilogue does."""
-    if bias is None:
-        return narrow(jnp.matmul)(x, weight)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = narrow(partial(jnp.matmul, preferred_element_type=wide))(x, weight)
-    return (y + bias.astype(wide)).astype(x.dtype)
-
-
-def _affine_forward(x, weight, bias, narrow):  # type: ignore[no-untyped-def]
-    no_bias = None if bias is None else bias[:0]  # for its dtype
-    return checkpoint_name(affine(x, weight, bias, narrow), AFFINE), (x, weight, no_bias)
-
-
-def _affine_backward(narrow, residuals, dy):  # type: ignore[no-untyped-def]
-    (x, weight, no_bias), matmul = residuals, narrow(jnp.matmul)
-    wide = jnp.promote_types(dy.dtype, jnp.float32)
-    # XLA adds up the devices' behind the product; rounded there, they would be sent so, too.
-    of_rows = narrow(partial(jnp.matmul, preferred_element_type=wide)) if divides_rows() else matmul
-    dx, dweight = matmul(dy, weight.T), of_rows(x.T, dy).astype(weight.dtype)
-    if no_bias is None:
-        return dx, dweight, None
-    dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # which float16 can overflow, as in torch
-    return dx, dweight, dbias.astype(no_bias.dtype)
+    affine.defvjp(forward, backward)
+    return affine
 
 
-affine.defvjp(_affine_forward, _affine_backward)
+affine = affine_by(jnp.matmul)
 
 
 def scale(x: Array, by: float) -> Array:
@@ -104,28 +83,33 @@ def scale(x: Array, by: float) -> Array:
     return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * by).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, own_moments: bool) -> Array:
-    """`own_moments`: made of others than those that the backward pass takes."""
-    return _layer_norm_forward(x, weight, bias, eps, own_moments)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    """Rows (..., D) with mean 0 and variance 1, times weight (D,) plus bias (D,)."""
+    return layer_norm_forward(x, weight, bias, eps)[0]
 
 
-def _layer_norm_forward(x, weight, bias, eps, own_moments):  # type: ignore[no-untyped-def]
+def layer_norm_forward(
+    x: Array, weight: Array, bias: Array | None, eps: float
+) -> tuple[Array, tuple]:
+    """The norm, and what its backward pass needs."""
     mean, variance = jax.lax.platform_dependent(x, cpu=moments, default=moments_in_one_pass)
     rstd = jax.lax.rsqrt(variance + eps)
-    own_mean, own_variance = moments(x) if own_moments else (mean, variance)
-    y = (x - own_mean) * jax.lax.rsqrt(own_variance + eps) * weight
+    y = (x - mean) * rstd * weight
     biased = None if bias is None else ()
     return y if bias is None else y + bias, (x, weight, biased, mean, rstd)
 
 
-def _layer_norm_backward(eps, own_moments, residuals, dy):  # type: ignore[no-untyped-def]
-    x, weight, biased, mean, rstd = residuals
+def layer_norm_backward(eps: float, kept: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
+    x, weight, biased, mean, rstd = kept
     rows = tuple(range(dy.ndim - 1))
     normal, dnormal = (x - mean) * rstd, dy * weight
     slope = (dnormal * normal).mean(-1, keepdims=True)
     dx = rstd * (dnormal - dnormal.mean(-1, keepdims=True) - normal * slope)
     return dx, (dy * normal).sum(rows), None if biased is None else dy.sum(rows)
+
+
+layer_norm.defvjp(layer_norm_forward, layer_norm_backward)
 
 
 def moments(x: Array) -> tuple[Array, Array]:
@@ -149,9 +133,6 @@ def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
     return mean[..., None], (squares / n)[..., None]
 
 
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
-
-
 @partial(recompute_cheap, static_argnums=2)
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps) * weight
@@ -171,7 +152,7 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
     def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
-    return recompute(kernel)(x)
+    return jax.checkpoint(kernel)(x)
 
 
 @jax.custom_vjp
@@ -180,7 +161,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     return _cross_entropy_forward(logits, targets)[0]
 
 
-def _cross_entropy_forward(logits, targets):  # type: ignore[no-untyped-def]
+def _cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, tuple]:
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_sums = jax.lax.platform_dependent(
         wide, cpu=partial(jax.nn.logsumexp, axis=-1), default=logsumexp
@@ -189,9 +170,9 @@ def _cross_entropy_forward(logits, targets):  # type: ignore[no-untyped-def]
     return log_sums - chosen.astype(wide.dtype), (logits, targets, log_sums)
 
 
-def _cross_entropy_backward(residuals, dy):  # type: ignore[no-untyped-def]
+def _cross_entropy_backward(kept: tuple, dy: Array) -> tuple[Array, None]:
     """Softmax less one at the target, in one pass: autodiff would scatter into wide logits."""
-    logits, targets, log_sums = residuals
+    logits, targets, log_sums = kept
     probs = jnp.exp(logits.astype(dy.dtype) - log_sums[..., None])
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     return ((probs - is_target) * dy[..., None]).astype(logits.dtype), None
@@ -222,22 +203,3 @@ def split_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
 def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
     """Whose derivative is a sum: XLA writes it together with the bias's. A CPU is slow at it."""
     return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]
-
-
-def scaled_dot_product_attention(
-    q: Array, k: Array, v: Array, mask: Array | None = None, *, is_causal: bool
-) -> Array:
-    """cuDNN's, of (B, T, H, K), asked for by name: left to choose, JAX takes XLA's."""
-    how: Any = {"mask": mask, "is_causal": is_causal, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(q, k, v, **how)
-
-
-def flash_attention(q: Array, k: Array, v: Array, *, interpret: bool = False) -> Array:
-    """Causal, of (B, T, H, K) in float32: JAX's kernel in Triton, where cuDNN has none.
-    `interpret` runs it on a CPU."""
-    from jax.experimental.pallas.ops.gpu import attention  # slow to import, and for a GPU alone
-
-    side, d_head = tile(q.shape[-1]), q.shape[-1]
-    sizes = attention.BlockSizes(side, side, side, side, side, side)
-    how: Any = {"causal": True, "block_sizes": sizes, "interpret": interpret}
-    return attention.mha(q, k, v, None, d_head**-0.5, **how)

@@ -1,85 +1,85 @@
 """The GPT, as a Flax NNX module. Shapes: see `lockstep.config`.
 
-`precision.matmul` casts the matmuls' inputs to the compute dtype, one by one: the tree of
-parameters is never cast whole. What must stay in the output dtype (residual, norms, softmax,
-rotation, loss) says so here. A module whose dtype is not the policy's has a policy of its own.
+A linear layer casts its own inputs with `jmp.Policy.cast_to_compute`; the tree of parameters is
+never cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss)
+says so here. A feature enters by another `Parts`: `extra/rules.py` has one.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jmp
 from flax import nnx
 from jax import Array
 
 from lockstep.config import ModelConfig
-from lockstep.config.policy import Dtypes
 from lockstep.config.rope import parse_rope
+from lockstep.data.batch import Batch
 from lockstep.model import rotary
-from lockstep.model.attention import Kernel, block_edges, has_flash
 
 from . import functional as F
-from .dropout import Dropout, Key
-from .extra.formats.products import Narrow, keep
-from .extra.mesh.gather import make_whole, make_whole_table
-from .precision import dtype, matmul
-from .remat import recompute, recompute_cheap, remat_sublayer, through_blocks
+from .dropout import Dropout
+from .remat import recompute_cheap, remat_sublayer, through_blocks
 
-Tap = Callable[[str, Array], Array]
-Keys = Callable[[str], Key]  # of a layer: what each of its linear layers draws with
-Split = tuple[nnx.GraphDef, nnx.State]  # a tree whose leaves are the parameters
+Attend = Callable[[Array, Array, Array, "Places"], Array]  # queries, keys, values (B, T, H, K)
+Split = tuple[nnx.GraphDef, nnx.State]  # a module as its structure and its parameters
 
 
 class Embedding(nnx.Module):
+    """Tokens (B, T) -> rows of a table (n, d), in the table's own dtype."""
+
     def __init__(self, n: int, d: int) -> None:
         self.weight = nnx.Param(jnp.zeros((n, d)))
 
     def __call__(self, tokens_BT: Array) -> Array:
-        return make_whole_table(self.weight[...])[tokens_BT]
+        return self.weight[...][tokens_BT]
 
-
-def no_keys(name: str) -> Key:
-    raise AssertionError(f"{name} rounds at random, and was given no keys")
+    def transposed(self) -> Array:
+        """The table as the weight of a tied head, (d, n)."""
+        return self.weight[...].T
 
 
 class Linear(nnx.Module):
-    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64).
+    """Rows (R, d_in) -> (R, d_out) in the policy's compute dtype, sums in float32.
 
-    With an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) alpha / rank * B A x is added.
+    Args:
+        policy: casts the rows and the weight. The bias keeps its dtype until it is added.
+        product: multiplies; `extra/rules.py` puts another one here for fp8, for a CPU's library
+            or for a mesh of devices.
     """
 
     def __init__(
-        self, config: ModelConfig, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool
+        self, d_in: int, d_out: int, *, bias: bool, policy: jmp.Policy, product: F.Product
     ) -> None:
         self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
-        self.linear = matmul(F.linear, dtypes, of_rows=True)
-        self.name = dtypes.name
-        self.draws = dtypes.stochastic and bool(dtypes.rounding)
-        self.scales = nnx.Param(jnp.ones(3)) if dtypes.delayed and dtypes.rounding else None
-        self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
-        if self.rank:
-            self.lora_a = nnx.Param(jnp.zeros((d_in, self.rank)))
-            self.lora_b = nnx.Param(jnp.zeros((self.rank, d_out)))
+        self.policy, self.product = policy, product
 
-    def __call__(self, x_RD: Array, keys: Keys = no_keys) -> Array:
-        if self.rank:  # first: what is recomputed ends with what is kept
-            added_RD = F.scale(self.adapt(x_RD), self.scale)
-        key = keys(self.name) if self.draws else None
-        scales = None if self.scales is None else self.scales[...]
-        how = (key, scales) if self.draws or scales is not None else ()
-        y_RD = self.linear(x_RD, self.weight, self.bias, *how)
-        return y_RD + added_RD if self.rank else y_RD
+    def __call__(self, x_RD: Array) -> Array:
+        return self.multiply(x_RD, self.weight[...], None if self.bias is None else self.bias[...])
 
-    def adapt(self, x_RD: Array) -> Array:
-        return self.linear(self.linear(x_RD, self.lora_a), self.lora_b)
+    def multiply(self, x_RD: Array, weight: Array, bias: Array | None = None) -> Array:
+        x_RD, weight = self.policy.cast_to_compute((x_RD, weight))
+        return self.product(x_RD, weight, bias)
+
+
+class TiedHead(nnx.Module):
+    """Rows (R, D) times the transposed embedding (D, V) -> logits (R, V)."""
+
+    def __init__(self, policy: jmp.Policy, product: F.Product) -> None:
+        self.policy, self.product = policy, product
+
+    def __call__(self, x_RD: Array, weight_DV: Array) -> Array:
+        x_RD, weight_DV = self.policy.cast_to_compute((x_RD, weight_DV))
+        return self.product(x_RD, weight_DV, None)
 
 
 class LayerNorm(nnx.Module):
-    own_moments = False  # true in half precision on Ampere and later: XLA's one kernel
+    """Rows (R, d) -> (R, d), in their own dtype."""
 
     def __init__(self, d: int, eps: float, *, bias: bool) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -88,10 +88,12 @@ class LayerNorm(nnx.Module):
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return F.layer_norm(x_RD, weight, bias, self.eps, self.own_moments)
+        return F.layer_norm(x_RD, weight, bias, self.eps)
 
 
 class RMSNorm(nnx.Module):
+    """Rows (R, d) -> (R, d), in their own dtype."""
+
     def __init__(self, d: int, eps: float) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
 
@@ -99,31 +101,19 @@ class RMSNorm(nnx.Module):
         return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
 
 
-def make_norm(config: ModelConfig) -> Any:
-    if config.norm == "layernorm":
-        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
-    return RMSNorm(config.d_model, config.norm_eps)
-
-
-class Places(NamedTuple):
-    """Where the tokens of a batch (B, T) stand: all in one sequence a row, or in segments."""
+@dataclass(frozen=True)
+class Places:
+    """Where tokens stand: each row of T tokens is one sequence."""
 
     t: int
-    positions_BT: Array | None = None  # in its own segment
-    same_BTT: Array | None = None  # whether query and key are of one segment
-
-    @classmethod
-    def of(cls, segments_BT: Array) -> "Places":
-        """Of runs of one number. Padding is one, too: what it attends to nobody looks at."""
-        t = segments_BT.shape[1]
-        begins_BT = jnp.diff(segments_BT, axis=1, prepend=-1) != 0
-        starts_BT = jax.lax.cummax(jnp.where(begins_BT, jnp.arange(t), 0), axis=1)
-        same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
-        return cls(t, jnp.arange(t) - starts_BT, same_BTT)
 
     def look_up(self, table: Array) -> Array:
-        """Each place's row of a table: (T, ...) or (B, T, ...)."""
-        return table[: self.t] if self.positions_BT is None else table[self.positions_BT]
+        """The entry of each token's position, in a table (context, ...) -> (T, ...)."""
+        return table[: self.t]
+
+    def seen(self, t: int, s: int) -> Array:
+        """bool (t, s): which of the first s tokens the last t of them may see."""
+        return jnp.tril(jnp.ones((t, s), bool), s - t)
 
 
 @recompute_cheap
@@ -145,93 +135,74 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
-    wide: jnp.dtype,
-    same_BTT: Array | None = None,
-    narrow: Narrow = keep,
+    places: Places,
+    *,
+    policy: jmp.Policy,
+    einsum: Callable[..., Array] = jnp.einsum,
 ) -> Array:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
     # The queries, (B, t, H, K) with t <= T, are those of the last t places.
     (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
-    score, mix = (narrow(partial(jnp.einsum, e)) for e in ("bthk,bshk->bhts", "bhts,bshk->bthk"))
-    scores_BHTT = score(q_BTHK, k_BTHK).astype(wide) * d_head**-0.5
-    seen = jnp.tril(jnp.ones((t, s), bool), s - t)
-    seen = seen if same_BTT is None else seen & same_BTT[:, None]
-    probs_BHTT = jax.nn.softmax(jnp.where(seen, scores_BHTT, -jnp.inf), axis=-1)
-    return mix(probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
+    scores_BHTT = einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(policy.output_dtype)
+    scores_BHTT = jnp.where(places.seen(t, s), scores_BHTT * d_head**-0.5, -jnp.inf)
+    probs_BHTT = jax.nn.softmax(scores_BHTT, axis=-1)
+    return einsum("bhts,bshk->bthk", probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
 
 
-def attend_in_blocks(
-    q_BTHK: Array,
-    k_BTGK: Array,
-    v_BTGK: Array,
-    wide: jnp.dtype,
-    same_BTT: Array | None = None,
-    narrow: Narrow = keep,
-    *,
-    kernel: Kernel,
-) -> Array:
-    """The same, each block of queries without the keys behind it, which would all be masked."""
+class Parts:
+    """Makes the parts of a GPT: plain modules under one policy.
 
-    def block(start: int, stop: int, q: Array, k: Array, v: Array) -> Array:
-        same = None if same_BTT is None else same_BTT[:, start:stop, :stop]
-        return attend(q[:, start:stop], k[:, :stop], v[:, :stop], wide, same, narrow)
+    A path is a module's name, such as "blocks.0.attn.qkv".
+    """
 
-    # Cut out inside of what is recomputed: no block keeps keys of its own.
-    run = recompute(block, static_argnums=(0, 1)) if kernel.recompute else block
-    edges = block_edges(q_BTHK.shape[1], kernel.blocks)
-    parts = [run(*edge, q_BTHK, k_BTGK, v_BTGK) for edge in edges]
-    return jnp.concatenate(parts, axis=1)
+    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
+        self.config, self.policy = config, policy
 
+    def embedding(self, n: int) -> Embedding:
+        return Embedding(n, self.config.d_model)
 
-def attend_fused(
-    q_BTHK: Array,
-    k_BTGK: Array,
-    v_BTGK: Array,
-    wide: jnp.dtype,
-    same_BTT: Array | None = None,
-) -> Array:
-    """The same in one kernel; only cuDNN has one (`precision.attention_backend` says)."""
-    mask = None if same_BTT is None else same_BTT[:, None]
-    return F.scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask, is_causal=True)
+    def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
+        return Linear(d_in, d_out, bias=bias, policy=self.policy, product=F.linear)
 
+    def head(self) -> Any:
+        """A `TiedHead` or a `Linear`."""
+        product = F.join_gradients(F.linear)
+        if self.config.tied:
+            return TiedHead(self.policy, product)
+        d, v = self.config.d_model, self.config.d_vocab
+        return Linear(d, v, bias=False, policy=self.policy, product=product)
 
-def attend_flash(
-    q_BTHK: Array,
-    k_BTGK: Array,
-    v_BTGK: Array,
-    wide: jnp.dtype,
-    same_BTT: Array | None = None,
-    *,
-    kernel: Kernel,
-) -> Array:
-    """The same of float32; of several segments, or a length that it does not take, written out."""
-    (_, t, heads, d_head) = q_BTHK.shape
-    if same_BTT is not None or not has_flash(t, d_head):
-        return attend_in_blocks(q_BTHK, k_BTGK, v_BTGK, wide, same_BTT, kernel=kernel)
-    k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
-    return F.flash_attention(q_BTHK, k_BTHK, v_BTHK)
+    def norm(self, d: int) -> Any:
+        """A `LayerNorm` or an `RMSNorm`."""
+        if self.config.norm == "layernorm":
+            return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
+        return RMSNorm(d, self.config.norm_eps)
+
+    def attend(self, path: str) -> Attend:
+        return partial(attend, policy=self.policy)
+
+    def places(self, batch: Batch) -> Places:
+        return Places(batch.tokens.shape[1])
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
-        self.config, self.wide = config, dtype(dtypes.output)
-        in_blocks = partial(attend_in_blocks, kernel=kernel)
-        attention: Callable = in_blocks if kernel.blocks > 1 else attend
-        if kernel.fused and dtypes.at("attend").mixed:  # cuDNN's is in half precision
-            attention = attend_fused
-        elif kernel.flash and dtypes.at("attend").compute == "float32":
-            attention = partial(attend_flash, kernel=kernel)
-        self.attend = matmul(attention, dtypes.at("attend"))
-        d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = Linear(config, d, config.d_qkv, dtypes.at("qkv"), bias=biased)
-        self.proj = Linear(config, config.d_queries, d, dtypes.at("proj"), bias=config.bias)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
+    """Causal self-attention of rows (R, D), of which places.t make a sequence."""
 
-    def __call__(self, x_RD: Array, places: Places, keys: Keys) -> Array:
+    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
+        self.config, self.wide = config, parts.policy.output_dtype
+        d, biased = config.d_model, config.bias or config.qkv_bias
+        self.qkv = parts.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
+        self.attend = parts.attend(f"{path}.attend")
+        self.proj = parts.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.d_head, config.norm_eps)
+            self.k_norm = RMSNorm(config.d_head, config.norm_eps)
+
+    def __call__(self, x_RD: Array, places: Places) -> Array:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD, keys).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = F.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
@@ -240,8 +211,8 @@ class Attention(nnx.Module):
             tables = rotary.table(self.config.context, self.config.d_head, rope)
             cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
-        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1), keys)
+        y_BTHK = self.attend(q, k, v, places)
+        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
         """Each head in the output dtype; back to the input's dtype."""
@@ -251,132 +222,90 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
-        linear = partial(Linear, config, bias=config.bias)
+    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
+        d, hidden, bias = config.d_model, config.d_mlp, config.bias
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
-            self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
-        self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
-        self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
+            self.gate = parts.linear(f"{path}.gate", d, hidden, bias=bias)
+        self.up = parts.linear(f"{path}.up", d, hidden, bias=bias)
+        self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
-    def __call__(self, x_RD: Array, keys: Keys) -> Array:
+    def __call__(self, x_RD: Array) -> Array:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(F.silu(self.gate(x_RD, keys)) * self.up(x_RD, keys), keys)
-        return self.down(self.gelu(self.up(x_RD, keys)), keys)
+            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
+        return self.down(self.gelu(self.up(x_RD)))
 
 
 class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts, path: str, *, remat: str) -> None:
         self.remat = remat
-        self.norm1 = make_norm(config)
-        self.attn = Attention(config, dtypes.at("attn"), kernel)
-        self.norm2 = make_norm(config)
-        self.norm1.own_moments = self.norm2.own_moments = kernel.fused
-        self.mlp = MLP(config, dtypes.at("mlp"))
+        self.norm1 = parts.norm(config.d_model)
+        self.attn = Attention(config, parts, f"{path}.attn")
+        self.norm2 = parts.norm(config.d_model)
+        self.mlp = MLP(config, parts, f"{path}.mlp")
 
-    def __call__(
-        self, x_RD: Array, places: Places, layer: Array | int, dropout: Dropout, tap: Tap
-    ) -> Array:
-        keys = partial(dropout.key_of, layer)
-
+    def __call__(self, x_RD: Array, places: Places, layer: Array | int, dropout: Dropout) -> Array:
         def attention(x: Array) -> Array:
-            x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(
-                tap(f"blocks.{layer}.attn", self.attn(x, places, keys)), layer, "attention"
-            )
+            return dropout(self.attn(self.norm1(x), places), layer, "attention")
 
         def mlp(x: Array) -> Array:
-            x = tap(f"blocks.{layer}.norm2", self.norm2(x))
-            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x, keys)), layer, "mlp")
+            return dropout(self.mlp(self.norm2(x)), layer, "mlp")
 
         x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
-        x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)
-        return tap(f"blocks.{layer}", x_RD)
-
-
-def no_tap(name: str, x: Array) -> Array:
-    return x
+        return x_RD + remat_sublayer(mlp, self.remat)(x_RD)
 
 
 class GPT(nnx.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype; R = B T rows in between."""
+    """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtypes: Dtypes,
-        *,
-        kernel: Kernel,
-        remat: str,
-        scan: bool,
-    ) -> None:
-        self.remat, self.scan, self.wide = remat, scan, dtype(dtypes.output)
-        self.vocab = config.vocab
-        self.embed = Embedding(config.d_vocab, config.d_model)
+    In between are R = B T rows: with two leading axes XLA's CPU backend would transpose for each
+    weight's gradient.
+    """
+
+    def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
+        self.config, self.remat, self.wide = config, remat, parts.policy.output_dtype
+        self.places = parts.places
+        self.embed = parts.embedding(config.d_vocab)
         if config.position == "learned":
-            self.position = Embedding(config.context, config.d_model)
+            self.position = parts.embedding(config.context)
+        self.blocks = self.make_blocks(parts)
+        self.norm = parts.norm(config.d_model)
+        self.head = parts.head()
 
-        def make_block(layer: int) -> Block:
-            # What recomputes a block, or half of one, gathers its weights again by itself.
-            again = replace(dtypes.at(f"blocks.{layer}"), gather_again=remat == "none")
-            return Block(config, again, kernel, remat)
+    def make_blocks(self, parts: Parts) -> Any:
+        return nnx.List([
+            Block(self.config, parts, f"blocks.{layer}", remat=self.remat)
+            for layer in range(self.config.n_layer)
+        ])  # fmt: skip
 
-        if scan:  # the first stands for all, which have the same islands
-            self.blocks: Any = nnx.vmap(lambda _: make_block(0))(jnp.arange(config.n_layer))
-        else:
-            self.blocks = nnx.List([make_block(layer) for layer in range(config.n_layer)])
-        self.norm = make_norm(config)
-        self.norm.own_moments = kernel.fused
-        head, (v, d) = dtypes.at("head"), self.embed.weight.shape
-        self.head = None if config.tied else Linear(config, d, v, head, bias=False)
-        self.tied_head = matmul(F.head, head, of_rows=True)
-        if self.head:
-            self.head.linear = self.tied_head
+    def __call__(self, batch: Batch, dropout: Dropout | None = None) -> Array:
+        logits_RV = self.logits(self.hidden(batch, dropout))
+        return logits_RV.reshape(*batch.tokens.shape, -1)
 
-    def __call__(
-        self,
-        tokens_BT: Array,
-        dropout: Dropout | None = None,
-        tap: Tap = no_tap,
-        segments_BT: Array | None = None,
-    ) -> Array:
-        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap, segments_BT))
-        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
-
-    def rows(
-        self,
-        tokens_BT: Array,
-        dropout: Dropout | None = None,
-        tap: Tap = no_tap,
-        segments_BT: Array | None = None,
-    ) -> Array:
-        """Tokens (B, T) -> (R, D), what the head takes. No token sees one of another segment."""
+    def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Array:
+        """A batch of tokens (B, T) -> rows (R, D), which the head takes."""
         dropout = dropout or Dropout.off()
-        b, t = tokens_BT.shape
-        places = Places(t) if segments_BT is None else Places.of(segments_BT)
-        x_BTD = tap("embed", self.embed(tokens_BT)).astype(self.wide)
-        if hasattr(self, "position"):
+        places, (b, t) = self.places(batch), batch.tokens.shape
+        x_BTD = self.embed(batch.tokens).astype(self.wide)
+        if self.config.position == "learned":
             x_BTD = x_BTD + places.look_up(self.position.weight[...]).astype(self.wide)
-        # With two leading axes XLA's CPU backend would transpose for each weight's gradient.
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
         def layer(block: Split, index: Array | int, x: Array) -> Array:
-            return nnx.merge(*block)(x, places, index, dropout, tap)
+            return nnx.merge(*block)(x, places, index, dropout)
 
-        x_RD = through_blocks(layer, self.split_blocks(), x_RD, remat=self.remat, scan=self.scan)
-        return tap("norm", self.norm(x_RD))
+        return self.norm(self.run_blocks(layer, x_RD))
+
+    def run_blocks(self, layer: Callable, x_RD: Array) -> Array:
+        return through_blocks(layer, [nnx.split(b) for b in self.blocks], x_RD, remat=self.remat)
 
     def logits(self, x_RD: Array) -> Array:
-        # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
-        tied = make_whole(self.embed.weight[...]).T
-        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
-        padded = logits_RV.shape[-1] > self.vocab
-        return logits_RV[:, : self.vocab] if padded else logits_RV
-
-    def split_blocks(self) -> list[Split] | Split:
-        """Each block's graph and parameters: a list, or one with the parameters stacked."""
-        return nnx.split(self.blocks) if self.scan else [nnx.split(b) for b in self.blocks]
+        # Tied: the look-up reads the uncast weight, so its gradient stays in the param dtype.
+        tied = self.config.tied
+        logits_RV = self.head(x_RD, self.embed.transposed()) if tied else self.head(x_RD)
+        padded = logits_RV.shape[-1] > self.config.vocab
+        return logits_RV[:, : self.config.vocab] if padded else logits_RV

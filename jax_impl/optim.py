@@ -1,8 +1,11 @@
-"""AdamW with decoupled decay on matrices only.
+"""AdamW with decoupled decay on matrices only, and `optax.MultiSteps` around it.
 
-Gradients accumulate around it, in `jax_impl.accumulate`.
+`MultiSteps` alone does not do what GradScaler does: one non-finite micro-batch leaves its
+accumulator NaN for ever. Here its inner optimizer runs behind a real conditional on `do_step`,
+which the trainer computes over the whole window; non-finite micro-gradients never enter.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,45 +15,47 @@ from jax import Array
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
-from lockstep.model.stacked import tensor_names
 from lockstep.train.schedule import learning_rates
 
-from .extra.scan import by_tensor
+Norms = Callable[[Any], Array]  # gradients -> the norm of each tensor (P,)
 
 
-class ClipState(NamedTuple):
-    """Of the last update's gradient, before clipping."""
+def optimizer(
+    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
+) -> optax.GradientTransformationExtraArgs:
+    """update(gradients / N, state, params, do_step=...), called once for each micro-batch.
 
-    grad_norm: Array
-    norms: Array  # (P,), by tensor
+    Args:
+        decay_mask: parameter -> whether weight decay applies.
+        param_dtype: the dtype of parameters, moments and accumulated gradients.
+        norms: gives the norm of each tensor, which `ClipState` keeps for the log.
 
-
-def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
-    """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
-
-    def init(params: Any) -> ClipState:
-        norm = jax.eval_shape(optax.tree.norm, params)
-        zeros = (jnp.zeros(shape, norm.dtype) for shape in ((), len(tensor_names(params))))
-        return ClipState(*zeros)
-
-    def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
-        norm = optax.tree.norm(grads)
-        factor = jnp.minimum(1.0, clip / (norm + 1e-6))
-        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        # They are parts of the whole one: nothing is read twice for it.
-        return clipped, ClipState(norm, by_tensor(optax.tree.norm, grads))
-
-    return optax.GradientTransformation(init, update)
+    `do_step` must be false before a window's last micro-batch. Nothing but the accumulator moves
+    unless it is true.
+    """
+    inner = optax.transforms.conditionally_mask(
+        adamw(config, decay_mask, param_dtype, norms),
+        lambda _, do_step: do_step,
+        forward_extra_args=True,
+    )
+    if config.accum == 1:
+        return inner
+    # The loss is divided by N already: use_grad_mean=False. Left to its default, MultiSteps
+    # accumulates in float32, under fp64 too.
+    steps = optax.MultiSteps(
+        inner, config.accum, use_grad_mean=False, accumulator_dtype=jnp.dtype(param_dtype)
+    )
+    return optax.GradientTransformationExtraArgs(steps.init, steps.update)
 
 
 def adamw(
-    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
+    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformation:
-    """The rate is read from the schedule's table: the two twins' rates are the same numbers."""
+    """Clipping and AdamW. The rate is read from a table that PyTorch's twin reads, too."""
     dtype = jnp.promote_types(param_dtype, jnp.float32)
     rates = jnp.asarray(learning_rates(config).astype(dtype))  # numpy's cast: nothing to compile
     return optax.chain(
-        clip_by_global_norm(config.clip),
+        clip_by_global_norm(config.clip, norms),
         optax.adamw(
             lambda count: rates[count],
             config.beta1,
@@ -60,3 +65,32 @@ def adamw(
             mask=decay_mask,
         ),
     )
+
+
+class ClipState(NamedTuple):
+    """The norms of the last update's gradient, before clipping."""
+
+    grad_norm: Array
+    norms: Array  # (P,), by tensor
+
+
+def clip_by_global_norm(clip: float, norms: Norms) -> optax.GradientTransformation:
+    """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
+
+    def init(params: Any) -> ClipState:
+        each = jax.eval_shape(norms, params)
+        return ClipState(jnp.zeros((), each.dtype), jnp.zeros(each.shape, each.dtype))
+
+    def update(grads: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
+        norm = optax.tree.norm(grads)
+        factor = jnp.minimum(1.0, clip / (norm + 1e-6))
+        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+        # XLA reads the gradients once for the norm of the whole and of its parts.
+        return clipped, ClipState(norm, norms(grads))
+
+    return optax.GradientTransformation(init, update)
+
+
+def update_count(state: Any) -> Array:
+    """Adam's count of updates, which is also the schedule's position."""
+    return optax.tree.get_all_with_path(state, "count")[0][1]

@@ -9,173 +9,205 @@ To clip is here a part of the update, which comes with the last micro-batch.
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jmp
-import numpy as np
 import optax
+from flax import nnx, traverse_util
 from jax import Array
 
 from lockstep.config import Config
-from lockstep.config.policy import Dtypes
 from lockstep.data.batch import Batch
 from lockstep.model.params import decays, first_nonfinite
-from lockstep.model.stacked import in_first_layer, scans_layers, tensor_names
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
-from .accumulate import optimizer
 from .dropout import Dropout
-from .extra.formats.delayed import join, record, scales
-from .extra.mesh.mesh import everywhere, in_mesh, make_mesh, place_rows, shardings
-from .extra.scan import by_tensor
-from .loss import mean_loss, mean_loss_in_chunks
-from .model import GPT, Tap, no_tap
-from .precision import (
-    attention_kernel,
-    choose_products,
-    compiler_options,
-    keep_biases,
-    loss_scale,
-)
-from .pure import Params, Pure, State, jit_method
+from .loss import mean_count, mean_loss
+from .model import GPT
+from .optim import optimizer, update_count
+from .precision import compiler_options, loss_scale
+
+Params = dict[str, Array]  # flat, so that dispatch costs no walk through a tree in Python
+Carry = tuple[Params, Any, Array]  # trained parameters, optimizer state, `finite` (P,) by tensor
 
 
-def make_model(config: Config, dtypes: Dtypes, device: jax.Device, *, plain: bool = False) -> Pure:
-    """The model of one policy, not yet loaded; `plain` keeps everything."""
-    dtypes = keep_biases(choose_products(dtypes, device), config.precision)
-    kernel = attention_kernel(config, dtypes, device)
-    remat = "none" if plain else config.execution.remat
-    scan = not plain and scans_layers(config)  # no tap can leave a scan
-    make = partial(GPT, config.model, dtypes, kernel=kernel, remat=remat, scan=scan)
-    return Pure(make, dtypes.param)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """What a step takes and gives."""
+
+    params: Params
+    optimizer: Any  # moments of the trained parameters, and accumulated gradients
+    loss_scale: Array
+    good_steps: Array  # since the loss scale last changed
+    step: Array
 
 
-def batch_loss(
-    model: GPT,
-    batch: Batch,
-    dtypes: Dtypes,
-    dropout: Dropout | None = None,
-    tap: Tap = no_tap,
-    chunks: int = 1,
-    over: Array | None = None,
-) -> Array:
-    """Mean loss of a batch (B, T); the logits of all, or of a chunk of rows at a time. Where some
-    targets do not count, it is a sum over `over`: left out, over those that count."""
-    tokens, targets, counts, segments = batch
-    over = mean_count(batch.select(None)) if over is None else over
-    if chunks > 1:
-        x_RD = model.rows(tokens, dropout, tap, segments)
-        targets_R, counts_R = targets.reshape(-1), None if counts is None else counts.reshape(-1)
-        how = (dtypes, chunks, counts_R, over)
-        return mean_loss_in_chunks(model.logits, x_RD, targets_R, *how)
-    return mean_loss(model(tokens, dropout, tap, segments), targets, dtypes, counts, over)
+class Metrics(NamedTuple):
+    """What a step tells the host."""
+
+    loss: Array
+    grad_norm: Array
+    updates: Array  # before this one: the position in the learning rate's schedule
+    loss_scale: Array
+    skipped: Array
+    norms: Array  # (P,), by tensor; NaN where a skipped step's gradient is not finite
 
 
-def mean_count(window: Batch) -> Array | None:
-    """How many targets count in a micro-batch of a window, on average; None where all do.
+class PureGPT:
+    """A GPT without its parameters; called with them, it is the model."""
 
-    At least one in the whole window: of one without any the loss and its gradient are 0.
-    """
-    if window.counts is None:
-        return None
-    return jnp.maximum(window.counts.sum(), 1) / len(window.counts)
+    def __init__(self, make: Callable[[], GPT], param_dtype: str) -> None:
+        """Traces `make`, so that no parameter is allocated."""
+        self.graph, abstract = nnx.split(nnx.eval_shape(make))
+        flat = traverse_util.flatten_dict(nnx.to_pure_dict(abstract))
+        self.abstract, self.paths = abstract, {".".join(map(str, path)): path for path in flat}
+        kinds = nnx.to_flat_state(abstract)
+        trained = {path for path, variable in kinds if isinstance(variable, nnx.Param)}
+        shapes = {name: flat[path] for name, path in self.paths.items()}
+        self.shapes = {
+            name: jax.ShapeDtypeStruct(x.shape, param_dtype)
+            for name, x in shapes.items()
+            if self.paths[name] in trained
+        }
+        # Variables that are no parameters: features of extra/ have some. Zeros unless given.
+        self.others = {name: x for name, x in shapes.items() if name not in self.shapes}
+
+    def __call__(self, params: Params) -> GPT:
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in self.others.items()}
+        given = {self.paths[name]: x for name, x in (zeros | params).items()}
+        state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
+        nnx.replace_by_pure_dict(state, traverse_util.unflatten_dict(given))
+        return nnx.merge(self.graph, state)
+
+
+def jit_method(function: Callable) -> Callable:
+    """Compiles a method of the state and a batch; it is called with the batch alone."""
+
+    def method(self: Any, batch: Any) -> Any:
+        name = function.__name__
+        if name not in self.compiled:
+            self.compiled[name] = self.jit(partial(function, self))
+        return self.compiled[name](self.state, batch)
+
+    return wraps(function)(method)
 
 
 class Trainer:
-    """What a step changes, and the step that changes it."""
+    """What a step changes, and the step that changes it. A feature of `extra/` is a subclass."""
 
     state: State
 
-    def __init__(self, config: Config, device: jax.Device) -> None:
-        self.config, self.device = config, device
-        self.dtypes, self.eval_dtypes = config.dtypes, config.eval_dtypes
-        self.mesh = make_mesh(config, device)
-        self.model = make_model(config, self.dtypes, device)
-        self.eval_model = make_model(config, self.eval_dtypes, device)
-        trained = set(config.trained)  # of stacked layers the first stands for all
-        self.params = {n: x for n, x in self.model.shapes.items() if in_first_layer(n) in trained}
-        self.names = tensor_names(self.params)
-        mask = {n: decays(in_first_layer(n), config.optim.decay) for n in self.params}
-        self.optimizer = optimizer(config.optim, mask, self.dtypes.param)
+    def __init__(self, config: Config, model: PureGPT, device: jax.Device, platform: str) -> None:
+        """
+        Args:
+            platform: the device's kind, as `--device` names it.
+        """
+        self.config, self.model, self.device = config, model, device
+        trained = set(config.trained)
+        self.trained = [name for name in model.shapes if self.canonical(name) in trained]
+        self.names = self.tensor_names()
+        mask = {n: decays(self.canonical(n), config.optim.decay) for n in self.trained}
+        norms = partial(self.by_tensor, optax.tree.norm)
+        self.optimizer = optimizer(config.optim, mask, config.precision.roles.param, norms)
         self.rates = learning_rates(config.optim)
-        options = compiler_options(config.precision, device)
-        self.jit = in_mesh(partial(jax.jit, compiler_options=options), self.mesh)
-        self.compiled: dict[str, Any] = {"step": self.jit(self.step_function, donate_argnums=0)}
+        options = compiler_options(config.precision, platform)
+        self.jit: Callable[..., Any] = partial(jax.jit, compiler_options=options)
+        self.compiled: dict[str, Any] = {}
+
+    def canonical(self, name: str) -> str:
+        """A parameter's name among the canonical ones (`lockstep.model.params`)."""
+        return name
+
+    def tensor_names(self) -> list[str]:
+        """The P tensors whose gradients have a norm of their own."""
+        return sorted(self.trained)
+
+    def by_tensor(self, measure: Callable[[Array], Array], tensors: Params) -> Array:
+        """(P,): one number for each of `tensor_names`."""
+        return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
 
     def compile(self, window: Batch) -> None:
         """Compiles the step ahead of time, for windows like this one."""
-        self.compiled["step"] = self.compiled["step"].lower(self.state, window).compile()
+        self.compiled["step"] = self.jitted_step().lower(self.state, window).compile()
 
-    def place(self, batch: Batch) -> Batch:
-        return batch.map_arrays(self.place_array)
+    def jitted_step(self) -> Any:
+        return self.compiled.get("step") or self.jit(self.step_function, donate_argnums=0)
 
-    def place_array(self, x: np.ndarray) -> Array:
-        """(..., B, T) of all devices."""
-        return place_rows(x, self.mesh) if self.mesh else jax.device_put(x, self.device)
+    def place(self, batch: Any) -> Any:
+        """Starts the copy of a batch's arrays to the device."""
+        return jax.device_put(batch, self.device)
 
     def place_state(self, state: State) -> State:
-        return jax.device_put(state, shardings(state, self.mesh) if self.mesh else self.device)
+        return jax.device_put(state, self.device)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
-        """Window (N, B, T) -> a call that waits for the result."""
+        """A window of N micro-batches (N, B, T) -> a call that waits for the result."""
+        self.compiled["step"] = self.jitted_step()
         self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
-    def step_function(self, state: State, window: Batch) -> tuple[State, tuple[Array, ...]]:
+    def step_function(self, state: State, window: Batch) -> tuple[State, Metrics]:
+        """The whole step, which `jax.jit` compiles."""
         scale = self.scale(state)
-        state = state._replace(step=state.step + 1)
-        params, opt_state, finite, losses, found = self.accumulate(state, window, scale)
-        scalars = *self.update_scale(state, scale, finite), state.step
-        amaxes = self.update_amaxes(state, scale, finite, found)
-        new_state = State(params, opt_state, *scalars, state.frozen, amaxes)
-        if self.mesh:  # as it came, so that it can be donated
-            places = shardings(new_state, self.mesh)
-            new_state = jax.lax.with_sharding_constraint(new_state, places)
-        return new_state, self.metrics(state, new_state, losses.sum(), finite)
+        state = replace(state, step=state.step + 1)
+        (trained, opt_state, finite), losses = self.accumulate(state, window, scale)
+        size, good_steps = self.update_scale(state, scale, finite)
+        after = replace(
+            state, params=state.params | trained, optimizer=opt_state, loss_scale=size,
+            good_steps=good_steps,
+        )  # fmt: skip
+        return after, self.metrics(state, after, losses.sum(), finite)
 
-    def accumulate(
-        self, state: State, window: Batch, scale: jmp.LossScale
-    ) -> tuple[Params, Any, Array, Array, Params]:
+    def accumulate(self, state: State, window: Batch, scale: jmp.LossScale) -> tuple[Carry, Array]:
         """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
 
-        Returns the trained parameters, the optimizer's state, `finite` (P,) by tensor, the losses
-        (N,), and the amaxes of delayed scaling.
+        Returns what they leave, and their losses (N,).
         """
-        accum, over = len(window.tokens), mean_count(window)
-        scales = self.scales(state)
+        trained = {name: state.params[name] for name in self.trained}
+        carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
+        return scan_window(
+            partial(self.micro_batch, state, scale, mean_count(window)), carry, window
+        )
 
-        def micro_batch(carry, numbered_batch):  # type: ignore[no-untyped-def]
-            params, opt_state, finite, found = carry
-            micro_step, batch = numbered_batch
-            dropout = self.dropout(state.step, micro_step)
-            how = {"batch": batch, "over": over, "accum": accum, "dropout": dropout}
-            share = partial(self.micro_batch_loss, **how)
-            loss, grads = self.backward(lambda p: share(p | state.frozen), params | scales, scale)
-            found = join(found, {name: grads.pop(name) for name in scales})
-            grads, finite = self.unscale(grads, finite, scale)
-            do_step = finite.all() & (micro_step == accum - 1)
-            params, opt_state = self.update(grads, opt_state, params, do_step)
-            return (params, opt_state, finite, found), loss
+    def micro_batch(
+        self, state: State, scale: jmp.LossScale, over: Array | None,
+        carry: Carry, numbered: tuple[Array, Batch],
+    ) -> tuple[Carry, Array]:  # fmt: skip
+        """One turn of the loop over a window."""
+        (trained, opt_state, finite), (micro_step, batch) = carry, numbered
+        dropout = self.dropout(state.step, micro_step)
+        weights = self.weights(state, dropout)
 
-        finite, none = jnp.ones(len(self.names), bool), jax.tree.map(jnp.zeros_like, scales)
-        carry = (state.params, state.optimizer, finite, none)
-        if accum == 1:
-            carry, losses = micro_batch(carry, (0, window.select(0)))
-        else:
-            carry, losses = jax.lax.scan(micro_batch, carry, (jnp.arange(accum), window))
-        params, opt_state, finite, found = carry
-        return params, opt_state, finite, losses, found
+        def loss(trained: Params) -> Array:
+            return self.micro_batch_loss(weights | trained, batch, dropout, over)
+
+        value, grads = self.backward(loss, trained, scale)
+        grads, finite = self.unscale(grads, finite, scale)
+        do_step = finite.all() & (micro_step == self.config.optim.accum - 1)
+        trained, opt_state = self.update(grads, opt_state, trained, do_step)
+        return (trained, opt_state, finite), value
 
     def micro_batch_loss(
-        self, params: Params, batch: Batch, over: Array | None, accum: int, dropout: Dropout
+        self, params: Params, batch: Batch, dropout: Dropout, over: Array | None
     ) -> Array:
         """One micro-batch's part of the window's mean loss."""
-        model, chunks = self.model(params), self.config.chunks
-        return batch_loss(model, batch, self.dtypes, dropout, chunks=chunks, over=over) / accum
+        loss = self.batch_loss(self.model(params), batch, dropout, over)
+        return loss / self.config.optim.accum
+
+    def weights(self, state: State, dropout: Dropout) -> Params:
+        """What the model is called with. A feature adds variables that are no parameters."""
+        return state.params
+
+    def batch_loss(
+        self, model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+    ) -> Array:
+        return batch_loss(model, batch, dropout, over)
 
     def backward(
         self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
@@ -192,8 +224,9 @@ class Trainer:
     def unscale(self, grads: Params, finite: Array, scale: jmp.LossScale) -> tuple[Params, Array]:
         """And looks for gradients that are not finite."""
         grads = scale.unscale(grads)
-        if self.dtypes.loss_scaling:  # from the first that is not finite on, all are zero
-            finite &= by_tensor(jmp.all_finite, grads)
+        if self.config.precision.roles.loss_scaling:
+            # From the first that is not finite on, all are zero.
+            finite &= self.by_tensor(jmp.all_finite, grads)
             grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
         return grads, finite
 
@@ -208,41 +241,22 @@ class Trainer:
         self, state: State, scale: jmp.LossScale, finite: Array
     ) -> tuple[Array, Array]:
         """The next loss scale, and the good steps since it last changed."""
-        if not self.dtypes.loss_scaling:
+        if not self.config.precision.roles.loss_scaling:
             return state.loss_scale, state.good_steps
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
-
-    def update_amaxes(
-        self, state: State, scale: jmp.LossScale, finite: Array, found: Params
-    ) -> Params:
-        """Of delayed scaling: what this step has seen, unless it was skipped, for the next one's
-        scales."""
-        recorded = record(state.amaxes, found, scale.loss_scale)
-        return jax.tree.map(partial(jnp.where, finite.all()), recorded, state.amaxes)
-
-    def scales(self, state: State) -> Params:
-        """Of delayed scaling, which the model takes as parameters; their gradients are amaxes."""
-        return scales(state.amaxes, self.scale(state).loss_scale)
 
     def scale(self, state: State) -> jmp.LossScale:
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
     def dropout(self, step: Array, micro_step: Array) -> Dropout:
-        config = self.config
-        return Dropout(
-            config.model.dropout,
-            seed=config.optim.seed,
-            step=step,
-            micro_step=micro_step,
-        )
+        rate, seed = self.config.model.dropout, self.config.optim.seed
+        return Dropout(rate, seed=seed, step=step, micro_step=micro_step)
 
-    def metrics(self, before: State, after: State, loss: Array, finite: Array) -> tuple[Array, ...]:
+    def metrics(self, before: State, after: State, loss: Array, finite: Array) -> Metrics:
         norm, norms = (optax.tree.get(after.optimizer, name) for name in ("grad_norm", "norms"))
-        if self.mesh:
-            norms = jax.lax.with_sharding_constraint(norms, everywhere(self.mesh))
         skipped = ~finite.all()
-        return (
+        return Metrics(
             loss,
             jnp.where(skipped, jnp.nan, norm),
             update_count(before.optimizer),
@@ -251,7 +265,7 @@ class Trainer:
             jnp.where(skipped, jnp.where(finite, 0, jnp.nan), norms),
         )
 
-    def report(self, metrics: tuple[Array, ...]) -> Callable[[], StepResult]:
+    def report(self, metrics: Metrics) -> Callable[[], StepResult]:
         """Copies to the host when called."""
 
         def wait() -> StepResult:
@@ -271,36 +285,50 @@ class Trainer:
 
     @jit_method
     def loss_and_grads(self, state: State, batch: Batch) -> tuple[Array, Params]:
-        """Mean loss and unscaled gradients of one batch, as training takes them."""
-        scale = self.scale(state)
+        """Mean loss and unscaled gradients of one batch (B, T), as training takes them."""
+        scale, weights = self.scale(state), self.weights(state, Dropout.off())
+        trained = {name: state.params[name] for name in self.trained}
 
-        def loss(params: Params) -> Array:
-            fixed, chunks = state.frozen | self.scales(state), self.config.chunks
-            return batch_loss(self.model(params | fixed), batch, self.dtypes, chunks=chunks)
+        def loss(trained: Params) -> Array:
+            return self.batch_loss(self.model(weights | trained), batch)
 
-        value, grads = self.backward(loss, state.params, scale)
+        value, grads = self.backward(loss, trained, scale)
         return value, scale.unscale(grads)
 
     @jit_method
     def evaluate(self, state: State, batches: Batch) -> Array:
-        """Mean loss of M batches under the evaluation policy."""
-        model, chunks, over = self.evaluation_model(state), self.config.chunks, mean_count(batches)
-        loss = partial(batch_loss, model, dtypes=self.eval_dtypes, chunks=chunks, over=over)
-        return jax.lax.map(loss, batches).mean()
+        """Mean loss of M batches (M, B, T) under the evaluation policy."""
+        model, over = self.evaluation_model(state), mean_count(batches)
+        return jax.lax.map(lambda each: self.batch_loss(model, each, over=over), batches).mean()
 
     @jit_method
-    def logits(self, state: State, tokens: Array) -> Array:
-        """Tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
-        return self.evaluation_model(state)(tokens)
+    def logits(self, state: State, batch: Batch) -> Array:
+        """A batch of tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        return self.evaluation_model(state)(batch)
 
     def evaluation_model(self, state: State) -> GPT:
-        """The model's weights in the evaluation policy, which scales by what training recorded."""
-        params = state.params | state.frozen
-        cast = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), params)
-        known = {name: state.amaxes[name] for name in self.eval_dtypes.histories}
-        return self.eval_model(cast | scales(known, self.scale(state).loss_scale))
+        return self.model(self.weights(state, Dropout.off()))
 
 
-def update_count(opt_state: Any) -> Array:
-    """Adam's count, which is also the schedule's position."""
-    return optax.tree.get_all_with_path(opt_state, "count")[0][1]
+def batch_loss(
+    model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+) -> Array:
+    """Mean loss of a batch (B, T) in nats.
+
+    Args:
+        over: what the sum over the targets that count is divided by; left out, their number.
+    """
+    over = mean_count(batch.select(None)) if over is None else over
+    return mean_loss(model(batch, dropout), batch, model.wide, over)
+
+
+def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Array]:
+    """`body(carry, (micro_step, batch))` for each micro-batch of a window (N, B, T).
+
+    Returns the last carry, and the losses (N,).
+    """
+    n = window.tokens.shape[0]
+    if n == 1:
+        carry, loss = body(carry, (0, window.select(0)))
+        return carry, loss[None]
+    return jax.lax.scan(body, carry, (jnp.arange(n), window))

@@ -13,13 +13,14 @@ from lockstep.model.state import TrainState
 from lockstep.train.memory import give_back_surplus, resident_peak
 from lockstep.twin import StepResult, Trace
 
-from .extra.mesh.mesh import own_rows
+from .extra.capabilities import find_capabilities
+from .extra.device import configure, describe, find_device
+from .extra.mesh.mesh import make_mesh, own_rows
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
+from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
-from .inspect.trace import trace
+from .inspect.trace import compile_trace
 from .io import bridge
-from .precision import configure, describe, find_device
-from .step import Trainer
 
 
 class JaxTwin:
@@ -31,13 +32,16 @@ class JaxTwin:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
-        self.trainer = Trainer(config, self.device)
+        self.capabilities = find_capabilities(self.device)
+        self.mesh = make_mesh(config, self.device)
+        self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
+        self.compiled_trace: Any = None
         self.rank, self.processes = rank(), process_count()
         self.segments = False  # whether rows have several, in windows like that of `prepare`
         self.temporaries = 0  # bytes that a compiled step takes anew each time
 
     def own_rows(self, count: int) -> np.ndarray | None:
-        return own_rows(count, self.trainer.mesh)
+        return own_rows(count, self.mesh)
 
     def part(self) -> TrainState:
         return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
@@ -55,7 +59,7 @@ class JaxTwin:
         return beat(count)
 
     def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device, self.segments)
+        return describe(self.config, self.device, segments=self.segments)
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # of the process, in which another twin may have been built since
@@ -93,7 +97,9 @@ class JaxTwin:
 
     def trace(self, batch: Batch) -> Trace:
         model = self.config.model
-        loss, *seen, grads = trace(self.trainer, self.place(batch))
+        if self.compiled_trace is None:
+            self.compiled_trace = compile_trace(self.trainer, self.capabilities)
+        loss, *seen, grads = self.compiled_trace(self.trainer.state, self.place(batch))
         b, t = batch.tokens.shape
         outputs, output_grads = (
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
@@ -105,7 +111,7 @@ class JaxTwin:
         # One shape, one compilation: a causal model does not see the padding behind its tokens.
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = self.trainer.logits(self.trainer.place_array(padded))
+        logits = self.trainer.logits(self.place(Batch(padded, padded)))
         return bridge.to_numpy(logits)[0, len(tokens) - 1].astype(np.float64)
 
     def step_bytes(self, window: Batch) -> int:

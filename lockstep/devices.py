@@ -6,13 +6,13 @@ has no such unit. `lockstep plan` and MFU read this one table.
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.config.policy import BYTES, Roles
+from lockstep.config.policy import BYTES, Dtypes, Roles
 from lockstep.errors import require
-from lockstep.formats.table import RECIPES, native_recipes
+from lockstep.formats.table import RECIPES, Recipe, native_recipes
 
 GB = 10**9
 TERA = 10**12
@@ -23,6 +23,64 @@ AMPERE = (8, 0)
 CPU_FILE = Path(__file__).parent / "cpu.json"
 CPU = json.loads(CPU_FILE.read_bytes())
 RATES = CPU["rates"]
+
+
+def has_no_fused_attention(dtype: str, d_head: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a device can do. A model is built by it, for a device that is here or for an absent one.
+
+    Args:
+        platform: the device's kind, as `--device` names it: cpu, cuda, rocm, tpu, mps, xpu.
+        tf32: its matrix units multiply float32 rounded to TF32.
+        recipes: the narrow formats whose operands its matrix units take.
+        fused_attention: (dtype, head dim) -> whether there is a fused kernel of attention.
+        libraries: the dtypes that `extra/cpu.py` of a twin multiplies faster than the framework
+            does by itself; of a CPU alone.
+        attention_in_blocks: whether bfloat16 attention is faster in blocks than in the
+            framework's fused kernel; of a CPU alone.
+    """
+
+    platform: str
+    tf32: bool = False
+    recipes: frozenset[str] = frozenset()
+    fused_attention: Callable[[str, int], bool] = has_no_fused_attention
+    libraries: frozenset[str] = frozenset()
+    attention_in_blocks: bool = False
+
+    @classmethod
+    def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":
+        """What NVIDIA's compute capability says; a twin adds its kernels of attention."""
+        tf32, recipes = capability >= AMPERE, native_recipes(capability)
+        return cls(platform="cuda", tf32=tf32, recipes=recipes)
+
+    @property
+    def emulates_tf32(self) -> bool:
+        """Whether TF32 is rounded to by hand: on a CPU. An older GPU multiplies in float32."""
+        return self.platform == "cpu"
+
+    def find_recipe(self, roles: Roles) -> Recipe | None:
+        """How the operands of a module's matmuls are rounded; None: not beyond their dtype.
+
+        Raises:
+            ValueError: the name is no recipe's.
+        """
+        name = roles.recipe or ("tf32" if roles.tf32 and self.emulates_tf32 else "")
+        if not name:
+            return None
+        if name not in RECIPES:
+            raise ValueError(f"recipe {name!r}: unknown; use one of {', '.join(RECIPES)}")
+        # float64 has sums that no unit for narrow formats has.
+        native = name in self.recipes and roles.compute != "float64"
+        return replace(RECIPES[name], native=native)
+
+    def emulated(self, dtypes: Dtypes) -> list[str]:
+        """The recipes of a model that no unit of the device multiplies, over all its modules."""
+        named = {roles.recipe or "tf32": self.find_recipe(roles) for roles in dtypes.kinds}
+        return sorted(name for name, recipe in named.items() if recipe and not recipe.native)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,12 @@ from lockstep.model.threefry import MASK32, Key, fold_in, threefry2x32
 class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
 
-    def __init__(
-        self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool, rank: int = 0
-    ) -> None:
-        """rank: of the device, which has as many rows of the batch as the others."""
-        self.rate, self.rank, self.strict = rate, rank, strict
+    def __init__(self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool) -> None:
+        self.rate, self.strict = rate, strict
         key = (0, seed)  # as `jax.random.key` has it
         self.key = fold_in(fold_in(key, step), micro_step)
         if rate and not strict:
-            high, low = fold_in(self.key, rank) if rank else self.key
-            torch.manual_seed((high << 32 | low) >> 1)
+            seed_torch(self.key)
 
     @classmethod
     def off(cls) -> "Dropout":
@@ -36,13 +32,22 @@ class Dropout:
             return x
         if not self.strict:
             return F.dropout(x, self.rate)
-        start = self.rank * x.numel()
-        keep = bernoulli(self.key_of(layer, site), 1 - self.rate, x.shape, x.device, start)
+        keep = self.draw(self.key_of(layer, site), x)
         # Not divided: XLA would multiply by the reciprocal where torch divides.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
 
+    def draw(self, key: Key, x: Tensor) -> Tensor:
+        """Which elements of x are kept."""
+        return bernoulli(key, 1 - self.rate, x.shape, x.device)
+
     def key_of(self, layer: int, site: str) -> Key:
         return fold_in(fold_in(self.key, layer + 1), SITES[site])
+
+
+def seed_torch(key: Key) -> None:
+    """Seeds torch's own generator, which fast numerics draw from."""
+    high, low = key
+    torch.manual_seed((high << 32 | low) >> 1)
 
 
 def bernoulli(

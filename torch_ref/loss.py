@@ -1,65 +1,55 @@
-"""Cross-entropy, of all logits at once or of a chunk of rows at a time."""
-
-from collections.abc import Callable
+"""The mean cross-entropy of a batch's targets."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.config import chunks as in_chunks
-from lockstep.config.policy import Dtypes
-
-from .precision import autocast, dtype
-from .remat import recompute
+from lockstep.config.kinds import NO_FLOAT64
+from lockstep.data.batch import Batch
 
 
 def mean_loss(
-    logits_BTV: Tensor,
-    targets_BT: Tensor,
-    dtypes: Dtypes,
-    counts_BT: Tensor | None = None,
-    over: Tensor | None = None,
+    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, over: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy in nats, in the output dtype; `over`: see `average`."""
-    if counts_BT is not None:
-        losses = row_losses(logits_BTV.flatten(0, 1), targets_BT.flatten(), dtypes)
-        return average(losses, counts_BT.flatten(), over)
-    logits = logits_BTV.to(dtype(dtypes.output))
-    return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+    """Mean cross-entropy in nats.
+
+    Args:
+        dtype: the policy's output dtype, that of the result.
+        over: what the sum over the targets that count is divided by; None where all count.
+    """
+    if batch.counts is None or over is None:
+        logits = logits_BTV.to(dtype)
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    losses = row_losses(logits_BTV.flatten(0, 1), batch.targets.flatten(), dtype)
+    return average(losses, batch.counts.flatten(), over)
+
+
+def row_losses(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits (R, V) and targets (R,) -> losses (R,)."""
+    return F.cross_entropy(logits.to(dtype), targets, reduction="none")
 
 
 def average(losses: Tensor, counts: Tensor | None, over: Tensor | None) -> Tensor:
-    """Of all; or the sum of those whose target counts, divided by `over`."""
-    if counts is None:
+    """The mean of losses (...); or the sum of those that count, divided by `over`."""
+    if counts is None or over is None:
         return losses.mean()
-    assert over is not None
     return torch.where(counts, losses, 0).sum() / over.to(losses.dtype)
 
 
-def row_losses(logits: Tensor, targets: Tensor, dtypes: Dtypes) -> Tensor:
-    """Logits (R, V) and targets (R,) -> (R,)."""
-    logits = logits.to(dtype(dtypes.output))
-    return F.cross_entropy(logits, targets, reduction="none")
+def mean_count(window: Batch) -> Tensor | None:
+    """The mean number of targets that count in a micro-batch; None where all do."""
+    return None if window.counts is None else share_count(count_targets(window), window)
 
 
-def mean_loss_in_chunks(
-    head: Callable,
-    x_RD: Tensor,
-    targets_R: Tensor,
-    dtypes: Dtypes,
-    chunks: int,
-    counts_R: Tensor | None = None,
-    over: Tensor | None = None,
-) -> Tensor:
-    """The same of `head(x_RD)`, whose logits are never all there: the backward pass recomputes
-    those of a chunk. Its gradient of the head's weights is added up in their own dtype."""
+def count_targets(window: Batch) -> Tensor:
+    """How many targets of a window count, in float64 where the device has it."""
+    wide = torch.float32 if window.counts.device.type in NO_FLOAT64 else torch.float64
+    return window.counts.sum().to(wide)
 
-    def losses_of_chunk(x_RD: Tensor, targets_R: Tensor) -> Tensor:
-        # One cast for all chunks would add up their gradients in the compute dtype.
-        with autocast(dtypes, x_RD.device, cache=False):
-            return row_losses(head(x_RD), targets_R, dtypes)
 
-    rows = in_chunks.size(len(x_RD), chunks)
-    run = recompute(losses_of_chunk, preserve_rng_state=False)
-    losses = map(run, x_RD.split(rows), targets_R.split(rows))
-    return average(torch.cat(list(losses)), counts_R, over)
+def share_count(count: Tensor, window: Batch) -> Tensor:
+    """A window's count over its N micro-batches (N, B, T).
+
+    At least one in the whole window: without any, the loss and its gradient are 0.
+    """
+    return torch.where(count > 0, count, 1) / window.counts.shape[0]

@@ -1,80 +1,65 @@
 """The GPT, as an `nn.Module`. Shapes: see `lockstep.config`.
 
-`torch.autocast` casts the matmuls' inputs to the compute dtype, one by one: the tree of
+`torch.autocast` casts the inputs of matmuls to the compute dtype, one by one; the tree of
 parameters is never cast whole. What must stay in the output dtype (residual, norms, softmax,
-rotation, loss) says so here. A module whose dtype is not the policy's calls its matmuls outside
-of autocast.
+rotation, loss) says so here. A feature enters by another `Parts`: `extra/rules.py` has one.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import ModelConfig
-from lockstep.config.policy import Dtypes
 from lockstep.config.rope import parse_rope
+from lockstep.data.batch import Batch
 from lockstep.model import rotary
-from lockstep.model.attention import Kernel
-from lockstep.model.threefry import Key
 
 from .dropout import Dropout
-from .extra.formats.products import Narrow, keep
-from .extra.onednn import InBlocks
-from .precision import dtype, matmul, sdpa
 from .remat import remat_sublayer, through_blocks
 
-Tap = Callable[[str, Tensor], Tensor]
-Keys = Callable[[str], Key]  # of a layer: what each of its linear layers draws with
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of rows, a weight and a bias or None
+Attend = Callable[[Tensor, Tensor, Tensor, "Places"], Tensor]  # queries, keys, values (B, T, H, K)
 
 
-def linear(
-    x_RD: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, narrow: Narrow = keep
-) -> Tensor:
-    """how: the key of what stochastic rounding draws; scales of x, weight and dy, where they are
-    delayed."""
-    return narrow(F.linear)(x_RD, weight, bias, *how)
-
-
-def no_keys(name: str) -> Key:
-    raise AssertionError(f"{name} rounds at random, and was given no keys")
+class Embedding(nn.Embedding):
+    """Tokens (B, T) -> rows of a table (n, d), in the table's own dtype."""
 
 
 class Linear(nn.Linear):
-    """Inputs, weights and output in the compute dtype, sums in float32 (float64 under fp64).
+    """Rows (R, d_in) -> (R, d_out) in autocast's compute dtype, sums in float32.
 
-    With an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) alpha / rank * B A x is added.
+    Args:
+        product: multiplies; `extra/rules.py` puts another one here for fp8, for a CPU's library
+            or for a module with a dtype of its own.
     """
 
-    def __init__(
-        self, config: ModelConfig, d_in: int, d_out: int, dtypes: Dtypes, *, bias: bool
-    ) -> None:
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, product: Product) -> None:
         super().__init__(d_in, d_out, bias=bias)
-        self.linear = matmul(linear, dtypes, of_rows=True)
-        self.name = dtypes.name
-        self.draws = dtypes.stochastic and bool(dtypes.rounding)
-        self.scales = torch.ones(3) if dtypes.delayed and dtypes.rounding else None
-        self.rank, self.scale = config.adapter_rank(dtypes.path), config.lora_scale
-        if self.rank:
-            self.lora_a = nn.Parameter(torch.zeros(self.rank, d_in))
-            self.lora_b = nn.Parameter(torch.zeros(d_out, self.rank))
+        self.product = product
 
-    def forward(self, x_RD: Tensor, keys: Keys = no_keys) -> Tensor:
-        if self.rank:  # first: what is recomputed ends with what is kept
-            added_RD = self.adapt(x_RD) * self.scale
-        key = keys(self.name) if self.draws else None
-        how = (key, self.scales) if self.draws or self.scales is not None else ()
-        y_RD = self.linear(x_RD, self.weight, self.bias, *how)
-        return y_RD + added_RD if self.rank else y_RD
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return self.product(x_RD, self.weight, self.bias)
 
-    def adapt(self, x_RD: Tensor) -> Tensor:
-        return self.linear(self.linear(x_RD, self.lora_a), self.lora_b)
+
+class TiedHead(nn.Module):
+    """Rows (R, D) times the transposed embedding (V, D) -> logits (R, V)."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, x_RD: Tensor, weight_VD: Tensor) -> Tensor:
+        return self.product(x_RD, weight_VD, None)
 
 
 class LayerNorm(nn.LayerNorm):
+    """Rows (R, d) -> (R, d), in their own dtype."""
+
     def forward(self, x_RD: Tensor) -> Tensor:
         weight = self.weight.to(x_RD.dtype)
         bias = None if self.bias is None else self.bias.to(x_RD.dtype)
@@ -82,36 +67,25 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
+    """Rows (R, d) -> (R, d), in their own dtype."""
+
     def forward(self, x_RD: Tensor) -> Tensor:
         return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), self.eps)
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
-    if config.norm == "layernorm":
-        return LayerNorm(config.d_model, config.norm_eps, bias=config.bias)
-    return RMSNorm(config.d_model, config.norm_eps)
-
-
-class Places(NamedTuple):
-    """Where the tokens of a batch (B, T) stand: all in one sequence a row, or in segments."""
+@dataclass(frozen=True)
+class Places:
+    """Where tokens stand: each row of T tokens is one sequence."""
 
     t: int
-    positions_BT: Tensor | None = None  # in its own segment
-    same_BTT: Tensor | None = None  # whether query and key are of one segment
-
-    @classmethod
-    def of(cls, segments_BT: Tensor) -> "Places":
-        """Of runs of one number. Padding is one, too: what it attends to nobody looks at."""
-        t = segments_BT.shape[1]
-        places_T = torch.arange(t, device=segments_BT.device)
-        begins_BT = segments_BT.diff(dim=1, prepend=torch.full_like(segments_BT[:, :1], -1)) != 0
-        starts_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values
-        same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
-        return cls(t, places_T - starts_BT, same_BTT)
 
     def look_up(self, table: Tensor) -> Tensor:
-        """Each place's row of a table: (T, ...) or (B, T, ...)."""
-        return table[: self.t] if self.positions_BT is None else table[self.positions_BT]
+        """The entry of each token's position, in a table (context, ...) -> (T, ...)."""
+        return table[: self.t]
+
+    def seen(self, device: torch.device) -> Tensor:
+        """bool (T, T): which tokens each token may see."""
+        return torch.ones(self.t, self.t, dtype=torch.bool, device=device).tril()
 
 
 def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -132,75 +106,82 @@ def attend(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    wide: torch.dtype,
-    same_BTT: Tensor | None = None,
-    narrow: Narrow = keep,
+    places: Places,
+    *,
+    dtype: torch.dtype,
+    matmul: Callable[..., Tensor] = torch.matmul,
 ) -> Tensor:
     """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
-    product = narrow(torch.matmul)
-    heads = q_BTHK.shape[2]
+    heads, d_head = q_BTHK.shape[2:]
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    t, d_head = q.shape[-2:]
-    scores_BHTT = product(q, k.transpose(-2, -1)).to(wide) * d_head**-0.5
-    seen = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
-    seen = seen if same_BTT is None else seen & same_BTT[:, None]
-    probs_BHTT = torch.where(seen, scores_BHTT, -torch.inf).softmax(dim=-1)
-    return product(probs_BHTT.to(v.dtype), v).transpose(1, 2)
+    scores_BHTT = matmul(q, k.transpose(-2, -1)).to(dtype) * d_head**-0.5
+    scores_BHTT = torch.where(places.seen(q.device), scores_BHTT, -torch.inf)
+    probs_BHTT = scores_BHTT.softmax(dim=-1)
+    return matmul(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
-def attend_in_blocks(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    wide: torch.dtype,
-    same_BTT: Tensor | None = None,
-) -> Tensor:
-    """The same, each block of queries without the keys behind it, which would all be masked."""
-    if same_BTT is not None:
-        return attend_fused(q_BTHK, k_BTGK, v_BTGK, wide, same_BTT)
-    heads = q_BTHK.shape[2]
-    q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    return InBlocks.apply(q, k, v).transpose(1, 2)
+class Parts:
+    """Makes the parts of a GPT: plain modules under one policy.
 
+    A path is a module's name, such as "blocks.0.attn.qkv".
+    """
 
-def attend_fused(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    wide: torch.dtype,
-    same_BTT: Tensor | None = None,
-) -> Tensor:
-    """The same in one kernel; torch chooses which (`precision.attention_backend` says)."""
-    attention = F.scaled_dot_product_attention
-    return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)
+    def __init__(self, config: ModelConfig, output: torch.dtype) -> None:
+        self.config, self.output = config, output
+
+    def embedding(self, n: int) -> Embedding:
+        return Embedding(n, self.config.d_model)
+
+    def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
+        return Linear(d_in, d_out, bias=bias, product=F.linear)
+
+    def head(self) -> Any:
+        """A `TiedHead` or a `Linear`."""
+        if self.config.tied:
+            return TiedHead(F.linear)
+        return self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
+
+    def norm(self, d: int) -> Any:
+        """A `LayerNorm` or an `RMSNorm`."""
+        if self.config.norm == "layernorm":
+            return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
+        return RMSNorm(d, self.config.norm_eps)
+
+    def attend(self, path: str) -> Attend:
+        return partial(attend, dtype=self.output)
+
+    def places(self, batch: Batch) -> Places:
+        return Places(batch.tokens.shape[1])
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel) -> None:
+    """Causal self-attention of rows (R, D), of which places.t make a sequence."""
+
+    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         super().__init__()
-        self.config, self.wide = config, dtype(dtypes.output)
-        fused = attend_in_blocks if kernel.blocks > 1 else attend_fused
-        self.attend = matmul(fused if kernel.fused else attend, dtypes.at("attend"))
+        self.config, self.wide = config, parts.output
         d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = Linear(config, d, config.d_qkv, dtypes.at("qkv"), bias=biased)
-        self.proj = Linear(config, config.d_queries, d, dtypes.at("proj"), bias=config.bias)
+        self.qkv = parts.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
+        self.attend = parts.attend(f"{path}.attend")
+        self.proj = parts.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:
-            self.q_norm, self.k_norm = (RMSNorm(config.d_head, config.norm_eps) for _ in "qk")
+            self.q_norm = RMSNorm(config.d_head, config.norm_eps)
+            self.k_norm = RMSNorm(config.d_head, config.norm_eps)
         if config.position == "rope":  # no buffers: `.to(dtype)` would cast them
             tables = rotary.table(config.context, config.d_head, parse_rope(config.rope))
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
-    def forward(self, x_RD: Tensor, places: Places, keys: Keys) -> Tensor:
+    def forward(self, x_RD: Tensor, places: Places) -> Tensor:
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD, keys).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
             cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, self.wide, places.same_BTT)
-        return self.proj(y_BTHK.reshape(len(x_RD), -1), keys)
+        y_BTHK = self.attend(q, k, v, places)
+        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
         """Each head in the output dtype; back to the input's dtype."""
@@ -210,120 +191,86 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         super().__init__()
-        linear = partial(Linear, config, bias=config.bias)
+        d, hidden, bias = config.d_model, config.d_mlp, config.bias
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
-            self.gate = linear(config.d_model, config.d_mlp, dtypes.at("gate"))
-        self.up = linear(config.d_model, config.d_mlp, dtypes.at("up"))
-        self.down = linear(config.d_mlp, config.d_model, dtypes.at("down"))
+            self.gate = parts.linear(f"{path}.gate", d, hidden, bias=bias)
+        self.up = parts.linear(f"{path}.up", d, hidden, bias=bias)
+        self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
-    def forward(self, x_RD: Tensor, keys: Keys) -> Tensor:
+    def forward(self, x_RD: Tensor) -> Tensor:
         # Both activations work in float32 inside and round once, whatever their input's dtype.
         if self.gated:
-            return self.down(F.silu(self.gate(x_RD, keys)) * self.up(x_RD, keys), keys)
-        return self.down(self.gelu(self.up(x_RD, keys)), keys)
+            return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
+        return self.down(self.gelu(self.up(x_RD)))
 
 
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, dtypes: Dtypes, kernel: Kernel, remat: str) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts, path: str, *, remat: str) -> None:
         super().__init__()
         self.remat = remat
-        self.norm1 = make_norm(config)
-        self.attn = Attention(config, dtypes.at("attn"), kernel)
-        self.norm2 = make_norm(config)
-        self.mlp = MLP(config, dtypes.at("mlp"))
+        self.norm1 = parts.norm(config.d_model)
+        self.attn = Attention(config, parts, f"{path}.attn")
+        self.norm2 = parts.norm(config.d_model)
+        self.mlp = MLP(config, parts, f"{path}.mlp")
 
-    def forward(
-        self, x_RD: Tensor, places: Places, layer: int, dropout: Dropout, tap: Tap
-    ) -> Tensor:
-        keys = partial(dropout.key_of, layer)
-
+    def forward(self, x_RD: Tensor, places: Places, layer: int, dropout: Dropout) -> Tensor:
         def attention(x: Tensor) -> Tensor:
-            x = tap(f"blocks.{layer}.norm1", self.norm1(x))
-            return dropout(
-                tap(f"blocks.{layer}.attn", self.attn(x, places, keys)), layer, "attention"
-            )
+            return dropout(self.attn(self.norm1(x), places), layer, "attention")
 
         def mlp(x: Tensor) -> Tensor:
-            x = tap(f"blocks.{layer}.norm2", self.norm2(x))
-            return dropout(tap(f"blocks.{layer}.mlp", self.mlp(x, keys)), layer, "mlp")
+            return dropout(self.mlp(self.norm2(x)), layer, "mlp")
 
         x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
-        x_RD = x_RD + remat_sublayer(mlp, self.remat)(x_RD)
-        return tap(f"blocks.{layer}", x_RD)
-
-
-def no_tap(name: str, x: Tensor) -> Tensor:
-    return x
+        return x_RD + remat_sublayer(mlp, self.remat)(x_RD)
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, V) in the head's compute dtype; R = B T rows in between."""
+    """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtypes: Dtypes,
-        *,
-        kernel: Kernel,
-        remat: str,
-    ) -> None:
+    In between are R = B T rows.
+    """
+
+    def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
         super().__init__()
-        self.remat, self.wide = remat, dtype(dtypes.output)
-        self.vocab = config.vocab
-        self.embed = nn.Embedding(config.d_vocab, config.d_model)
+        self.config, self.remat, self.wide = config, remat, parts.output
+        self.places = parts.places
+        self.embed = parts.embedding(config.d_vocab)
         if config.position == "learned":
-            self.position = nn.Embedding(config.context, config.d_model)
+            self.position = parts.embedding(config.context)
+        self.blocks = nn.ModuleList([
+            Block(config, parts, f"blocks.{layer}", remat=remat)
+            for layer in range(config.n_layer)
+        ])  # fmt: skip
+        self.norm = parts.norm(config.d_model)
+        self.head = parts.head()
 
-        def make_block(layer: int) -> Block:
-            return Block(config, dtypes.at(f"blocks.{layer}"), kernel, remat)
+    def forward(self, batch: Batch, dropout: Dropout | None = None) -> Tensor:
+        logits_RV = self.logits(self.hidden(batch, dropout))
+        return logits_RV.reshape(*batch.tokens.shape, -1)
 
-        self.blocks = nn.ModuleList(make_block(layer) for layer in range(config.n_layer))
-        self.norm = make_norm(config)
-        head, (v, d) = dtypes.at("head"), self.embed.weight.shape
-        self.head = None if config.tied else Linear(config, d, v, head, bias=False)
-        self.tied_head = matmul(linear, head, of_rows=True)
-
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        dropout: Dropout | None = None,
-        tap: Tap = no_tap,
-        segments_BT: Tensor | None = None,
-    ) -> Tensor:
-        logits_RV = self.logits(self.rows(tokens_BT, dropout, tap, segments_BT))
-        return tap("logits", logits_RV.reshape(*tokens_BT.shape, -1))
-
-    def rows(
-        self,
-        tokens_BT: Tensor,
-        dropout: Dropout | None = None,
-        tap: Tap = no_tap,
-        segments_BT: Tensor | None = None,
-    ) -> Tensor:
-        """Tokens (B, T) -> (R, D), what the head takes. No token sees one of another segment."""
+    def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Tensor:
+        """A batch of tokens (B, T) -> rows (R, D), which the head takes."""
         dropout = dropout or Dropout.off()
-        b, t = tokens_BT.shape
-        places = Places(t) if segments_BT is None else Places.of(segments_BT)
-        x_BTD = tap("embed", self.embed(tokens_BT)).to(self.wide)
-        if hasattr(self, "position"):
+        places, (b, t) = self.places(batch), batch.tokens.shape
+        x_BTD = self.embed(batch.tokens).to(self.wide)
+        if self.config.position == "learned":
             x_BTD = x_BTD + places.look_up(self.position.weight).to(self.wide)
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
 
         def layer(block: Block, index: int, x: Tensor) -> Tensor:
-            return block(x, places, index, dropout, tap)
+            return block(x, places, index, dropout)
 
-        x_RD = through_blocks(layer, list(self.blocks), x_RD, remat=self.remat)
-        return tap("norm", self.norm(x_RD))
+        return self.norm(through_blocks(layer, list(self.blocks), x_RD, remat=self.remat))
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        # Tied: the look-up reads the uncast weight, so its gradient stays in param dtype.
-        tied = self.embed.weight
-        logits_RV = self.head(x_RD) if self.head else self.tied_head(x_RD, tied)
-        padded = logits_RV.shape[-1] > self.vocab
-        return logits_RV[:, : self.vocab] if padded else logits_RV
+        # Tied: the look-up reads the uncast weight, so its gradient stays in the param dtype.
+        tied = self.config.tied
+        logits_RV = self.head(x_RD, self.embed.weight) if tied else self.head(x_RD)
+        padded = logits_RV.shape[-1] > self.config.vocab
+        return logits_RV[:, : self.config.vocab] if padded else logits_RV

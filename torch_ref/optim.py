@@ -7,26 +7,23 @@ from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
 from lockstep.model.params import decays
 
-from .extra.mesh.mesh import local, whole_norms
 
-
-def clip_by_global_norm(
-    parameters: list[nn.Parameter], clip: float, mesh: DeviceMesh | None = None
-) -> tuple[Tensor, Tensor]:
-    """`clip_grad_norm_` by its two halves: the norm before clipping, and of each gradient (P,)."""
-    # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
-    grads = [local(p.grad) for p in parameters if p.grad is not None]
-    norms = whole_norms(torch.stack(torch._foreach_norm(grads)), mesh)
-    norm = torch.linalg.vector_norm(norms)
-    clip_grads_with_norm_(parameters, clip, norm)
-    return norm, norms
+def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
+    """One kernel for all parameters where the device has it (CPU and CUDA do)."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    decayed = [p for name, p in named.items() if decays(name, config.decay)]
+    rest = [p for name, p in named.items() if not decays(name, config.decay)]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True)
 
 
 class AdamW(torch.optim.AdamW):
@@ -37,13 +34,18 @@ class AdamW(torch.optim.AdamW):
     zero_grad = unwrap(torch.optim.AdamW.zero_grad)
 
 
-def adamw(model: nn.Module, config: OptimConfig) -> AdamW:
-    """One kernel for all parameters where the device has it (CPU and CUDA do)."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    decayed = [p for name, p in named.items() if decays(name, config.decay)]
-    rest = [p for name, p in named.items() if not decays(name, config.decay)]
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True)
+def clip_by_global_norm(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:
+    """The second half of `clip_grad_norm_`; returns the norm before clipping.
+
+    Args:
+        norms: the norm of each gradient (P,).
+    """
+    norm = torch.linalg.vector_norm(norms)
+    clip_grads_with_norm_(parameters, clip, norm)
+    return norm
+
+
+def gradient_norms(gradients: list[Tensor]) -> Tensor:
+    """The norm of each gradient (P,)."""
+    # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
+    return torch.stack(torch._foreach_norm(gradients))

@@ -1,11 +1,14 @@
-"""Rematerialization. What each mode keeps: see `lockstep.model.segments`."""
+"""Rematerialization by `torch.utils.checkpoint`.
+
+What each mode keeps: see `lockstep.model.segments`.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -14,17 +17,14 @@ from torch.utils.checkpoint import (
 
 from lockstep.model.segments import segments
 
-from .extra import onednn
-
 Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 
-# Matmuls without a batch dimension are the weights'; those of attention are bmm.
+# Matmuls without a batch dimension are the weights'; those of attention are bmm. A library that
+# multiplies weights by an operator of its own adds it: `extra/onednn.py`.
 WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-if onednn.LINEAR:
-    WEIGHT_MATMULS |= {onednn.LINEAR.default, torch.ops.lockstep.linear.default}
 
 
-def _save(context, op, *args, **kwargs) -> CheckpointPolicy:  # type: ignore[no-untyped-def]
+def _save(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     keep = op in WEIGHT_MATMULS
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -33,30 +33,33 @@ save_dots = partial(create_selective_checkpoint_contexts, _save)
 
 
 def recompute(function: Callable, **how: Any) -> Callable:
-    """What `jax.checkpoint` is."""
+    """What `jax.checkpoint` is: only the function's inputs are kept for the backward pass."""
     return partial(checkpoint, function, use_reentrant=False, **how)
 
 
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
+    """Attention or MLP of one block: under "sublayer" only its input is kept."""
     return recompute(sublayer) if remat == "sublayer" else sublayer
 
 
-def through_blocks(layer: Layer, blocks: list[nn.Module], x: Tensor, *, remat: str) -> Tensor:
-    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
-    run = {
-        "block": recompute(layer),
-        "sqrt": recompute(layer),
-        "dots": recompute(layer, context_fn=save_dots),
-    }.get(remat, layer)
+def remat_layer(layer: Layer, remat: str) -> Layer:
+    """A block: under "block" and "sqrt" only its input is kept, under "dots" its matmuls too."""
+    if remat not in ("block", "sqrt", "dots"):
+        return layer
+    return recompute(layer, context_fn=save_dots) if remat == "dots" else recompute(layer)
 
-    def span(blocks: list[nn.Module], start: int, x: Tensor) -> Tensor:
+
+def through_blocks(layer: Layer, blocks: list[Any], x: Tensor, *, remat: str) -> Tensor:
+    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    run = remat_layer(layer, remat)
+
+    def span(blocks: list[Any], start: int, x: Tensor) -> Tensor:
         for offset, block in enumerate(blocks):
             x = run(block, start + offset, x)
         return x
 
     if remat != "sqrt":
         return span(blocks, 0, x)
-    segment = recompute(span)
     for layers in segments(len(blocks)):
-        x = segment(blocks[layers.start : layers.stop], layers.start, x)
+        x = recompute(span)(blocks[layers.start : layers.stop], layers.start, x)
     return x

@@ -13,13 +13,14 @@ from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
 
-from .extra.mesh.mesh import own_rows
+from .extra.capabilities import find_capabilities
+from .extra.device import configure, describe, find_device
+from .extra.mesh.mesh import make_mesh, own_rows
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
+from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
 from .inspect.trace import trace
 from .io import bridge
-from .precision import configure, describe, find_device
-from .step import Trainer
 
 
 class TorchTwin:
@@ -31,14 +32,16 @@ class TorchTwin:
         self.config = config
         self.device = configure(config)
         self.synchronous = self.device.type == "cpu"
-        self.trainer = Trainer(config, self.device)
+        self.capabilities = find_capabilities(self.device)
+        self.mesh = make_mesh(config, self.device)
+        self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.rank, self.processes = rank(), process_count()
         self.segments = False  # whether rows have several, in windows like that of `prepare`
 
     def own_rows(self, count: int) -> np.ndarray | None:
         if self.processes == 1:
             return None
-        return own_rows(torch.arange(count)[:, None], self.trainer.mesh).flatten().numpy()
+        return own_rows(torch.arange(count)[:, None], self.mesh).flatten().numpy()
 
     def part(self) -> TrainState:
         return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
@@ -56,7 +59,7 @@ class TorchTwin:
         return beat(count)
 
     def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.device, self.segments)
+        return describe(self.config, self.device, segments=self.segments)
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # of the process, in which another twin may have been built since
@@ -85,7 +88,7 @@ class TorchTwin:
 
     def trace(self, batch: Batch) -> Trace:
         model = self.config.model
-        loss, *seen, grads = trace(self.trainer, self.place(batch))
+        loss, *seen, grads = trace(self.trainer, self.capabilities, self.place(batch))
         b, t = batch.tokens.shape
         outputs, output_grads = (
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
@@ -94,8 +97,7 @@ class TorchTwin:
         return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        placed = self.trainer.place_array(torch.from_numpy(tokens[None]))
-        logits = self.trainer.logits(placed)
+        logits = self.trainer.logits(self.place(Batch(tokens[None], tokens[None])))
         return logits[0, -1].cpu().double().numpy()
 
     def step_bytes(self, window: Batch) -> int:

@@ -1,6 +1,7 @@
-"""What XLA and cuDNN can do on this device: tried, once a process."""
+"""What JAX can do on a device, as `lockstep.devices.Capabilities`; kernels are tried once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -10,26 +11,44 @@ from jax.sharding import SingleDeviceSharding
 
 from lockstep import provenance
 from lockstep.config import PrecisionConfig
+from lockstep.devices import Capabilities
 from lockstep.errors import require
-from lockstep.formats.table import native_recipes
 
-from ..functional import flash_attention, scaled_dot_product_attention
-
-
-@cache
-def cudnn_works(compute: str, d_head: int) -> bool:
-    """Whether it has the kernel: one tiny forward and backward pass through it."""
-    return works(partial(scaled_dot_product_attention, is_causal=True), compute, d_head)
+from .attention import flash_attention, scaled_dot_product_attention
 
 
 @cache
-def triton_works(d_head: int) -> bool:
-    """The same of the float32 kernel."""
-    return works(flash_attention, "float32", d_head)
+def find_capabilities(device: jax.Device) -> Capabilities:
+    """What this device can do."""
+    if is_nvidia(device):
+        major, minor = device.compute_capability.split(".")
+        known = Capabilities.of_cuda((int(major), int(minor)))
+    else:
+        known = Capabilities(platform="rocm" if device.platform == "gpu" else device.platform)
+    return replace(
+        known,
+        fused_attention=has_fused_attention if device.platform == "gpu" else known.fused_attention,
+        libraries=frozenset(["bfloat16"] if has_bfloat16_library(device) else []),
+    )
 
 
-def works(function: Callable[..., Array], compute: str, d_head: int) -> bool:
-    q_BTHK = jnp.zeros((1, 64, 1, d_head), compute)
+def is_nvidia(device: jax.Device) -> bool:
+    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
+    return device.platform == "gpu" and device.compute_capability[:1].isdigit()
+
+
+@cache
+def has_fused_attention(dtype: str, d_head: int) -> bool:
+    """Whether a tiny forward and backward pass through the kernel works on this GPU.
+
+    cuDNN has the kernel in half precision, Triton in float32.
+    """
+    cudnn = partial(scaled_dot_product_attention, is_causal=True)
+    return works(flash_attention if dtype == "float32" else cudnn, dtype, d_head)
+
+
+def works(function: Callable[..., Array], dtype: str, d_head: int) -> bool:
+    q_BTHK = jnp.zeros((1, 64, 1, d_head), dtype)
 
     def attend(q: Array) -> Array:
         return function(q, q, q).sum()
@@ -41,6 +60,13 @@ def works(function: Callable[..., Array], compute: str, d_head: int) -> bool:
     return True
 
 
+def has_bfloat16_library(device: jax.Device) -> bool:
+    """Whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has units
+    for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
+    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
+    return device.platform == "cpu" and bool(units) and jax.__version_info__ < (0, 11)
+
+
 @cache
 def compiles_float16(device: jax.Device) -> bool:
     """Whether XLA does: for a CPU without F16C it calls functions that its linker does not have."""
@@ -50,26 +76,6 @@ def compiles_float16(device: jax.Device) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
-
-
-def is_nvidia(device: jax.Device) -> bool:
-    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
-    return device.platform == "gpu" and device.compute_capability[:1].isdigit()
-
-
-def multiplied_natively(device: jax.Device) -> frozenset[str]:
-    """The recipes of which the device has units for the operands."""
-    if not is_nvidia(device):
-        return frozenset()
-    major, minor = device.compute_capability.split(".")
-    return native_recipes((int(major), int(minor)))
-
-
-def has_bfloat16_library(device: jax.Device) -> bool:
-    """Whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has units
-    for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
-    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
-    return device.platform == "cpu" and bool(units) and jax.__version_info__ < (0, 11)
 
 
 def require_float16(precision: PrecisionConfig, device: jax.Device) -> None:

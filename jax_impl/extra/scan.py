@@ -1,19 +1,70 @@
 """Stacked layers: one tree of parameters with a leading axis L, and a loop that XLA sees."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from lockstep.model.segments import segments
-from lockstep.model.stacked import is_stacked
+from lockstep.model.stacked import in_first_layer, is_stacked, tensor_names
 
-Layer = Callable[[Any, Any, Array], Array]  # (block, layer index, x) -> x
+from .. import remat, step
+from ..model import GPT, Block, Parts
+from ..remat import Layer
+
+
+class ScannedGPT(GPT):
+    """A GPT whose blocks are one block with stacked parameters, run by `jax.lax.scan`."""
+
+    def make_blocks(self, parts: Parts) -> Any:
+        # The first block stands for all, which have the same formats.
+        make = lambda _: Block(self.config, parts, "blocks.0", remat=self.remat)  # noqa: E731
+        return nnx.vmap(make)(jnp.arange(self.config.n_layer))
+
+    def run_blocks(self, layer: Callable, x_RD: Array) -> Array:
+        return scan_blocks(layer, nnx.split(self.blocks), x_RD, remat=self.remat)
+
+
+class Stacked(step.Trainer):
+    """A trainer whose tensors have a leading axis for the layers; it names each layer's."""
+
+    def canonical(self, name: str) -> str:
+        return in_first_layer(name)
+
+    def tensor_names(self) -> list[str]:
+        return tensor_names({name: self.model.shapes[name] for name in self.trained})
+
+    def by_tensor(self, measure: Callable[[Array], Array], tensors: dict[str, Array]) -> Array:
+        return jnp.concatenate([
+            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
+            for name, x in sorted(tensors.items())
+        ])  # fmt: skip
+
+
+def scan_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str) -> Array:
+    """The stacked blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    run = remat_scanned(layer, remat)
+    if remat != "sqrt":
+        return scan_layers(run, blocks, 0, x)
+    segment = jax.checkpoint(partial(scan_layers, run), prevent_cse=False)
+    return scan_segments(segment, blocks, x)
+
+
+def remat_scanned(layer: Layer, mode: str) -> Layer:
+    """As `remat.remat_layer`; a scan keeps recomputations apart by itself, without a barrier."""
+    if mode not in ("block", "sqrt", "dots"):
+        return layer
+    policy = remat.save_dots if mode == "dots" else None
+    return jax.checkpoint(layer, prevent_cse=False, policy=policy)
 
 
 def scan_layers(layer: Layer, stacked: Any, start: Any, x: Array) -> Array:
+    """One loop over the layers of a stacked block, the first of which has the index `start`."""
+
     def body(x: Array, block: tuple[Any, Array]) -> tuple[Array, None]:
         params, index = block
         return layer(params, index, x), None
@@ -32,16 +83,6 @@ def scan_segments(segment: Layer, stacked: Any, x: Array) -> Array:
         some = slice(layers.start, layers.stop)
         x = segment(jax.tree.map(lambda a: a[some], stacked), layers.start, x)  # noqa: B023
     return x
-
-
-def by_tensor(measure: Callable[[Array], Array], tensors: dict[str, Any]) -> Array:
-    """(P,): one number for each of `stacked.tensor_names`."""
-    return jnp.concatenate(
-        [
-            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
-            for name, x in sorted(tensors.items())
-        ]
-    )
 
 
 def _length(stacked: Any) -> int:

@@ -16,8 +16,7 @@ from lockstep.config import Config, PrecisionConfig
 from lockstep.doctor.inside import fastest, gather
 from lockstep.doctor.machine import capability
 
-from ..extra.capabilities import compiles_float16
-from ..precision import platform
+from ..extra.capabilities import compiles_float16, find_capabilities
 
 
 def facts() -> dict[str, Any]:
@@ -39,7 +38,7 @@ def _device(device: jax.Device) -> dict[str, Any]:
     total, used = memory.get("bytes_limit"), memory.get("bytes_in_use")
     return {
         "name": device.device_kind,
-        "platform": platform(device),
+        "platform": find_capabilities(device).platform,
         "capability": number,
         "total": total,
         "free": None if total is None or used is None else total - used,
@@ -82,15 +81,15 @@ def collectives() -> list[str]:
 def _matmul(policy: str, device: jax.Device) -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
     # Imported here: a build that can make no step still says which it is.
-    from ..functional import linear
-    from ..precision import choose_products, compiler_options, matmul
+    from ..extra.rules import Rules
+    from ..precision import compiler_options
 
-    config = Config(precision=PrecisionConfig(policy=policy))
-    dtypes = choose_products(config.dtypes, device)
-    options = compiler_options(config.precision, device)
-    multiply = jax.jit(matmul(linear, dtypes, of_rows=True), compiler_options=options)
-    x = jnp.ones((512, 512), dtypes.compute)
-    return lambda: multiply(x, x).block_until_ready()
+    config, known = Config(precision=PrecisionConfig(policy=policy)), find_capabilities(device)
+    product = Rules(config, config.dtypes, known, remat="none").product(config.dtypes.policy)
+    options = compiler_options(config.precision, known.platform)
+    multiply = jax.jit(lambda x: product(x, x, None), compiler_options=options)
+    x = jnp.ones((512, 512), config.dtypes.compute)
+    return lambda: multiply(x).block_until_ready()
 
 
 if __name__ == "__main__":

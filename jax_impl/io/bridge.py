@@ -3,7 +3,7 @@
 With scanned layers the blocks' parameters are stacked, with a leading axis L.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
 from lockstep.train import desync
 
-from ..extra.mesh.mesh import shardings, whole
+from ..extra.formats import delayed
+from ..extra.mesh.mesh import OnMesh, shardings, whole
 from ..extra.mesh.processes import process_count, rank, tell_all
-from ..pure import Params, State
-from ..step import Trainer, update_count
+from ..optim import update_count
+from ..step import Params, State, Trainer
 
 EMBEDDINGS = ("embed.weight", "position.weight")
 
@@ -51,7 +52,9 @@ def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
     return {name: to_numpy(turn(name, host[name])) for name in shapes(config) if name in host}
 
 
-def from_canonical(arrays: Arrays, shapes: Params, mesh: Mesh | None = None) -> dict[str, Any]:
+def from_canonical(
+    arrays: Arrays, shapes: Mapping[str, Any], mesh: Mesh | None = None
+) -> dict[str, Any]:
     """Those of the trainer's shapes that there are: on the mesh, or without one on the host."""
     found = {name: like for name, like in shapes.items() if in_first_layer(name) in arrays}
     return {
@@ -77,10 +80,15 @@ def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> A
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
+def mesh_of(trainer: Trainer) -> Mesh | None:
+    return trainer.mesh if isinstance(trainer, OnMesh) else None
+
+
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
+    mesh = mesh_of(trainer)
     params, mu, nu = (
-        from_canonical(arrays, trainer.model.shapes, trainer.mesh)
+        from_canonical(arrays, trainer.model.shapes, mesh)
         for arrays in (state.params, state.mu, state.nu)
     )
 
@@ -88,18 +96,19 @@ def load(trainer: Trainer, state: TrainState) -> None:
         """What an optimizer begins with, where nothing else is put."""
         if not isinstance(like, jax.ShapeDtypeStruct):
             return like
-        return _place(like, trainer.mesh, lambda at: np.zeros(like.shape, like.dtype)[at])
+        return _place(like, mesh, lambda at: np.zeros(like.shape, like.dtype)[at])
 
-    frozen = {name: params.pop(name) for name in [*params] if name not in trainer.params}
-    fresh = jax.eval_shape(trainer.optimizer.init, params)
+    trained = {name: params[name] for name in trainer.trained}
+    fresh = jax.eval_shape(trainer.optimizer.init, trained)
     moved = optax.tree.set(fresh, mu=mu, nu=nu, count=np.int32(state.updates))
     scalars: tuple[Any, Any, Any] = (
         np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step),
     )  # fmt: skip
-    amaxes: Any = histories(trainer.config, state.amaxes)
-    trainer.state = trainer.place_state(
-        State(params, jax.tree.map(zeros, moved), *scalars, frozen, amaxes)
-    )
+    known = State(params, jax.tree.map(zeros, moved), *scalars)
+    if isinstance(trainer, delayed.Delayed):
+        amaxes: Any = histories(trainer.config, state.amaxes)
+        known = delayed.State(**vars(known), amaxes=amaxes)
+    trainer.state = trainer.place_state(known)
 
 
 def pieces(tensors: Params, config: ModelConfig) -> Arrays:
@@ -129,7 +138,7 @@ def canonical_pieces(name: str, array: np.ndarray, starts: list[int]) -> Arrays:
 def desynced(trainer: Trainer) -> list[int]:
     """The processes whose weights are not those of the others with this part."""
     places, sums = [], []
-    for name, parameter in (trainer.state.params | trainer.state.frozen).items():
+    for name, parameter in trainer.state.params.items():
         for shard in parameter.addressable_shards:
             places.append((name, shard.index))
             bits = jax.lax.bitcast_convert_type(shard.data, INTEGERS[parameter.itemsize])
@@ -149,11 +158,13 @@ def save_part(trainer: Trainer) -> TrainState:
 
 
 def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> TrainState:
-    state = trainer.state
+    state, amaxes = trainer.state, {}
+    if isinstance(state, delayed.State):
+        amaxes = {name: to_numpy(history) for name, history in state.amaxes.items()}
     params, mu, nu = (
         copy(tensors, trainer.config.model)
         for tensors in (
-            state.params | state.frozen,
+            state.params,
             optax.tree.get(state.optimizer, "mu"),
             optax.tree.get(state.optimizer, "nu"),
         )
@@ -166,5 +177,5 @@ def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> Tr
         updates=int(update_count(state.optimizer)),
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
-        amaxes={name: to_numpy(state.amaxes[name]) for name in trainer.dtypes.histories},
+        amaxes=amaxes,
     )

@@ -15,10 +15,13 @@ from jax import Array, export
 from safetensors.numpy import load_file
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.weights.stablehlo import PROGRAM, TEXT, WEIGHTS
 
-from .. import precision, step
-from ..pure import Params
+from ..extra.capabilities import find_capabilities
+from ..extra.device import configure
+from ..extra.rules import make_model
+from ..step import Params
 from . import bridge
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -29,12 +32,12 @@ def forward(
 ) -> export.Exported:
     """Weights by canonical name, and tokens (B, T) int32 -> logits (B, T, V) float32; B and T are
     free, T up to the context. Attention is written out: no kernel is of one platform alone."""
-    device = precision.configure(config)
-    model = step.make_model(config, config.dtypes, device)
+    capabilities = find_capabilities(configure(config))
+    model = make_model(config, config.dtypes, capabilities)
 
     def logits(weights: Params, tokens: Array) -> Array:
         turned = {name: bridge.turn(name, array) for name, array in weights.items()}
-        return model(turned)(tokens)
+        return model(turned)(Batch(tokens, tokens))
 
     sizes = export.symbolic_shape("B, T", constraints=[f"T <= {config.model.context}"])
     tokens = jax.ShapeDtypeStruct(sizes, np.int32)

@@ -17,10 +17,10 @@ island, `lockstep.config.islands`, is one in fp32) computes as under the policy 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from lockstep.errors import UserError
-from lockstep.formats.table import NATIVE, RECIPES
+from lockstep.formats.table import RECIPES
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {
@@ -86,45 +86,28 @@ POLICIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Dtypes(Roles):
-    """The roles of a model or, by `at`, of a module in it: `compute` is its own matmuls' dtype."""
+    """The roles of a model, and of each module in it that multiplies matrices."""
 
-    policy: Roles  # of the whole model
-    modules: Mapping[str, Roles]  # of each module that multiplies matrices
-    rounding: str = ""  # the recipe of its operands where no unit of the device rounds them
-    native: frozenset[str] = frozenset()  # recipes that units of the device multiply
-    wide_bias: bool = False  # added as it is kept, not rounded to the compute dtype before
-    gather_again: bool = False  # a weight of several devices, for the backward pass
-    path: str = ""  # the module's name; "" is the model
-
-    def at(self, name: str) -> "Dtypes":
-        """Those of a module inside this one: `dtypes.at("blocks.0").at("attn")`."""
-        path = f"{self.path}.{name}" if self.path else name
-        own = self.modules.get(path, self.policy)
-        rounding = self.rounding if own == self.policy else own.recipe
-        return replace(self, path=path, rounding=rounding, **vars(own))
+    modules: Mapping[str, Roles]  # by name, such as "blocks.0.attn.qkv"
 
     @property
-    def form(self) -> str:
-        """Of its products: what is rounded, and by whom."""
-        wide = self.compute == "float64"  # whose sums no unit for narrow formats has
-        own = self.rounding in self.native and not wide
-        return f"native {self.rounding}" if own else self.rounding
+    def policy(self) -> Roles:
+        """The roles of the model alone."""
+        return Roles(**{field.name: getattr(self, field.name) for field in fields(Roles)})
+
+    def at(self, name: str) -> Roles:
+        """The roles of a module; those of the model where it has none of its own."""
+        return self.modules.get(name, self.policy)
 
     @property
-    def emulated(self) -> list[str]:
-        """What no unit of the device rounds to, of all modules."""
-        own = {self.at(name).form for name in self.modules}
-        return sorted({self.form, *own} - {"", *NATIVE})
+    def kinds(self) -> set[Roles]:
+        """Each roles that the model or a module has."""
+        return {self.policy, *self.modules.values()}
 
     @property
     def histories(self) -> list[str]:
         """The modules whose operands have a history."""
         return [name for name, roles in self.modules.items() if roles.delayed]
-
-    @property
-    def name(self) -> str:
-        """The module's, in its parent."""
-        return self.path.rpartition(".")[2]
 
 
 def by_module(roles: Roles, formats: Mapping[str, str], modules: Sequence[str]) -> Dtypes:
@@ -132,7 +115,7 @@ def by_module(roles: Roles, formats: Mapping[str, str], modules: Sequence[str]) 
     wide = [name for name in modules if roles.recipe and outside(name, modules)]
     own = dict.fromkeys(wide, "fp32") | dict(formats)
     named = {name: as_under(roles, kind) for name, kind in own.items()}
-    return Dtypes(**vars(roles), policy=roles, modules=dict.fromkeys(modules, roles) | named)
+    return Dtypes(**vars(roles), modules=dict.fromkeys(modules, roles) | named)
 
 
 def as_under(roles: Roles, name: str) -> Roles:

@@ -136,8 +136,6 @@ UNITS = {
     **dict.fromkeys(("fp8", "fp8-delayed", "fp8-rowwise"), (8, 9)),
     **dict.fromkeys(("mxfp8", "nvfp4"), (10, 0)),
 }
-# By the name of a form of product.
-NATIVE = {f"native {name}": replace(RECIPES[name], native=True) for name in UNITS}
 
 
 def native_recipes(capability: tuple[int, int] | None) -> frozenset[str]:

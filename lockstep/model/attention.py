@@ -9,11 +9,16 @@ QUERY_BLOCKS, QUERIES = 4, 64
 TILE, WIDE_TILE = 64, 32  # queries and keys of the float32 kernel at once; of wide heads fewer fit
 
 
-class Kernel(NamedTuple):
-    fused: bool = False
-    flash: bool = False  # in float32, where that is another kernel
-    blocks: int = 1  # of queries, each without the keys behind it, where nothing is fused
-    recompute: bool = False  # a block's scores in the backward pass, so that none are kept
+class AttentionChoice(NamedTuple):
+    """How attention is computed in one module, and the reason where that is a fallback."""
+
+    name: str  # cudnn, triton, sdpa, blocks or reference (written out)
+    blocks: int = 1  # of queries, each without the keys behind it, where it is written out
+    why: str = ""
+
+    def __str__(self) -> str:
+        written_out = f"reference in {self.blocks} causal blocks" if self.blocks > 1 else self.name
+        return f"{written_out} ({self.why})" if self.why else written_out
 
 
 def wants_fused(config: PrecisionConfig) -> bool:

@@ -4,7 +4,6 @@ float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512
 bfloat16: torch's fused kernel multiplies without the units for bfloat16.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from lockstep import provenance
 from lockstep.model.attention import block_edges, query_blocks
+
+from .. import remat
 
 # x (R, in), weight (out, in), bias (out), and what is fused behind it; only some builds have it.
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -90,18 +91,15 @@ class Product(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-def multiply_by_onednn(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, its sums in another order."""
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        operands = x, weight, bias
-        constants = (each if each is None else each.detach() for each in operands)
-        return Product.apply(Operands.apply(*operands), *constants)
-
-    return linear
+    operands = x, weight, bias
+    constants = (each if each is None else each.detach() for each in operands)
+    return Product.apply(Operands.apply(*operands), *constants)
 
 
 if LINEAR:
+    remat.WEIGHT_MATMULS |= {LINEAR.default, torch.ops.lockstep.linear.default}
     register_flop_formula(LINEAR)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])
 
 

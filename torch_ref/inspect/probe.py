@@ -79,14 +79,15 @@ def collectives() -> list[str]:
 def _matmul(policy: str, device: "torch.device") -> Callable[[], object]:
     """Rows times weights, in the form that a step has them in."""
     # Imported here: a build that can make no step still says which it is.
-    from ..model import linear
-    from ..precision import choose_products, matmul
+    from ..extra.capabilities import find_capabilities
+    from ..extra.rules import Rules
+    from ..precision import dtype
 
     config = Config(precision=PrecisionConfig(policy=policy))
-    dtypes = choose_products(config.dtypes, device)
-    multiply = matmul(linear, dtypes, of_rows=True)
-    x = torch.ones((512, 512), dtype=getattr(torch, dtypes.compute))
-    return lambda: multiply(x, x)
+    rules = Rules(config, config.dtypes, find_capabilities(device))
+    product, x = rules.product(config.dtypes.policy), torch.ones((512, 512))
+    x = x.to(dtype(config.dtypes.compute))
+    return lambda: product(x, x, None)
 
 
 if __name__ == "__main__":

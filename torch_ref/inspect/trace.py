@@ -1,29 +1,47 @@
 """What one batch looks like inside, nothing recomputed. Dropout is off."""
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
+from lockstep.model.params import intermediates
 
 from .. import step
-from ..extra.formats.delayed import give_scales
+from ..dropout import Dropout
+from ..extra.formats.delayed import Delayed
+from ..extra.formats.stochastic import set_keys
 from ..extra.mesh.mesh import whole_state
+from ..extra.rules import make_model
 from ..step import Tensors, Trainer
 
+Trace = tuple[Tensor, Tensors, Tensors, Tensors]
 
-def trace(trainer: Trainer, batch: Batch) -> tuple[Tensor, Tensors, Tensors, Tensors]:
-    """A batch (B, T) -> loss, activations, their gradients, the parameters' gradients."""
-    plain = step.make_model(trainer.config, trainer.dtypes, trainer.device, plain=True)
+
+def trace(trainer: Trainer, capabilities: Capabilities, batch: Batch) -> Trace:
+    """Batch (B, T) -> loss, activations, their gradients, the parameters' gradients."""
+    config = trainer.config
+    plain = make_model(config, config.dtypes, trainer.device, capabilities, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
-    give_scales(plain, trainer.amaxes, trainer.scaler.get_scale())
+    set_keys(plain, Dropout.off())
+    if isinstance(trainer, Delayed):
+        trainer.give_scales(plain, trainer.amaxes)
     seen: Tensors = {}
-
-    def tap(name: str, x: Tensor) -> Tensor:
-        x.retain_grad()
-        seen[name] = x
-        return x
-
-    loss = step.batch_loss(plain, batch, trainer.dtypes, tap=tap)
+    for name in intermediates(config.model):
+        listen(plain, name, seen)
+    loss = step.batch_loss(plain, batch, trainer.roles)
     trainer.scaler.scale(loss).backward()
     named = dict(plain.named_parameters())  # none is frozen: all activations have a gradient
     grads = trainer.unscale_grads({name: named[name] for name in trainer.params})
     return loss.detach(), seen, trainer.unscale_grads(seen), grads
+
+
+def listen(model: nn.Module, name: str, seen: Tensors) -> None:
+    """Keeps what a module returns in `seen`, with its gradient."""
+
+    def keep(module: Any, args: Any, x: Tensor) -> None:
+        x.retain_grad()
+        seen[name] = x
+
+    model.get_submodule("" if name == "logits" else name).register_forward_hook(keep)

@@ -16,8 +16,8 @@ from lockstep.model.state import Part, TrainState, histories
 from lockstep.run.pieces import piece_name
 from lockstep.train import desync
 
-from ..extra.formats.delayed import give_scales
-from ..extra.mesh.mesh import divide, like, local, place, whole
+from ..extra.formats.delayed import Delayed
+from ..extra.mesh.mesh import OnMesh, divide, like, local, place, whole
 from ..extra.mesh.processes import process_count, rank, tell_all
 from ..step import Trainer
 
@@ -49,6 +49,10 @@ def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -
     return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
 
 
+def mesh_of(trainer: Trainer) -> DeviceMesh | None:
+    return trainer.mesh if isinstance(trainer, OnMesh) else None
+
+
 def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     divide(trainer.model)
@@ -56,10 +60,11 @@ def load(trainer: Trainer, state: TrainState) -> None:
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
-    known = histories(trainer.config, state.amaxes).items()
-    trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
-    give_scales(trainer.model, trainer.amaxes, trainer.scaler.get_scale())
-    part = partial(from_canonical, mesh=trainer.mesh)
+    if isinstance(trainer, Delayed):
+        known = histories(trainer.config, state.amaxes).items()
+        trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
+        trainer.give_scales(trainer.model, trainer.amaxes)
+    part = partial(from_canonical, mesh=mesh_of(trainer))
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             parameter.copy_(part(state.params[name], parameter))
@@ -87,7 +92,7 @@ def desynced(trainer: Trainer) -> list[int]:
     places, sums = [], []
     for name, parameter in trainer.model.named_parameters():
         array = local(parameter.detach())
-        places.append((name, place(parameter, trainer.mesh)[0], array.numel()))
+        places.append((name, place(parameter, mesh_of(trainer))[0], array.numel()))
         sums.append(array.view(INTEGERS[array.itemsize]).sum(dtype=torch.int64))
     return desync.ask(places, torch.stack(sums).tolist(), tell_all)
 
@@ -100,13 +105,15 @@ def save(trainer: Trainer) -> TrainState:
 def save_part(trainer: Trainer) -> TrainState:
     """This process's part of it."""
     part = Part.of(trainer.config, rank(), process_count())
-    return replace(_save(trainer, partial(pieces, mesh=trainer.mesh)), part=part)
+    return replace(_save(trainer, partial(pieces, mesh=mesh_of(trainer))), part=part)
 
 
 def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> TrainState:
     divide(trainer.model)
     named, trained = dict(trainer.model.named_parameters()), trainer.params
-    moments = trainer.optimizer.state
+    moments, amaxes = trainer.optimizer.state, {}
+    if isinstance(trainer, Delayed):
+        amaxes = {name: to_numpy(history) for name, history in trainer.amaxes.items()}
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
         copy(tensors)
@@ -124,5 +131,5 @@ def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> T
         updates=int(next(iter(moments.values()))["step"]),  # Adam's own count
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],
-        amaxes={name: to_numpy(trainer.amaxes[name]) for name in trainer.dtypes.histories},
+        amaxes=amaxes,
     )

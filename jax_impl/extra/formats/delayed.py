@@ -1,26 +1,118 @@
-"""Delayed scaling: what an operand is rounded under is known before it is.
+"""Delayed scaling: an operand is rounded under a scale that is known before the operand is.
 
-An amax is the largest number of an operand. The gradient of a linear layer's scales (3,) is the
-amaxes of its x, weight and dy: what is recomputed finds none twice. A step records them once, in a
-history (3, HISTORY), the newest first, and its scales are those of the history before it.
+An amax is the largest number of an operand. The gradient of a product's scales (3,) is the amaxes
+of its x, weight and dy: so the backward pass hands them out, and what is recomputed finds none
+twice. A step records them once, in a history (3, HISTORY), the newest first, and its scales are
+those of the history before it.
 
 Histories are in units of the whole batch's loss, not scaled: whatever the loss scale or the number
 of processes, the same numbers are rounded. A step that is skipped records nothing.
 """
 
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
 import jax.numpy as jnp
+import jmp
+from flax import nnx
 from jax import Array
 
-from lockstep.formats.table import DELAYED
+from lockstep.data.batch import Batch
+from lockstep.formats.table import DELAYED, Recipe
 
+from ... import step
+from ...dropout import Dropout
+from ...loss import mean_count
+from ...step import Carry, Params
+from .products import rounded_linear
 from .rounding import power_of_two
 
 Named = dict[str, Array]  # by linear layer
-SCALES = ".scales"  # of a layer, as a parameter's name has it
+SCALES = ".product.scales"  # the name of a layer's scales
 
 
-def scales(histories: Named, loss_scale: Array) -> Named:
-    """Of each layer (3,), powers of two; 1 where nothing is recorded yet."""
+class Scales(nnx.Variable):
+    """float32 (3,): the scales of x, weight and dy. No parameter: no optimizer moves them."""
+
+
+class DelayedProduct(nnx.Module):
+    """Rows (R, in) @ weight (in, out) + bias (out), rounded under given scales."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.scales = recipe, Scales(jnp.ones(3))
+
+    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        return rounded_linear(self.recipe, x, weight, bias, None, self.scales[...])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State(step.State):
+    """The state of a run with delayed scaling."""
+
+    amaxes: Named  # histories (3, HISTORY)
+
+
+class Delayed(step.Trainer):
+    """A trainer that records amaxes, and hands the model the scales that follow from them."""
+
+    state: State
+    found: Named  # the amaxes of the step that is being traced
+
+    def weights(self, state: step.State, dropout: Dropout) -> Params:
+        return super().weights(state, dropout) | self.scales(state)
+
+    def scales(self, state: step.State) -> Named:
+        assert isinstance(state, State)
+        return make_scales(state.amaxes, self.scale(state).loss_scale)
+
+    def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
+        assert isinstance(state, State)
+        after, metrics = super().step_function(state, window)
+        amaxes = self.update_amaxes(state, self.scale(state), ~metrics.skipped, self.found)
+        return replace(after, amaxes=amaxes), metrics  # type: ignore[call-arg]
+
+    def accumulate(
+        self, state: step.State, window: Batch, scale: jmp.LossScale
+    ) -> tuple[Carry, Array]:
+        trained = {name: state.params[name] for name in self.trained}
+        carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
+        none = jax.tree.map(jnp.zeros_like, self.scales(state))
+        body = partial(self.micro_batch_with_amaxes, state, scale, mean_count(window))
+        (carry, self.found), losses = step.scan_window(body, (carry, none), window)
+        return carry, losses
+
+    def micro_batch_with_amaxes(
+        self, state: step.State, scale: jmp.LossScale, over: Array | None,
+        carry: tuple[Carry, Named], numbered: tuple[Array, Batch],
+    ) -> tuple[tuple[Carry, Named], Array]:  # fmt: skip
+        """As `micro_batch`; the scales are derived by, too, and their gradients are amaxes."""
+        ((trained, opt_state, finite), found), (micro_step, batch) = carry, numbered
+        dropout = self.dropout(state.step, micro_step)
+        weights = self.weights(state, dropout)
+        scales = self.scales(state)
+
+        def loss(params: Params) -> Array:
+            return self.micro_batch_loss(weights | params, batch, dropout, over)
+
+        value, grads = self.backward(loss, trained | scales, scale)
+        found = join(found, {name: grads.pop(name) for name in scales})
+        grads, finite = self.unscale(grads, finite, scale)
+        do_step = finite.all() & (micro_step == self.config.optim.accum - 1)
+        trained, opt_state = self.update(grads, opt_state, trained, do_step)
+        return ((trained, opt_state, finite), found), value
+
+    def update_amaxes(
+        self, state: State, scale: jmp.LossScale, finite: Array, found: Named
+    ) -> Named:
+        """The histories with what this step has seen, unless it was skipped."""
+        recorded = record(state.amaxes, found, scale.loss_scale)
+        return jax.tree.map(partial(jnp.where, finite), recorded, state.amaxes)
+
+
+def make_scales(histories: Named, loss_scale: Array) -> Named:
+    """Each layer's scales (3,), powers of two; 1 where nothing is recorded yet."""
     return {name + SCALES: _scales(history, loss_scale) for name, history in histories.items()}
 
 
@@ -32,17 +124,17 @@ def _scales(history: Array, loss_scale: Array) -> Array:
 
 
 def units(loss_scale: Array) -> Array:
-    """What is derived is the loss times its scale: dy is so many times that of the loss."""
+    """The loss that is derived is scaled: dy is so many times that of the loss itself."""
     return jnp.array([1.0, 1.0, loss_scale], jnp.float32)
 
 
 def join(one: Named, other: Named) -> Named:
-    """The amaxes of both, such as those of two micro-batches."""
+    """The larger amaxes of two micro-batches."""
     return {name: jnp.maximum(one.get(name, found), found) for name, found in other.items()}
 
 
 def record(histories: Named, found: Named, loss_scale: Array) -> Named:
-    """Amaxes (3,) of one step, before the others; what is not finite is no size."""
+    """Puts the amaxes (3,) of one step before the others; what is not finite is no size."""
     named = {name: (history, found[name + SCALES]) for name, history in histories.items()}
     return {name: _record(*each, loss_scale) for name, each in named.items()}
 

@@ -12,20 +12,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
+from lockstep.formats.table import E4M3, E5M2, Format, Recipe
 
+from ...functional import Product
 from ...remat import AFFINE
 from .rounding import Draws, draw, quantize, round_to, share
 
-Product = Callable[..., Array]  # of two operands, linear in each
-Narrow = Callable[[Product], Product]
 FLOAT8 = {E4M3.exponent: jnp.float8_e4m3fn, E5M2.exponent: jnp.float8_e5m2}
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
-
-
-def keep(product: Product) -> Product:
-    """As the device multiplies."""
-    return product
 
 
 class Rounded(NamedTuple):
@@ -134,19 +128,30 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
 rounded_linear.defvjp(_linear_forward, _linear_backward)
 
 
-def narrow(recipe: Recipe, product: Product) -> Product:
-    """The product of rounded operands, those of its derivative included; of rows and weights with
-    `rounded_linear`'s further arguments."""
-    if product is jnp.matmul:
-        return partial(rounded_linear, recipe)
+def rounded_product(recipe: Recipe) -> Product:
+    """`functional.linear` of rounded operands, those of its derivative included."""
+    return lambda x, weight, bias: rounded_linear(recipe, x, weight, bias)
+
+
+def rounded_einsum(recipe: Recipe) -> Callable[..., Array]:
+    """`jnp.einsum` of two operands, which are rounded; and so are those of its derivative."""
+
+    def einsum(subscripts: str, a: Array, b: Array) -> Array:
+        return rounded_by_hand(recipe, partial(jnp.einsum, subscripts))(a, b)
+
+    return einsum
+
+
+def rounded_by_hand(recipe: Recipe, product: Callable[[Array, Array], Array]) -> Callable:
+    """A product that is linear in each of two operands, of rounded operands."""
 
     def multiply(a: Array, b: Array) -> Array:
         return product(quantize(a, recipe.x, -1), quantize(b, recipe.weight, -2))
 
-    def forward(a, b):  # type: ignore[no-untyped-def]
+    def forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
         return multiply(a, b), (a, b)
 
-    def backward(operands, dy):  # type: ignore[no-untyped-def]
+    def backward(operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
         a, b = operands
         a, b = quantize(a, recipe.x, -2), quantize(b, recipe.weight, -1)
         dy = quantize(dy, recipe.dy, -1)
@@ -157,9 +162,3 @@ def narrow(recipe: Recipe, product: Product) -> Product:
     rounded = jax.custom_vjp(multiply)
     rounded.defvjp(forward, backward)
     return rounded
-
-
-NARROW: dict[str, Narrow] = {
-    "": keep,
-    **{name: partial(narrow, recipe) for name, recipe in (RECIPES | NATIVE).items()},
-}

@@ -3,8 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
+
+from ...functional import Product
+from ...model import Embedding, Linear
 
 constrain = jax.lax.with_sharding_constraint
 
@@ -19,27 +23,57 @@ def divided(x: Any, parts: int) -> PartitionSpec:
     return PartitionSpec(*[None] * longest, "fsdp")
 
 
+class SharedEmbedding(Embedding):
+    """An embedding of which each device has a part."""
+
+    def __call__(self, tokens_BT: Array) -> Array:
+        # Each device has all of the gradient before it is summed, lest the rows be sent.
+        return constrain(make_whole(self.weight[...]), PartitionSpec())[tokens_BT]
+
+    def transposed(self) -> Array:
+        return make_whole(self.weight[...]).T
+
+
+class RegatheringLinear(Linear):
+    """A linear layer that gathers its weight again in the backward pass, instead of keeping it."""
+
+    def multiply(self, x_RD: Array, weight: Array, bias: Array | None = None) -> Array:
+        run = jax.checkpoint(super().multiply, policy=keep_divided)
+        return run(x_RD, weight, bias)
+
+
+def keep_divided(primitive: Any, *_: Any, **how: Any) -> bool:
+    """A policy of `jax.checkpoint` that keeps everything but whole weights."""
+    return primitive.name != "sharding_constraint"
+
+
+def gathered(product: Product) -> Product:
+    """The product of weights that several devices share."""
+
+    def run(x: Array, weight: Array, bias: Array | None) -> Array:
+        return product(x, make_whole(weight), None if bias is None else make_whole(bias))
+
+    return run
+
+
+def sum_widely(multiply: Any = jnp.matmul) -> Any:
+    """A product whose sum over rows stays in float32: XLA adds up the devices' behind it, and what
+    is rounded there would be sent so, too."""
+
+    def run(a: Array, b: Array) -> Array:
+        wide = jnp.promote_types(a.dtype, jnp.float32)
+        return multiply(a, b, preferred_element_type=wide)
+
+    return run
+
+
+@jax.custom_vjp
 def make_whole(weight: Array) -> Array:
     """Where a weight is used, every device has all of it; of its gradient its own part.
 
     Left to itself, XLA may as well divide the work by columns, and send rows of all devices.
     """
-    return _make_whole(weight) if divides_weights() else weight
-
-
-def make_whole_table(weight: Array) -> Array:
-    """The same for one that is looked up: of its gradient each device has all before it is summed,
-    lest the rows be sent."""
-    weight = make_whole(weight)
-    return constrain(weight, PartitionSpec()) if divides_weights() else weight
-
-
-def divides_rows() -> bool:
-    return jax.sharding.get_abstract_mesh().size > 1
-
-
-def divides_weights() -> bool:
-    return jax.sharding.get_abstract_mesh().shape.get("fsdp", 1) > 1
+    return _forward(weight)[0]
 
 
 def part_of(x: Array) -> Array:
@@ -50,5 +84,4 @@ def _forward(weight: Array) -> tuple[Array, None]:
     return constrain(part_of(weight), PartitionSpec()), None  # cast before it is sent
 
 
-_make_whole = jax.custom_vjp(lambda weight: _forward(weight)[0])
-_make_whole.defvjp(_forward, lambda _, grad: (part_of(grad),))
+make_whole.defvjp(_forward, lambda _, grad: (part_of(grad),))

@@ -1,7 +1,7 @@
 """The devices of a run on a mesh of data x fsdp, and what lies where on them.
 
 The step is one program over the whole batch; XLA divides it by where its inputs lie. So neither
-the model nor the step says anything of devices.
+the model nor the step of the core says anything of devices.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,10 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 
+from ... import step
 from .gather import divided
 from .processes import process_count
 
@@ -39,13 +41,40 @@ def make_mesh(config: Config, device: jax.Device) -> Mesh | None:
     return jax.make_mesh(config.mesh, AXES, auto, devices=devices)
 
 
-def place_rows(tokens: np.ndarray, mesh: Mesh) -> Array:
-    """(..., B, T): each device has its rows, and each process makes those of its devices.
+class OnMesh(step.Trainer):
+    """A trainer of several devices. Its `mesh` is set before it is used."""
+
+    mesh: Mesh
+
+    def join(self, mesh: Mesh) -> None:
+        """Sets the mesh, in which everything is compiled from here on."""
+        self.mesh, self.jit = mesh, in_mesh(self.jit, mesh)
+
+    def place(self, batch: Batch) -> Batch:
+        return place_rows(batch, self.mesh)
+
+    def place_state(self, state: step.State) -> step.State:
+        return jax.device_put(state, shardings(state, self.mesh))
+
+    def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
+        after, metrics = super().step_function(state, window)
+        # As the state came, so that it can be donated.
+        after = jax.lax.with_sharding_constraint(after, shardings(after, self.mesh))
+        norms = jax.lax.with_sharding_constraint(metrics.norms, everywhere(self.mesh))
+        return after, metrics._replace(norms=norms)
+
+
+def place_rows(batch: Batch, mesh: Mesh) -> Batch:
+    """Arrays (..., B, T): each device has its rows, and each process makes those of its devices.
 
     Rows that cannot be divided, such as a sample's, are on every device.
     """
-    sharding = NamedSharding(mesh, divided_rows(tokens.shape, mesh))
-    return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
+
+    def place(rows: np.ndarray) -> Array:
+        sharding = NamedSharding(mesh, divided_rows(rows.shape, mesh))
+        return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
+
+    return batch.map_arrays(place)
 
 
 def own_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:

@@ -3,13 +3,13 @@
 A product is the policy's. Its derivative is that of a policy whose matmuls compute in that dtype.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .products import Product
+from ...model import Product
 
 
 class ProductBackwardIn(torch.autograd.Function):
@@ -30,15 +30,13 @@ class ProductBackwardIn(torch.autograd.Function):
         return None, da.to(a.dtype), db.to(b.dtype), dbias
 
 
-def backward_in(kind: str, product: Product) -> Product:
-    """The product; what comes back, what was kept and what they make together are in `kind`."""
+def linear_backward_in(kind: str) -> Product:
+    """`F.linear`, its derivative in the dtype `kind`."""
     dtype = getattr(torch, kind)
+    return lambda x, weight, bias: ProductBackwardIn.apply(dtype, x, weight.mT, bias)
 
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return ProductBackwardIn.apply(dtype, x, weight.mT, bias)
 
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return ProductBackwardIn.apply(dtype, a, b, None)
-
-    run: dict[Product, Product] = {F.linear: linear, torch.matmul: matmul}
-    return run[product]
+def matmul_backward_in(kind: str) -> Callable[..., Tensor]:
+    """`torch.matmul`, its derivative in the dtype `kind`."""
+    dtype = getattr(torch, kind)
+    return lambda a, b: ProductBackwardIn.apply(dtype, a, b, None)

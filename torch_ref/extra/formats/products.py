@@ -11,22 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.formats.table import E4M3, E5M2, NATIVE, RECIPES, Format, Recipe
+from lockstep.formats.table import E4M3, E5M2, Format, Recipe
 from lockstep.model.threefry import Key
 
+from ...model import Product
 from .. import onednn
-from ..mesh.processes import rank
-from .rounding import Draws, draw, quantize, round_to, share
+from .rounding import Draws, Largest, draw, of_one_process, quantize, round_to, share
 
-Product = Callable[..., Tensor]  # F.linear or torch.matmul
-Narrow = Callable[[Product], Product]
 FLOAT8 = {E4M3.exponent: torch.float8_e4m3fn, E5M2.exponent: torch.float8_e5m2}
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
-
-
-def keep(product: Product) -> Product:
-    """As the device multiplies."""
-    return product
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -54,13 +47,14 @@ class Rounded(NamedTuple):
         scale: Tensor | None = None,
         *,
         native: bool = False,
+        largest: Largest = of_one_process,
     ) -> "Rounded":
         """x (M, N), as `quantize` has it."""
         if not native or to is None:
-            return cls(quantize(x, to, axis, draws, scale))
+            return cls(quantize(x, to, axis, draws, scale, largest))
         if scale is not None:
             return cls(_fit(x / scale, to), scale.reshape(1, 1))
-        numbers, scale, whole = share(x, to, axis)
+        numbers, scale, whole = share(x, to, axis, largest)
         scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
         if whole is not None:
             drawn = None if draws is None else draws.reshape(numbers.shape)
@@ -135,9 +129,16 @@ def _in_tiles(scales: Tensor) -> Tensor:
     return x.reshape(-1).view(scales.dtype)
 
 
+class Draw(NamedTuple):
+    """What stochastic rounding draws with: a key, and where these numbers begin in all devices'."""
+
+    key: Key
+    rank: int = 0
+
+
 class RoundedProduct(torch.autograd.Function):
     """a (..., M, K) @ b (..., K, N) + bias (N), of rounded operands; and so are the two products of
-    its derivative, in autograd's own layouts. That of the scales is the amaxes."""
+    its derivative, in autograd's own layouts. The gradient of the scales is the amaxes."""
 
     @staticmethod
     def forward(
@@ -146,13 +147,14 @@ class RoundedProduct(torch.autograd.Function):
         a: Tensor,
         b: Tensor,
         bias: Tensor | None,
-        key: Key | None,
+        drawn: Draw | None,
         scales: Tensor | None,
+        largest: Largest,
     ) -> Tensor:
         ctx.save_for_backward(a, b, scales)
-        ctx.recipe, ctx.key = recipe, key
+        ctx.recipe, ctx.drawn, ctx.largest = recipe, drawn, largest
         of_a, of_b, _ = NO_SCALES if scales is None else scales
-        own = partial(Rounded.of, native=recipe.native)
+        own = partial(Rounded.of, native=recipe.native, largest=largest)
         x, weight = own(a, recipe.x, -1, None, of_a), own(b, recipe.weight, -2, None, of_b)
         return x.affine(weight, bias)
 
@@ -160,10 +162,10 @@ class RoundedProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,), (a, b, scales), recipe = grads, ctx.saved_tensors, ctx.recipe
         draws = None
-        if ctx.key is not None:
-            draws = draw(ctx.key, dy.shape, dy.device, rank() * dy.numel())
+        if ctx.drawn is not None:
+            draws = draw(ctx.drawn.key, dy.shape, dy.device, ctx.drawn.rank * dy.numel())
         of_a, of_b, of_dy = NO_SCALES if scales is None else scales
-        own = partial(Rounded.of, native=recipe.native)
+        own = partial(Rounded.of, native=recipe.native, largest=ctx.largest)
         round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
         da = round_dy(axis=-1).times(own(b, recipe.weight, -1, None, of_b).mT)
         db = round_dy(axis=-2).mT.times(own(a, recipe.x, -2, None, of_a)).mT
@@ -172,7 +174,7 @@ class RoundedProduct(torch.autograd.Function):
         if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
             db += 0 * amaxes.sum()
         dbias = dy.sum(0) if ctx.needs_input_grad[3] else None
-        return None, da, db, dbias, None, amaxes
+        return None, da, db, dbias, None, amaxes, None
 
 
 def rounded_linear(
@@ -180,25 +182,19 @@ def rounded_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    key: Key | None = None,
+    drawn: Draw | None = None,
     scales: Tensor | None = None,
+    largest: Largest = of_one_process,
 ) -> Tensor:
-    return RoundedProduct.apply(recipe, x, weight.mT, bias, key, scales)
+    """`F.linear` of rounded operands, those of its derivative included."""
+    return RoundedProduct.apply(recipe, x, weight.mT, bias, drawn, scales, largest)
 
 
-def rounded_matmul(recipe: Recipe, a: Tensor, b: Tensor) -> Tensor:
-    return RoundedProduct.apply(recipe, a, b, None, None, None)
+def rounded_product(recipe: Recipe, largest: Largest = of_one_process) -> Product:
+    """`F.linear` of rounded operands, as a part of a model takes it."""
+    return lambda x, weight, bias: rounded_linear(recipe, x, weight, bias, largest=largest)
 
 
-ROUNDED: dict[Product, Product] = {F.linear: rounded_linear, torch.matmul: rounded_matmul}
-
-
-def narrow(recipe: Recipe, product: Product) -> Product:
-    """The product of rounded operands, those of its derivative included."""
-    return partial(ROUNDED[product], recipe)
-
-
-NARROW: dict[str, Narrow] = {
-    "": keep,
-    **{name: partial(narrow, recipe) for name, recipe in (RECIPES | NATIVE).items()},
-}
+def rounded_matmul(recipe: Recipe, largest: Largest = of_one_process) -> Callable[..., Tensor]:
+    """`torch.matmul` of rounded operands, those of its derivative included."""
+    return lambda a, b: RoundedProduct.apply(recipe, a, b, None, None, None, largest)

@@ -1,5 +1,6 @@
 """float32 rounded to the formats of `lockstep.formats.table`, as its `reference` defines it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,13 @@ from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
 from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format, float32_bits
 from lockstep.model.threefry import Key, encrypt
 
-from ..mesh.processes import largest
-
 CACHED = 2**14  # counters whose words stay in a core's cache
 Draws = Tensor  # of each number, from 0 to 1
+Largest = Callable[[Tensor], Tensor]  # over the processes of a run, element by element
+
+
+def of_one_process(x: Tensor) -> Tensor:
+    return x
 
 
 def round_to(
@@ -63,20 +67,22 @@ def quantize(
     axis: int,
     draws: Draws | None = None,
     scale: Tensor | None = None,
+    largest: Largest = of_one_process,
 ) -> Tensor:
     """float32 (M, N) -> what a matmul's operand in this format stands for.
 
     Args:
         axis: along which products are added up.
         scale: of the whole tensor, where it is known before.
+        largest: the maximum over all processes, of what they share a scale of.
     """
     if to is None:
         return x
     if x.dtype != torch.float32:  # float64, of which a format holds the numbers as well
-        return quantize(x.to(torch.float32), to, axis, draws, scale).to(x.dtype)
+        return quantize(x.to(torch.float32), to, axis, draws, scale, largest).to(x.dtype)
     if not to.shared or scale is not None:
         return round_to(x, to, scale)
-    numbers, scale, whole = share(x, to, axis)
+    numbers, scale, whole = share(x, to, axis, largest)
     drawn = None if draws is None else draws.reshape(numbers.shape)
     if whole is None:
         return round_to(numbers, to, scale, drawn).reshape(x.shape)
@@ -91,7 +97,7 @@ class Shared(NamedTuple):
     whole: Tensor | None = None  # (), the power of two of which the scales are e4m3 numbers
 
 
-def share(x: Tensor, to: Format, axis: int) -> Shared:
+def share(x: Tensor, to: Format, axis: int, largest: Largest = of_one_process) -> Shared:
     """x (M, N), as `quantize` has it, with the scales that its numbers ask for."""
     axis %= x.ndim
     length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
@@ -102,10 +108,10 @@ def share(x: Tensor, to: Format, axis: int) -> Shared:
         sizes = largest(sizes)
     if to.scale != "e4m3":
         return Shared(numbers, power_of_two(sizes, to.scale, to.largest))
-    return Shared(numbers, *_scale_twice(sizes, to))
+    return Shared(numbers, *_scale_twice(sizes, to, largest))
 
 
-def _scale_twice(sizes: Tensor, to: Format) -> tuple[Tensor, Tensor]:
+def _scale_twice(sizes: Tensor, to: Format, largest: Largest) -> tuple[Tensor, Tensor]:
     """Each block's scale, rounded under the tensor's, and that; none becomes zero."""
     whole = power_of_two(largest(sizes.max()), "up", to.largest * E4M3.largest)
     scale = round_to(sizes * to.reciprocal, E4M3, whole)

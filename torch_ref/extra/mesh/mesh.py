@@ -6,18 +6,23 @@ gradients over all devices; what else is of the whole batch is said here.
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
+from lockstep.data.batch import Batch
 from lockstep.errors import require
+from lockstep.model.threefry import Key, fold_in
 
+from ... import loss, step
+from ...dropout import Dropout, bernoulli, seed_torch
 from ...model import GPT
+from ...optim import gradient_norms
 from .processes import join, process_count, rank
 
 if TYPE_CHECKING:  # a second of CPU time, which a run on one device is spared
@@ -42,12 +47,63 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, config.mesh, mesh_dim_names=AXES)
 
 
-def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
+class OnMesh(step.Trainer):
+    """A trainer of one of several devices. Each has its own rows of the batch."""
+
+    mesh: DeviceMesh  # of the class that `rules.make_trainer` makes
+
+    def wrap_model(self) -> nn.Module:
+        return distribute(self.model, self.mesh)
+
+    def place_rows(self, rows: Tensor) -> Tensor:
+        return super().place_rows(own_rows(rows, self.mesh))
+
+    def accumulate(self, window: Batch) -> Tensor:
+        return mean(super().accumulate(window), self.mesh)
+
+    def micro_batch(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
+        with accumulate(self.module, last=micro_step == window.tokens.shape[0] - 1):
+            return super().micro_batch(window, over, micro_step)
+
+    def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
+        grads = [local(p.grad) for p in parameters if p.grad is not None]
+        return whole_norms(gradient_norms(grads), self.mesh)
+
+    def mean_count(self, window: Batch) -> Tensor | None:
+        """On average of the devices, too."""
+        if window.counts is None:
+            return None
+        return loss.share_count(mean(loss.count_targets(window), self.mesh), window)
+
+    def dropout(self, micro_step: int) -> Dropout:
+        dropout = super().dropout(micro_step)
+        dropout.__class__ = OwnRowsDropout
+        if dropout.rate and not dropout.strict and rank():
+            seed_torch(fold_in(dropout.key, rank()))
+        return dropout
+
+    def loss_and_grads(self, batch: Batch) -> tuple[Tensor, step.Tensors]:
+        value, grads = super().loss_and_grads(batch)
+        return mean(value, self.mesh), grads
+
+    def evaluate(self, batches: Batch) -> Tensor:
+        return mean(super().evaluate(batches), self.mesh)
+
+    def whole_state(self) -> step.Tensors:
+        return whole_state(self.model)
+
+
+class OwnRowsDropout(Dropout):
+    """Dropout of one device's rows of the batch: it draws their part of the whole batch's mask."""
+
+    def draw(self, key: Key, x: Tensor) -> Tensor:
+        return bernoulli(key, 1 - self.rate, x.shape, x.device, rank() * x.numel())
+
+
+def distribute(model: GPT, mesh: DeviceMesh) -> nn.Module:
     """The model as it is called; its parameters are its own, or this device's part of them."""
-    if mesh is None:
-        return model
     if mesh["fsdp"].size() == 1:
-        return cast(GPT, DistributedDataParallel(model, process_group=mesh.get_group("data")))
+        return DistributedDataParallel(model, process_group=mesh.get_group("data"))
     from torch.distributed.fsdp import fully_shard
 
     mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
@@ -58,7 +114,7 @@ def distribute(model: GPT, mesh: DeviceMesh | None) -> GPT:
     return model
 
 
-def is_shared(model: GPT) -> "TypeGuard[FSDPModule]":
+def is_shared(model: nn.Module) -> "TypeGuard[FSDPModule]":
     return hasattr(model, "set_requires_gradient_sync")
 
 
@@ -66,13 +122,13 @@ def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "full_tensor")
 
 
-def divide(model: GPT) -> None:
+def divide(model: nn.Module) -> None:
     """Lets go of what a pass without a backward pass has left whole."""
     if is_shared(model):
         model.reshard()
 
 
-def accumulate(model: GPT, *, last: bool) -> AbstractContextManager:
+def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager:
     """Around a backward pass: gradients are averaged over the devices with the last one."""
     if is_shared(model):
         model.set_requires_gradient_sync(last)
@@ -82,7 +138,7 @@ def accumulate(model: GPT, *, last: bool) -> AbstractContextManager:
 
 
 def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """(..., B, T) of all devices -> this device's rows.
+    """(..., B, T or T+1) of all devices -> this device's rows.
 
     Rows that cannot be divided, such as a sample's, are on every device.
     """
@@ -91,17 +147,15 @@ def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     return tokens.chunk(mesh.size(), dim=-2)[rank()]
 
 
-def mean(x: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def mean(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """Over all devices."""
-    if mesh is None:
-        return x
     dist.all_reduce(x)
     return x / mesh.size()
 
 
-def whole_norms(norms: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def whole_norms(norms: Tensor, mesh: DeviceMesh) -> Tensor:
     """Norms (P,) of this device's parts -> of the whole tensors."""
-    if mesh is None or mesh["fsdp"].size() == 1:
+    if mesh["fsdp"].size() == 1:
         return norms
     squares = norms.square()
     dist.all_reduce(squares, group=mesh.get_group("fsdp"))
@@ -126,7 +180,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
-def whole_state(model: GPT) -> dict[str, Tensor]:
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
     divide(model)
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 

@@ -1,0 +1,28 @@
+"""LoRA: a linear layer with a product of two narrow matrices added (Hu et al. 2021, 2106.09685)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from .. import functional as F
+from ..model import Linear
+
+
+class LoRALinear(Linear):
+    """x W + b + alpha / rank * (x A) B, with A (d_in, rank) and B (rank, d_out)."""
+
+    def __init__(self, d_in: int, d_out: int, *, rank: int, scale: float, **rest: Any) -> None:
+        super().__init__(d_in, d_out, **rest)
+        self.scale = scale
+        self.lora_a = nnx.Param(jnp.zeros((d_in, rank)))
+        self.lora_b = nnx.Param(jnp.zeros((rank, d_out)))
+
+    def __call__(self, x_RD: Array) -> Array:
+        # Before the base: the last product of what remat recomputes is one that is not needed.
+        added_RD = F.scale(self.adapt(x_RD), self.scale)
+        return super().__call__(x_RD) + added_RD
+
+    def adapt(self, x_RD: Array) -> Array:
+        return self.multiply(self.multiply(x_RD, self.lora_a[...]), self.lora_b[...])

@@ -1,0 +1,197 @@
+"""Which part, product and trainer a configuration gets: the one file that knows all features.
+
+A plain configuration gets the core's own `Parts`, `GPT` and `Trainer`, and nothing of this folder.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+from jax import Array
+from jax.sharding import Mesh
+
+from lockstep.config import Config
+from lockstep.config.policy import Dtypes, Roles
+from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
+from lockstep.formats.table import Recipe
+from lockstep.model.stacked import scans_layers
+
+from .. import functional as F
+from .. import model, step
+from ..model import GPT, Attend, Embedding, Linear, Parts, Places
+from ..precision import make_policy
+from . import cpu, gpu
+from .attention import CUDNN, choose_attention, make_attention
+from .chunks import InChunks
+from .evaluation import OtherPolicy
+from .formats.delayed import Delayed, DelayedProduct
+from .formats.gradients import einsum_backward_in, linear_backward_in
+from .formats.products import rounded_einsum, rounded_product
+from .formats.stochastic import Stochastic, StochasticProduct
+from .lora import LoRALinear
+from .mesh.gather import RegatheringLinear, SharedEmbedding, gathered, sum_widely
+from .mesh.mesh import OnMesh
+from .packed import make_places
+from .scan import ScannedGPT, Stacked
+
+
+class RegatheringLoRALinear(LoRALinear, RegatheringLinear):
+    """Both: an adapter, and weights that are gathered again in the backward pass."""
+
+
+class Rules(Parts):
+    """The parts of a GPT under one resolved policy on one kind of device."""
+
+    def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities, *, remat: str) -> None:
+        super().__init__(config.model, make_policy(dtypes.policy))
+        self.whole, self.dtypes, self.device = config, dtypes, device
+        self.strict = config.precision.strict
+        self.shared = config.mesh.fsdp > 1  # whether several devices share one model
+        self.regathers = self.shared and remat == "none"  # what is recomputed gathers anyway
+        usual = choose_attention(config, dtypes, dtypes.policy, device)
+        self.fused_norms = usual.name == CUDNN
+
+    def embedding(self, n: int) -> Embedding:
+        return (SharedEmbedding if self.shared else Embedding)(n, self.config.d_model)
+
+    def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
+        roles = self.dtypes.at(path)
+        rest: dict[str, Any] = {"policy": policy_of(roles), "product": self.product(roles)}
+        regathers = self.regathers and path != "head"
+        if rank := self.config.adapter_rank(path):
+            rest |= {"rank": rank, "scale": self.config.lora_scale}
+            kind: type[Linear] = RegatheringLoRALinear if regathers else LoRALinear
+        else:
+            kind = RegatheringLinear if regathers else Linear
+        return kind(d_in, d_out, bias=bias, **rest)
+
+    def head(self) -> Any:
+        if self.config.tied:
+            # The embedding is gathered by itself, for the look-up and for the head.
+            roles = self.dtypes.at("head")
+            product = F.join_gradients(self.product(roles, shared=False))
+            return model.TiedHead(policy_of(roles), product)
+        head = self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
+        head.product = F.join_gradients(head.product)
+        return head
+
+    def norm(self, d: int) -> Any:
+        if self.config.norm == "layernorm" and self.fused_norms:
+            return gpu.LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
+        return super().norm(d)
+
+    def attend(self, path: str) -> Attend:
+        roles = self.dtypes.at(path)
+        choice = choose_attention(self.whole, self.dtypes, roles, self.device)
+        einsum = make_einsum(roles, self.device.find_recipe(roles))
+        on_cpu = self.device.platform == "cpu"
+        return make_attention(choice, policy_of(roles), einsum, on_cpu=on_cpu)
+
+    def places(self, batch: Batch) -> Places:
+        return make_places(batch)
+
+    def product(self, roles: Roles, *, shared: bool | None = None) -> Any:
+        """What multiplies rows and weights in a module of these roles: a `functional.Product`."""
+        recipe = self.device.find_recipe(roles)
+        if recipe and recipe.delayed and not roles.grads:
+            product: Any = DelayedProduct(recipe)
+        elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
+            product = StochasticProduct(recipe)
+        else:
+            usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
+            library = usual and roles.compute in self.device.libraries
+            on_mesh = self.whole.mesh.size > 1
+            product = make_product(roles.grads, recipe, library=library, on_mesh=on_mesh)
+            if self.shared if shared is None else shared:
+                product = gathered(product)
+            # Strict numerics cast the bias, as autocast does; a matmul's kernel takes in one that
+            # is a parameter, not one that was cast.
+            product = round_bias(product, roles.compute) if self.strict else product
+        return product
+
+
+@cache
+def policy_of(roles: Roles) -> jmp.Policy:
+    """One object for all modules of the same roles."""
+    return make_policy(roles)
+
+
+@cache
+def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: bool) -> F.Product:
+    """What multiplies rows and weights, without a state of its own.
+
+    Args:
+        grads: the dtype of gradients; "" for that of the operands.
+        recipe: how operands are rounded; None: not at all.
+        library: by the form that is fast on this CPU.
+        on_mesh: rows are divided over devices.
+    """
+    if grads:
+        return linear_backward_in(grads)
+    if recipe:
+        return rounded_product(recipe)
+    multiply = cpu.multiply if library else jnp.matmul
+    if on_mesh:
+        return F.affine_by(multiply, sum_widely(multiply))
+    return cpu.linear if library else F.linear
+
+
+def make_einsum(roles: Roles, recipe: Recipe | None) -> Callable[..., Array]:
+    """What multiplies where attention is written out."""
+    if roles.grads:
+        return einsum_backward_in(roles.grads)
+    return rounded_einsum(recipe) if recipe else jnp.einsum
+
+
+def round_bias(product: F.Product, compute: str) -> F.Product:
+    """The product, its bias rounded to the compute dtype first."""
+
+    def run(x: Array, weight: Array, bias: Array | None) -> Array:
+        return product(x, weight, None if bias is None else bias.astype(compute))
+
+    return run
+
+
+def make_model(
+    config: Config, dtypes: Dtypes, device: Capabilities, *, plain: bool = False
+) -> step.PureGPT:
+    """The model of one policy, not yet loaded.
+
+    Args:
+        plain: keep everything for the backward pass, layer by layer.
+    """
+    remat = "none" if plain else config.execution.remat
+    scan = scans_layers(config) and not plain
+    parts = Rules(config, dtypes, device, remat=remat)
+    make = partial(ScannedGPT if scan else GPT, config.model, parts, remat=remat)
+    return step.PureGPT(make, dtypes.param)
+
+
+def make_trainer(
+    config: Config, device: jax.Device, capabilities: Capabilities, mesh: Mesh | None = None
+) -> step.Trainer:
+    """The trainer of a configuration: the core's, with what its features add."""
+    dtypes, evaluated = config.dtypes, config.eval_dtypes
+    stochastic = any(roles.stochastic for roles in dtypes.kinds)
+    features = {
+        OnMesh: mesh is not None,
+        OtherPolicy: evaluated != dtypes,
+        InChunks: config.chunks > 1,
+        Stacked: scans_layers(config),
+        Stochastic: stochastic,
+        Delayed: bool(dtypes.histories),
+    }
+    bases = [feature for feature, wanted in features.items() if wanted]
+    kind: Any = type("Trainer", (*bases, step.Trainer), {}) if bases else step.Trainer
+    model = make_model(config, dtypes, capabilities)
+    trainer = kind(config, model, device, capabilities.platform)
+    if mesh is not None:
+        trainer.join(mesh)
+    if evaluated != dtypes:
+        trainer.eval_model = make_model(config, evaluated, capabilities)
+        trainer.eval_dtypes = evaluated
+    return trainer

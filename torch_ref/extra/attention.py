@@ -1,0 +1,105 @@
+"""Attention by torch's fused kernels (SDPA) and in blocks; which of them a run takes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from lockstep.config import Config
+from lockstep.config.policy import Dtypes
+from lockstep.devices import Capabilities
+from lockstep.model.attention import AttentionChoice, wants_fused, written_out_blocks
+
+from .. import model
+from ..model import Attend, Places, repeat_heads
+from ..precision import dtype
+from .onednn import InBlocks
+from .packed import Segments
+
+REFERENCE, BLOCKS, SDPA = "reference", "blocks", "sdpa"
+
+
+def choose_attention(config: Config, dtypes: Dtypes, device: Capabilities) -> AttentionChoice:
+    """How the modules of a model attend.
+
+    SDPA always exists. Strict numerics write attention out, and so does TF32 by hand: the operands
+    of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where the CPU
+    multiplies it.
+    """
+    precision = config.precision
+    recipe = device.find_recipe(dtypes.policy)
+    by_hand = bool(recipe) and dtypes.tf32
+    if not wants_fused(precision):
+        return AttentionChoice(REFERENCE)
+    if dtypes.grads or by_hand:
+        lacks = "has such gradients" if dtypes.grads else "rounds to TF32"
+        return AttentionChoice(REFERENCE, why=f"no kernel {lacks}")
+    in_blocks = dtypes.compute == "bfloat16" and device.attention_in_blocks
+    blocks = written_out_blocks(precision, config.model.context) if in_blocks else 1
+    return AttentionChoice(BLOCKS if blocks > 1 else SDPA, blocks)
+
+
+def describe_attention(
+    config: Config, device: torch.device, known: Capabilities, *, segments: bool = False
+) -> str:
+    """The attention in use: "reference", or SDPA with the kernel that torch picks for it.
+
+    Args:
+        segments: whether a row has several, which do not see each other.
+    """
+    choice = choose_attention(config, config.dtypes, known)
+    if choice.name == REFERENCE or (choice.name == BLOCKS and not segments):
+        return str(choice)
+    settings, (b, t) = config.model, (config.optim.batch_size, config.model.context)
+    how: Any = {"dtype": dtype(config.precision.roles.compute), "requires_grad": True}
+    with device:
+        heads = settings.n_head, settings.kv_heads
+        q, k = (torch.empty(b, t, h, settings.d_head, **how) for h in heads)
+        same = torch.ones(b, t, t, dtype=torch.bool) if segments else None
+    kernel = sdpa(torch._fused_sdp_choice, q, k, k, same_BTT=same)
+    return f"sdpa:{SDPBackend(kernel).name.lower()}"
+
+
+def make_attention(
+    choice: AttentionChoice, output: torch.dtype, matmul: Callable[..., Tensor]
+) -> Attend:
+    """The function that a choice names.
+
+    Args:
+        matmul: multiplies where attention is written out.
+    """
+    functions: dict[str, Attend] = {
+        REFERENCE: partial(model.attend, dtype=output, matmul=matmul),
+        BLOCKS: attend_in_blocks,
+        SDPA: attend_fused,
+    }
+    return functions[choice.name]
+
+
+def attend_in_blocks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+    """As `model.attend`, each block of queries without the keys behind it: they are masked."""
+    if isinstance(places, Segments):
+        return attend_fused(q_BTHK, k_BTGK, v_BTGK, places)
+    heads = q_BTHK.shape[2]
+    q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    return InBlocks.apply(q, k, v).transpose(1, 2)
+
+
+def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+    """As `model.attend`, in one kernel; torch chooses which."""
+    same_BTT = places.same_BTT if isinstance(places, Segments) else None
+    attention = F.scaled_dot_product_attention
+    return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)
+
+
+def sdpa(function: Callable[..., Any], *qkv: Tensor, same_BTT: Tensor | None) -> Any:
+    """SDPA of queries (B, T, H, K), keys and values; or what says which kernel that takes."""
+    q, k, v = (x.transpose(1, 2) for x in qkv)
+    grouped = q.shape[1] != k.shape[1]
+    if same_BTT is None:
+        return function(q, k, v, is_causal=True, enable_gqa=grouped)
+    return function(q, k, v, same_BTT.tril()[:, None], enable_gqa=grouped)  # causal, too

@@ -1,0 +1,56 @@
+"""The loss in chunks of rows: the logits of one chunk alone are in memory."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config import chunks as in_chunks
+from lockstep.config.policy import Roles
+from lockstep.data.batch import Batch
+
+from .. import loss, step
+from ..dropout import Dropout
+from ..precision import autocast, dtype
+from ..remat import recompute
+
+
+class InChunks(step.Trainer):
+    """A trainer that makes the logits of so many rows at a time (`--loss-chunks`)."""
+
+    def make_batch_loss(self) -> Callable[..., Tensor]:
+        return partial(batch_loss_in_chunks, chunks=self.config.chunks)
+
+
+def batch_loss_in_chunks(
+    model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
+    over: Tensor | None = None, *, chunks: int,
+) -> Tensor:  # fmt: skip
+    """As `step.batch_loss`."""
+    over = loss.mean_count(batch.select(None)) if over is None else over
+    with autocast(roles, batch.tokens.device):
+        x_RD = model.hidden(batch, dropout)
+        return mean_loss_in_chunks(model, x_RD, batch, roles, chunks, over)
+
+
+def mean_loss_in_chunks(
+    model: Any, x_RD: Tensor, batch: Batch, roles: Roles, chunks: int, over: Tensor | None = None
+) -> Tensor:
+    """As `loss.mean_loss` of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
+
+    The gradient of the head's weight is added up in the weight's own dtype.
+    """
+    targets_R = batch.targets.flatten()
+    counts_R = None if batch.counts is None else batch.counts.flatten()
+
+    def losses_of_chunk(x_RD: Tensor, targets_R: Tensor) -> Tensor:
+        # One cast for all chunks would add up their gradients in the compute dtype.
+        with autocast(roles, x_RD.device, cache=False):
+            return loss.row_losses(model.logits(x_RD), targets_R, dtype(roles.output))
+
+    rows = in_chunks.size(len(x_RD), chunks)
+    run = recompute(losses_of_chunk, preserve_rng_state=False)
+    losses = map(run, x_RD.split(rows), targets_R.split(rows))
+    return loss.average(torch.cat(list(losses)), counts_R, over)

@@ -1,0 +1,169 @@
+"""Which part, product and trainer a configuration gets: the one file that knows all features.
+
+A plain configuration gets the core's own `Parts`, `GPT` and `Trainer`, and nothing of this folder.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from lockstep.config import Config
+from lockstep.config.policy import Dtypes, Roles
+from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
+from lockstep.formats.table import Recipe
+
+from .. import model, step
+from ..model import GPT, Attend, Linear, Parts, Places, Product
+from ..precision import dtype
+from . import onednn
+from .attention import choose_attention, make_attention
+from .chunks import InChunks
+from .evaluation import OtherPolicy
+from .formats.delayed import Delayed, DelayedProduct
+from .formats.gradients import linear_backward_in, matmul_backward_in
+from .formats.products import rounded_matmul, rounded_product
+from .formats.rounding import Largest, of_one_process
+from .formats.stochastic import Stochastic, StochasticProduct
+from .lora import LoRALinear
+from .mesh.mesh import OnMesh
+from .mesh.processes import largest, process_count, rank
+from .packed import make_places
+
+
+class Rules(Parts):
+    """The parts of a GPT under one resolved policy on one kind of device."""
+
+    def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities) -> None:
+        super().__init__(config.model, dtype(dtypes.output))
+        self.dtypes, self.device = dtypes, device
+        self.attention = choose_attention(config, dtypes, device)
+        self.largest: Largest = largest if process_count() > 1 else of_one_process
+
+    def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
+        product = self.product(self.dtypes.at(path))
+        if rank := self.config.adapter_rank(path):
+            how: dict[str, Any] = {"rank": rank, "scale": self.config.lora_scale}
+            return LoRALinear(d_in, d_out, bias=bias, product=product, **how)
+        return Linear(d_in, d_out, bias=bias, product=product)
+
+    def head(self) -> Any:
+        if self.config.tied:
+            return model.TiedHead(self.product(self.dtypes.at("head")))
+        return super().head()
+
+    def attend(self, path: str) -> Attend:
+        roles = self.dtypes.at(path)
+        matmul = make_matmul(roles, self.device.find_recipe(roles), self.largest)
+        attend = make_attention(self.attention, self.output, matmul)
+        return self.in_own_dtype(roles, attend)
+
+    def places(self, batch: Batch) -> Places:
+        return make_places(batch)
+
+    def product(self, roles: Roles) -> Any:
+        """What multiplies rows and weights in a module of these roles: a `Product`."""
+        recipe = self.device.find_recipe(roles)
+        if recipe and recipe.delayed and not roles.grads:
+            product: Any = DelayedProduct(recipe, self.largest)
+        elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
+            product = StochasticProduct(recipe, self.largest, rank())
+        else:
+            usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
+            library = usual and not recipe and roles.compute in self.device.libraries
+            product = make_product(roles.grads, recipe, self.largest, library=library)
+        return self.in_own_dtype(roles, product)
+
+    def in_own_dtype(self, roles: Roles, function: Any) -> Any:
+        """Leaves a function to autocast; outside of it where the dtype is not the policy's."""
+        if roles.compute == self.dtypes.compute and not roles.grads:
+            return function
+        if isinstance(function, torch.nn.Module):  # it has state, and keeps its place in the model
+            function.forward = outside_autocast(function.forward, dtype(roles.compute))
+            return function
+        return outside_autocast(function, dtype(roles.compute))
+
+
+def make_product(grads: str, recipe: Recipe | None, largest: Largest, *, library: bool) -> Product:
+    """What multiplies rows and weights, without a state of its own.
+
+    Args:
+        grads: the dtype of gradients; "" for that of the operands.
+        recipe: how operands are rounded; None: not at all.
+        library: by the library that is fast on this CPU.
+    """
+    if grads:
+        return linear_backward_in(grads)
+    if recipe:
+        return rounded_product(recipe, largest)
+    return onednn.linear if library else F.linear
+
+
+def make_matmul(roles: Roles, recipe: Recipe | None, largest: Largest) -> Callable[..., Tensor]:
+    """What multiplies where attention is written out."""
+    if roles.grads:
+        return matmul_backward_in(roles.grads)
+    return rounded_matmul(recipe, largest) if recipe else torch.matmul
+
+
+def outside_autocast(function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
+    """The function on inputs in a dtype of its own."""
+
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def run(x: Tensor, *rest: Any) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return function(*map(cast, (x, *rest)))
+
+    return run
+
+
+def make_model(
+    config: Config,
+    dtypes: Dtypes,
+    device: torch.device,
+    capabilities: Capabilities,
+    *,
+    plain: bool = False,
+) -> GPT:
+    """The model of one policy, not yet loaded.
+
+    Args:
+        plain: keep everything for the backward pass.
+    """
+    remat = "none" if plain else config.execution.remat
+    with device:
+        model = GPT(config.model, Rules(config, dtypes, capabilities), remat=remat)
+    return model.to(dtype(dtypes.param))
+
+
+def make_trainer(
+    config: Config,
+    device: torch.device,
+    capabilities: Capabilities,
+    mesh: DeviceMesh | None = None,
+) -> step.Trainer:
+    """The trainer of a configuration: the core's, with what its features add."""
+    dtypes, evaluated = config.dtypes, config.eval_dtypes
+    features = {
+        OnMesh: mesh is not None,
+        OtherPolicy: evaluated != dtypes,
+        InChunks: config.chunks > 1,
+        Stochastic: any(roles.stochastic for roles in dtypes.kinds),
+        Delayed: bool(dtypes.histories),
+    }
+    bases = [feature for feature, wanted in features.items() if wanted]
+    given: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
+    if mesh is not None and dtypes.histories:
+        given |= {"largest": staticmethod(largest), "processes": process_count()}
+    kind: Any = type("Trainer", (*bases, step.Trainer), given) if bases else step.Trainer
+    trainer = kind(config, make_model(config, dtypes, device, capabilities), device)
+    if evaluated != dtypes:
+        trainer.make_eval_model = partial(make_model, config, evaluated, device, capabilities)
+    return trainer
