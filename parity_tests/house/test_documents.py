@@ -90,10 +90,6 @@ def test_a_wrong_command_is_seen(wrong: str) -> None:
     assert refusal(wrong)
 
 
-def test_the_readme_is_a_map() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
