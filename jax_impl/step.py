@@ -41,7 +41,8 @@ class Trainer:
     state: State
 
     def __init__(self, config: Config, model: PureGPT, device: jax.Device, platform: str) -> None:
-        """
+        """Makes the optimizer and the compiler's options; `state` is set when one is loaded.
+
         Args:
             platform: the device's kind, as `--device` names it.
         """
@@ -74,7 +75,8 @@ class Trainer:
         self.compiled["step"] = self.jitted_step().lower(self.state, window).compile()
 
     def jitted_step(self) -> Any:
-        return self.compiled.get("step") or self.jit(self.step_function, donate_argnums=0)
+        """The step, not yet compiled. The state's memory becomes that of the next state."""
+        return self.jit(self.step_function, donate_argnums=0)
 
     def place(self, batch: Any) -> Any:
         """Starts the copy of a batch's arrays to the device."""
@@ -85,7 +87,8 @@ class Trainer:
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         """A window of N micro-batches (N, B, T) -> a call that waits for the result."""
-        self.compiled["step"] = self.jitted_step()
+        if "step" not in self.compiled:
+            self.compiled["step"] = self.jitted_step()
         self.state, metrics = self.compiled["step"](self.state, window)
         return self.report(metrics)
 
@@ -108,15 +111,20 @@ class Trainer:
         """
         trained = {name: state.params[name] for name in self.trained}
         carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
-        return scan_window(
-            partial(self.micro_batch, state, scale, mean_count(window)), carry, window
-        )
+        body = partial(self.micro_batch, state, scale, mean_count(window))
+        return scan_window(body, carry, window)
 
     def micro_batch(
         self, state: State, scale: jmp.LossScale, over: Array | None,
         carry: Carry, numbered: tuple[Array, Batch],
     ) -> tuple[Carry, Array]:  # fmt: skip
-        """One turn of the loop over a window."""
+        """The loop's body: the gradient of one micro-batch, handed to the optimizer.
+
+        Args:
+            scale: the loss scale of the whole step.
+            over: what the sum over the targets that count is divided by; None where all count.
+            numbered: the micro-step, from 0, and its batch (B, T).
+        """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
         dropout = self.dropout(state.step, micro_step)
         weights = self.weights(state, dropout)
@@ -159,7 +167,7 @@ class Trainer:
         return value, grads
 
     def unscale(self, grads: Params, finite: Array, scale: jmp.LossScale) -> tuple[Params, Array]:
-        """And looks for gradients that are not finite."""
+        """Divides by the loss scale, and looks for gradients that are not finite."""
         grads = scale.unscale(grads)
         if self.config.precision.roles.loss_scaling:
             # From the first that is not finite on, all are zero.
@@ -184,6 +192,7 @@ class Trainer:
         return scale.loss_scale, scale.counter
 
     def scale(self, state: State) -> jmp.LossScale:
+        """The loss scale, as jmp's object."""
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
     def dropout(self, step: Array, micro_step: Array) -> Dropout:

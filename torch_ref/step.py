@@ -108,7 +108,7 @@ class Trainer:
         return total
 
     def micro_batch(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
-        """One turn of the loop over a window."""
+        """Adds the gradient of one micro-batch; returns its part of the loss."""
         loss = self.micro_batch_loss(window, over, micro_step)
         self.backward(loss)
         return loss.detach()
@@ -123,7 +123,7 @@ class Trainer:
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:
-        """And looks for gradients that are not finite."""
+        """Divides by the loss scale, and looks for gradients that are not finite."""
         self.scaler.unscale_(self.optimizer)
 
     def clip(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from lockstep.config import chunks, formats, islands, policy
@@ -127,12 +127,12 @@ class Config:
         """Rows of a micro-batch over all devices."""
         return self.optim.batch_size * self.mesh.size
 
-    @property
+    @cached_property
     def dtypes(self) -> Dtypes:
         """What each module trains in."""
         return self._dtypes(self.precision.roles, self.precision.formats)
 
-    @property
+    @cached_property
     def eval_dtypes(self) -> Dtypes:
         """The same of an evaluation: under a policy of its own it has no formats but that."""
         precision = self.precision
