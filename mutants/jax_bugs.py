@@ -13,19 +13,29 @@ import jmp
 import numpy as np
 import optax
 
-from jax_impl import functional, loss, model, optim, precision, remat, step
+from jax_impl import functional, loss, model, optim, remat, step
 from jax_impl.dropout import Dropout
+from jax_impl.extra import capabilities, chunks, cpu, device, rules
+from jax_impl.extra.formats import gradients
+from jax_impl.extra.lora import LoRALinear
+from jax_impl.extra.mesh import mesh
+from jax_impl.extra.packed import Segments
+from jax_impl.extra.scan import Stacked
 from jax_impl.io import bridge
+from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
 from mutants import jax_formats, module_formats
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 
 # --- accumulation and the loss scale
 
 
-def accumulate_plainly(config: Any, mask: Any, dtype: str) -> optax.GradientTransformationExtraArgs:
+def accumulate_plainly(
+    config: Any, mask: Any, dtype: str, norms: optim.Norms
+) -> optax.GradientTransformationExtraArgs:
     """optax.MultiSteps around AdamW, with nothing said of overflows."""
-    inner = optim.adamw(config, mask, dtype)
+    inner = optim.adamw(config, mask, dtype, norms)
     steps = optax.MultiSteps(inner, config.accum, False, accumulator_dtype=jnp.dtype(dtype))
     return optax.GradientTransformationExtraArgs(
         steps.init, lambda grads, state, params, do_step: steps.update(grads, state, params)
@@ -39,18 +49,27 @@ def with_floor(right: Callable, config: Any, scale: Any, good_steps: Any) -> jmp
     return jmp.DynamicLossScale(scale, good_steps, config.loss_scale_interval)
 
 
+def look_at_head(right: Callable, self: Any, measure: Callable, tensors: Any) -> jax.Array:
+    """All others are taken for finite; their norms are their own."""
+    if measure is jmp.all_finite:
+        tensors = {
+            name: g if name.startswith("head") else jnp.ones_like(g) for name, g in tensors.items()
+        }
+    return right(self, measure, tensors)
+
+
 # --- the optimizer
 
 
-def clip_as_optax(right: Callable, clip: float) -> optax.GradientTransformation:
+def clip_as_optax(right: Callable, clip: float, norms: optim.Norms) -> optax.GradientTransformation:
     """Without torch's 1e-6 in the denominator."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         factor = jnp.minimum(1.0, clip / optax.tree.norm(grads))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        return clipped, right(clip).update(grads, state)[1]
+        return clipped, right(clip, norms).update(grads, state)[1]
 
-    return optax.GradientTransformation(right(clip).init, update)
+    return optax.GradientTransformation(right(clip, norms).init, update)
 
 
 # --- the model
@@ -59,28 +78,29 @@ def clip_as_optax(right: Callable, clip: float) -> optax.GradientTransformation:
 def forget_island(name: str) -> Plant:
     """A place that asks for the policy of the model, not for that of its module."""
 
-    def wrong(right: Callable, function: Callable, dtypes: Any, **rest: Any) -> Callable:
-        forgotten = replace(dtypes, compute=dtypes.policy.compute)
-        return right(function, forgotten if dtypes.path.endswith(name) else dtypes, **rest)
+    def wrong(right: Callable, self: Dtypes, path: str) -> Roles:
+        return self.policy if path.endswith(name) else right(self, path)
 
-    return wrap(model, "matmul", wrong)
+    return wrap(Dtypes, "at", wrong)
 
 
-def share_first_graph(right: Callable, self: Any) -> Any:
+def share_first_graph(right: Callable, layer: Any, blocks: Any, *rest: Any, **how: Any) -> Any:
     """One graph for all blocks, as where their programs are the same."""
-    blocks: Any = right(self)
-    return [(blocks[0][0], params) for _, params in blocks]
+    return right(layer, [(blocks[0][0], params) for _, params in blocks], *rest, **how)
 
 
-def normalize_fast(x: Any, weight: Any, bias: Any, eps: float, own_moments: bool) -> jax.Array:
+def normalize_fast(x: Any, weight: Any, bias: Any, eps: float) -> jax.Array:
     """E[x^2] - E[x]^2, the default of Flax's norms."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
     return (x - mean) * jax.lax.rsqrt(variance + eps) * weight + (0 if bias is None else bias)
 
 
-def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, *_: Any) -> jax.Array:
+def attend_in_compute(
+    q: Any, k: Any, v: Any, places: Any, *, policy: jmp.Policy, **_: Any
+) -> jax.Array:
     """jax.nn.softmax works in its input's dtype."""
+    q, k, v = policy.cast_to_compute((q, k, v))
     scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
     t, s = scores.shape[-2:]
     causal = jnp.tril(jnp.ones((t, s), bool), s - t)  # queries of the last t places
@@ -88,17 +108,23 @@ def attend_in_compute(q: Any, k: Any, v: Any, wide: Any, *_: Any) -> jax.Array:
     return jnp.einsum("bhts,bshk->bthk", probs, v)
 
 
-def loss_in_compute(logits: jax.Array, targets: jax.Array, dtypes: Any, *_: None) -> jax.Array:
+def add_rounded(multiply: Callable) -> Callable:
+    """A product that is rounded before its bias goes in, and the sum with it once more."""
+    return lambda x, w, bias: multiply(x, w) if bias is None else multiply(x, w) + bias
+
+
+def loss_in_compute(logits: jax.Array, batch: Batch, dtype: Any, *_: None) -> jax.Array:
     """Cross-entropy keeps its input's dtype in optax."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return losses.astype(dtypes.output).mean()
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+    return losses.astype(dtype).mean()
 
 
 def drop_last_chunk(
-    right: Callable, head: Any, x: jax.Array, targets: jax.Array, dtypes: Any, chunks: int, *_: None
+    right: Callable, model: Any, x: jax.Array, batch: Batch, chunks: int, *_: None
 ) -> jax.Array:
     whole = len(x) // chunks * chunks
-    return right(head, x[:whole], targets[:whole], dtypes, chunks)
+    batch = batch._replace(targets=batch.targets.reshape(-1)[:whole])
+    return right(model, x[:whole], batch, chunks)
 
 
 def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> jax.Array:
@@ -109,9 +135,9 @@ def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any
     return right(model, batch, *rest, **how)
 
 
-def assign_places(**forgotten: None) -> Plant:
+def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
     """What is known of a batch's segments, less some of it."""
-    return wrap(model.Places, "of", lambda right, segments: right(segments)._replace(**forgotten))
+    return wrap(Segments, "of", lambda right, segments: change(right(segments)))
 
 
 def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -122,7 +148,7 @@ def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def scale_adapters(scale: Callable[[float], float]) -> Plant:
     """In place of alpha / rank."""
-    return after(model.Linear, "__init__", lambda self, *args, **rest: setattr(
+    return after(LoRALinear, "__init__", lambda self, *args, **rest: setattr(
         self, "scale", scale(self.scale)))  # fmt: skip
 
 
@@ -135,9 +161,9 @@ def allow_tf32(config: Any, device: Any) -> None:
     jax.config.update("jax_default_matmul_precision", "default")
 
 
-def round_always(right: Callable, dtypes: Any, device: Any) -> Any:
+def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
     """The same on a CPU, where a GPU's TF32 is emulated."""
-    return right(replace(dtypes, tf32=True), device)
+    return right(self, replace(roles, tf32=True))
 
 
 # --- dropout
@@ -160,12 +186,13 @@ BUGS: dict[str, Plant] = {
         inner, n, **rest)),
     "loss-scale-floor": wrap(step, "loss_scale", with_floor),
     "overflow-ignored": assign(jmp, "all_finite", lambda tree: jnp.array(True)),
-    "overflow-in-head": wrap(step, "by_tensor", lambda right, measure, grads: right(measure, {
-        name: g if name.startswith("head") else jnp.ones_like(g) for name, g in grads.items()})),
-    "same-rows-on-every-device": wrap(step, "place_rows", lambda right, tokens, mesh: right(
-        np.repeat(tokens[..., :1, :], tokens.shape[-2], -2), mesh)),
-    "rows-shifted-in-a-process": wrap(step, "place_rows", lambda right, tokens, mesh: right(
-        np.roll(tokens, jax.process_index(), -2), mesh)),
+    "overflow-in-head": both(
+        wrap(step.Trainer, "by_tensor", look_at_head), wrap(Stacked, "by_tensor", look_at_head)
+    ),
+    "same-rows-on-every-device": wrap(mesh, "place_rows", lambda right, batch, mesh: right(
+        batch.map_arrays(lambda x: np.repeat(x[..., :1, :], x.shape[-2], -2)), mesh)),
+    "rows-shifted-in-a-process": wrap(mesh, "place_rows", lambda right, batch, mesh: right(
+        batch.map_arrays(lambda x: np.roll(x, jax.process_index(), -2)), mesh)),
     "optax-clip": wrap(optim, "clip_by_global_norm", clip_as_optax),
     # as optax's eps_root does
     "eps-inside-root": wrap(optax, "adamw", lambda right, *args, eps, **rest: right(
@@ -174,17 +201,19 @@ BUGS: dict[str, Plant] = {
         *args, nesterov=True, **rest)),
     "decay-everywhere": wrap(optax, "adamw", lambda right, *args, mask, **rest: right(
         *args, **rest)),
-    "documents-seen-in-jax": assign_places(same_BTT=None),
-    "positions-not-restarted-in-jax": assign_places(positions_BT=None),
+    "documents-seen-in-jax": forget_of_places(lambda places: replace(
+        places, same_BTT=jnp.ones_like(places.same_BTT))),
+    "positions-not-restarted-in-jax": forget_of_places(lambda places: replace(
+        places, positions_BT=jnp.arange(places.t))),
     "fast-variance": assign(functional, "layer_norm", normalize_fast),
-    # the matmul rounds to the compute dtype, and the sum with the bias once more
-    "bias-rounded-twice": assign(
-        functional, "affine", lambda x, w, bias, _: x @ w if bias is None else x @ w + bias
+    "bias-rounded-twice": both(
+        assign(functional, "affine", add_rounded(jnp.matmul)),
+        assign(cpu, "linear", add_rounded(cpu.multiply)),
     ),
     "lora-unscaled-in-jax": scale_adapters(lambda scale: 1.0),
     "lora-scaled-twice-in-jax": scale_adapters(lambda scale: scale**2),
-    "lora-b-frozen-in-jax": assign(model.Linear, "adapt", lambda self, x: self.linear(
-        self.linear(x, self.lora_a), jax.lax.stop_gradient(self.lora_b[...]))),
+    "lora-b-frozen-in-jax": assign(LoRALinear, "adapt", lambda self, x: self.multiply(
+        self.multiply(x, self.lora_a[...]), jax.lax.stop_gradient(self.lora_b[...]))),
     "lora-scale-rounded": assign(functional, "scale", lambda x, by: x * by),
     "base-trained-in-jax": train_all(bridge),
     "softmax-in-compute": assign(model, "attend", attend_in_compute),
@@ -193,11 +222,11 @@ BUGS: dict[str, Plant] = {
         assign(functional, "gelu", lambda x, approximate: jax.nn.gelu(x)),
         assign(functional, "silu", jax.nn.silu),
     ),
-    "last-chunk-dropped": wrap(step, "mean_loss_in_chunks", drop_last_chunk),
+    "last-chunk-dropped": wrap(chunks, "mean_loss_in_chunks", drop_last_chunk),
     # each micro-batch divides by its own count, and the means are averaged
     "mean-of-micro-batch-means-in-jax": wrap(
-        step.Trainer, "micro_batch_loss", lambda right, self, params, over, **rest: right(
-            self, params, over=None, **rest)),
+        step.Trainer, "micro_batch_loss", lambda right, self, params, batch, dropout, over: right(
+            self, params, batch, dropout, None)),
     "mean-over-padding-in-jax": wrap(step, "mean_count", lambda right, window: jnp.array(
         window.targets[0].size)),
     "mask-shifted-in-jax": wrap(step, "batch_loss", shift_mask),
@@ -207,22 +236,21 @@ BUGS: dict[str, Plant] = {
     "loss-in-compute": assign(step, "mean_loss", loss_in_compute),
     # XLA's default: no rounding between bfloat16 operations
     "excess-precision": both(
-        assign(step, "compiler_options", lambda config, device: {}),
+        assign(step, "compiler_options", lambda config, platform: {}),
         # Of what is asked for in float32 and rounded by us, XLA on a CPU skips no rounding.
-        assign(step, "choose_products", precision.emulate),
+        assign(capabilities, "has_bfloat16_library", lambda device: False),
     ),
     "tf32-by-default": both(
-        after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)
+        after(device, "set_switches", allow_tf32), wrap(Capabilities, "find_recipe", round_always)
     ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
-    "islands-of-first-block": wrap(model.GPT, "split_blocks", share_first_graph),
+    "islands-of-first-block": wrap(model, "through_blocks", share_first_graph),
     "gradients-in-compute-in-jax": wrap(
-        precision, "backward_in", lambda right, kind, product: right("float32", product)
+        gradients, "backward_in", lambda right, kind, product: right("float32", product)
     ),
-    "forward-in-gradients-dtype-in-jax": wrap(
-        model, "matmul", lambda right, function, dtypes, **rows: right(
-            function, replace(dtypes, compute=dtypes.grads), **rows)),
+    "forward-in-gradients-dtype-in-jax": wrap(rules, "policy_of", lambda right, roles: right(
+        replace(roles, compute=roles.grads))),
     "untransposed-kernel": wrap(bridge, "turn", copy_square_weights),
     "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),
     # the policy does not see into a function with its own derivative

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax import Array
 
 from jax_impl import optim, step
@@ -24,13 +26,16 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
         return trainer.model(trainer.state.params)
 
     def loss(model: GPT, batch: dict[str, Array]) -> Array:
-        return step.batch_loss(model, Batch(**batch), trainer.dtypes)
+        return step.batch_loss(model, Batch(**batch))
 
     def optimizer(model: GPT) -> Any:
         def mask(params: Any) -> Any:
             return jax.tree_util.tree_map_with_path(lambda path, x: decays(_name(path)), params)
 
-        return optim.adamw(config.optim, mask, trainer.dtypes.param)
+        def norms(grads: Any) -> Array:
+            return jnp.stack(list(map(optax.tree.norm, jax.tree.leaves(grads))))
+
+        return optim.adamw(config.optim, mask, config.dtypes.param, norms)
 
     def _name(path: Any) -> str:
         return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")

@@ -12,27 +12,32 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jmp
 import optax
 
 from jax_impl import functional, model, optim, step
+from jax_impl.extra import cpu, rules
+from jax_impl.extra.packed import Segments
 from jax_impl.remat import recompute_cheap
 from lockstep.config import OptimConfig
-from lockstep.config.policy import Dtypes
+from lockstep.data.batch import Batch
 from lockstep.train.schedule import learning_rates
 from mutants.patch import Plant, after, assign, both, wrap
 
 
-def linear_split(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+def split_qkv(self: Any, *args: Any) -> None:
     """Queries, keys and values by three matmuls in place of one, whose gradients to x are summed
     widely and rounded once: three rounded ones are another rounding, which bfloat16 shows."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    rows, parts = x.astype(wide), jnp.split(weight.astype(wide), 3, axis=-1)
-    y = jnp.concatenate([rows @ part for part in parts], axis=-1)
-    return (y if bias is None else y + bias.astype(wide)).astype(x.dtype)
+    product = self.qkv.product
 
+    def linear_split(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        rows, parts = x.astype(wide), jnp.split(weight.astype(wide), 3, axis=-1)
+        biases = (None,) * 3 if bias is None else jnp.split(bias, 3)
+        each = [product(rows, part, own) for part, own in zip(parts, biases)]
+        return jnp.concatenate(each, axis=-1).astype(x.dtype)
 
-def split_qkv(self: Any, config: Any, dtypes: Dtypes, kernel: Any) -> None:
-    self.qkv.linear = model.matmul(linear_split, dtypes.at("qkv"))
+    self.qkv.product = linear_split
 
 
 def linear_by_einsum(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -50,19 +55,33 @@ def linear_in_halves(x: jax.Array, weight: jax.Array, bias: jax.Array | None) ->
     return (y if bias is None else y + bias.astype(wide)).astype(x.dtype)
 
 
-def in_each_linear(function: Callable[..., jax.Array]) -> Plant:
-    """But for a tied head."""
+def in_each_product(function: functional.Product) -> Plant:
+    """Of rows and weights, but for those that are rounded or have gradients of their own."""
 
-    def change(self: Any, config: Any, d_in: int, d_out: int, dtypes: Dtypes, **_: bool) -> None:
-        self.linear = model.matmul(function, dtypes)
+    def choose(right: Callable, grads: str, recipe: Any, **how: bool) -> functional.Product:
+        return right(grads, recipe, **how) if grads or recipe else function
 
-    return after(model.Linear, "__init__", change)
+    return wrap(rules, "make_product", choose)
+
+
+def plainly(product: Any) -> functional.Product:
+    """The same lines, their backward left to autodiff."""
+    return product.fun
 
 
 def attend_by_vmap(
-    q_BTHK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, wide: Any, same_BTT: Any = None
+    q_BTHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    places: model.Places,
+    *,
+    policy: jmp.Policy,
+    **_: Any,
 ) -> jax.Array:
     """One head of one sequence, mapped; scores are keys by queries, softmax by logsumexp."""
+    q_BTHK, k_BTHK, v_BTHK = policy.cast_to_compute((q_BTHK, k_BTHK, v_BTHK))
+    same_BTT = places.same_BTT if isinstance(places, Segments) else None
+    wide = policy.output_dtype
 
     def head(q_TK: jax.Array, k_TK: jax.Array, v_TK: jax.Array, same_TT: Any) -> jax.Array:
         t, d_head = q_TK.shape
@@ -84,10 +103,8 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
     return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x_BTHK.dtype)
 
 
-@partial(recompute_cheap, static_argnums=(3, 4))
-def layer_norm(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, own_moments: bool
-) -> jax.Array:
+@partial(recompute_cheap, static_argnums=3)
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
     deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + eps)
     y = weight * ((x - x.mean(-1, keepdims=True)) / deviation)
@@ -110,19 +127,15 @@ def silu(x: jax.Array) -> jax.Array:
 
 
 def loss_by_logsumexp(
-    logits_BTV: jax.Array,
-    targets_BT: jax.Array,
-    dtypes: Dtypes,
-    counts_BT: jax.Array | None = None,
-    over: jax.Array | None = None,
+    logits_BTV: jax.Array, batch: Batch, dtype: Any, over: jax.Array | None = None
 ) -> jax.Array:
     """logsumexp minus the target's logit, its derivative left to JAX, and weights of 0 and 1."""
-    logits = logits_BTV.astype(dtypes.output)
-    targets = jnp.take_along_axis(logits, targets_BT[..., None], axis=-1).squeeze(-1)
+    logits = logits_BTV.astype(dtype)
+    targets = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1).squeeze(-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - targets
-    if counts_BT is None or over is None:
+    if batch.counts is None or over is None:
         return losses.mean()
-    return (losses * counts_BT / over.astype(losses.dtype)).sum()
+    return (losses * batch.counts / over.astype(losses.dtype)).sum()
 
 
 def norm_by_dot_products(tree: Any) -> jax.Array:
@@ -132,7 +145,7 @@ def norm_by_dot_products(tree: Any) -> jax.Array:
 
 
 def written_out_adamw(
-    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str
+    config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: optim.Norms
 ) -> optax.GradientTransformation:
     """In the reordered form of its paper: bias corrections folded into rate and epsilon."""
     rates = jnp.asarray(learning_rates(config), jnp.promote_types(param_dtype, jnp.float32))
@@ -153,9 +166,8 @@ def written_out_adamw(
         return jax.tree.map(move, mu, nu, params, decay_mask), state._replace(count=t, mu=mu, nu=nu)
 
     init = optax.scale_by_adam(beta1, beta2).init
-    return optax.chain(
-        optim.clip_by_global_norm(config.clip), optax.GradientTransformation(init, update)
-    )
+    clip = optim.clip_by_global_norm(config.clip, norms)
+    return optax.chain(clip, optax.GradientTransformation(init, update))
 
 
 WORLD_REWRITES: dict[str, Plant] = {
@@ -165,10 +177,12 @@ WORLD_REWRITES: dict[str, Plant] = {
 REWRITES: dict[str, Plant] = {
     **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
-    "linear-by-einsum": in_each_linear(linear_by_einsum),
-    "linear-in-halves": in_each_linear(linear_in_halves),
-    # the same lines, their backward left to autodiff
-    "plain-affine": assign(functional, "affine", functional.affine.fun),
+    "linear-by-einsum": in_each_product(linear_by_einsum),
+    "linear-in-halves": in_each_product(linear_in_halves),
+    "plain-affine": both(
+        assign(functional, "affine", plainly(functional.affine)),
+        assign(cpu, "linear", plainly(cpu.linear)),
+    ),
     "attention-by-vmap": assign(model, "attend", attend_by_vmap),
     "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
     "norms-by-division": both(
@@ -180,7 +194,7 @@ REWRITES: dict[str, Plant] = {
     ),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
     # scanned layers where they are unrolled, and the other way round
-    "layers-swapped": wrap(step, "scans_layers", lambda right, config: not right(config)),
+    "layers-swapped": wrap(rules, "scans_layers", lambda right, config: not right(config)),
     # no loop is left to XLA: it sees every micro-batch and every layer
     "window-unrolled": assign(jax.lax, "scan", partial(jax.lax.scan, unroll=True)),
     "norm-by-dot-products": assign(optax.tree, "norm", norm_by_dot_products),

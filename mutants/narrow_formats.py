@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from lockstep.config import policy
@@ -22,8 +21,7 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
     delayed, products, rounding = formats.delayed, formats.products, formats.rounding
 
     def gradients_in_e4m3() -> None:
-        recipe = replace(RECIPES["fp8"], dy=E4M3)
-        twin.precision.OF_ROWS["fp8"] = partial(products.narrow, recipe)
+        RECIPES["fp8"] = replace(RECIPES["fp8"], dy=E4M3)
 
     def forget_scale(right: Callable, x: Any, to: Any, scale: Any = None, draws: Any = None) -> Any:
         rounded = right(x, to, scale, draws)
@@ -38,8 +36,8 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
             right(*args), 1)),
         "output-not-scaled": wrap(rounding, "round_to", forget_scale),
         "copy-with-another-scale": step_back,
-        "block-rounded-to-zero": wrap(rounding, "_scale_twice", lambda right, sizes, to:
-            right(0 * sizes + sizes.max(), to)),
+        "block-rounded-to-zero": wrap(rounding, "_scale_twice", lambda right, sizes, *rest:
+            right(0 * sizes + sizes.max(), *rest)),
         # floor(x) and never the number above it
         "never-rounded-up": wrap(products, "draw", lambda right, *args: 0 * right(*args) + 1),
         # a generator without its state: all draws are zero, and every number goes up
@@ -49,10 +47,10 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
                 self, rate, **(key | {"micro_step": 0}))),
         "first-layer-in-fp8": wrap(policy, "outside", lambda right, name, modules: (
             not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
-        "amaxes-recorded-twice": wrap(twin.step, "record", record_twice),
-        "amaxes-of-last-micro-batch": wrap(twin.step, "join", lambda right, one, other: other),
+        "amaxes-recorded-twice": wrap(delayed, "record", record_twice),
+        "amaxes-of-last-micro-batch": wrap(delayed, "join", lambda right, one, other: other),
         "amaxes-of-skipped-step": of_skipped_step,
-        "amaxes-of-scaled-loss": wrap(twin.step, "record", lambda right, histories, found, scale:
+        "amaxes-of-scaled-loss": wrap(delayed, "record", lambda right, histories, found, scale:
             right(histories, found, scale / scale)),
         "amaxes-lost": wrap(twin.io.bridge, "load", lambda right, trainer, state: right(
             trainer, replace(state, amaxes={}))),

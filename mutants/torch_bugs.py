@@ -6,7 +6,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,15 +17,20 @@ from torch.func import functional_call
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
-from lockstep.config.policy import Dtypes, Roles
+from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import module_formats, torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
-from torch_ref.extra.formats.products import RoundedProduct, keep
+from torch_ref.extra import capabilities, chunks, device, rules
+from torch_ref.extra.formats.products import RoundedProduct
+from torch_ref.extra.lora import LoRALinear
+from torch_ref.extra.mesh.processes import process_count
+from torch_ref.extra.packed import Segments
 from torch_ref.io import bridge
 
 # --- the model
@@ -37,13 +42,13 @@ def normalize_in_bfloat16(right: Callable, self: Any, x: Tensor) -> Tensor:
 
 def attend_with(change: Callable) -> Plant:
     """The written-out attention of changed queries, keys and values."""
-    return wrap(model, "attend", lambda right, q, k, v, *rest, narrow=keep, **size: right(
-        *change(q, k, v, **size), *rest, narrow=narrow))  # fmt: skip
+    return wrap(model, "attend", lambda right, q, k, v, places, *, dtype, matmul, **size: right(
+        *change(q, k, v, **size), places, dtype=dtype, matmul=matmul))  # fmt: skip
 
 
-def assign_places(**forgotten: None) -> Plant:
+def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
     """What is known of a batch's segments, less some of it."""
-    return wrap(model.Places, "of", lambda right, segments: right(segments)._replace(**forgotten))
+    return wrap(Segments, "of", lambda right, segments: change(right(segments)))
 
 
 def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -63,8 +68,14 @@ def with_rope(**changed: float) -> Plant:
 
 def with_norm_eps(eps: float) -> Plant:
     """Of all norms."""
-    return wrap(model.GPT, "__init__", lambda right, self, config, *args, size=eps, **rest: right(
-        self, replace(config, norm_eps=size), *args, **rest))  # fmt: skip
+
+    def wrong(
+        right: Callable, self: Any, config: Any, parts: Any, size: float = eps, **rest: str
+    ) -> None:
+        parts.config = replace(config, norm_eps=size)
+        right(self, parts.config, parts, **rest)
+
+    return wrap(model.GPT, "__init__", wrong)
 
 
 def tile_heads(x: Tensor, heads: int) -> Tensor:
@@ -72,19 +83,23 @@ def tile_heads(x: Tensor, heads: int) -> Tensor:
     return x.repeat(1, 1, heads // x.shape[2], 1)
 
 
-def normalize_rotated(self: model.Attention, x: Tensor, places: Any, *keys: Any) -> Tensor:
+def normalize_rotated(self: model.Attention, x: Tensor, places: model.Places) -> Tensor:
     heads, groups = self.config.n_head, self.config.kv_heads
     y = self.qkv(x).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
     q, k, v = y.split([heads, groups, groups], dim=2)
     cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
     q, k = (model.rotate(each, cos, sin) for each in (q, k))
     q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
-    return self.proj(self.attend(q, k, v, self.wide, places.same_BTT).reshape(len(x), -1))
+    return self.proj(self.attend(q, k, v, places).reshape(len(x), -1))
 
 
 def drop_bias(self: model.Attention, *args: Any) -> None:
-    right = self.qkv.linear
-    self.qkv.linear = lambda x, weight, bias: right(x, weight, 0 * bias)
+    right = self.qkv.product
+
+    def product(x: Tensor, weight: Tensor, bias: Any) -> Tensor:
+        return right(x, weight, 0 * bias)
+
+    self.qkv.product = product
 
 
 def count_padding(right: Callable, logits: Tensor, *rest: Any) -> Tensor:
@@ -92,7 +107,7 @@ def count_padding(right: Callable, logits: Tensor, *rest: Any) -> Tensor:
     return right(F.pad(logits, (0, 8)), *rest)
 
 
-def gate_up(self: Any, x: Tensor, *keys: Any) -> Tensor:
+def gate_up(self: Any, x: Tensor) -> Tensor:
     return self.down(self.gate(x) * F.silu(self.up(x)))
 
 
@@ -102,7 +117,8 @@ def after_making(change: Callable[[Any], None]) -> Plant:
 
 
 def untie(gpt: Any) -> None:
-    gpt.head = lambda x: F.linear(x, gpt.embed.weight.detach())
+    right = gpt.head.product
+    gpt.head.product = lambda x, weight, bias: right(x, weight.detach(), bias)
 
 
 def scale_by_frequency(gpt: Any) -> None:
@@ -120,11 +136,11 @@ def count_from_one(gpt: Any) -> None:
 
 
 def widen_head(gpt: Any) -> None:
-    def head(x: Tensor) -> Tensor:
+    def product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, gpt.embed.weight)
+            return F.linear(x, weight)
 
-    gpt.head = head
+    gpt.head.product = product
 
 
 def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
@@ -133,19 +149,16 @@ def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> 
 
 def scale_adapters(scale: Callable[[float], float]) -> Plant:
     """In place of alpha / rank."""
-    return after(model.Linear, "__init__", lambda self, *args, **rest: setattr(
+    return after(LoRALinear, "__init__", lambda self, *args, **rest: setattr(
         self, "scale", scale(self.scale)))  # fmt: skip
 
 
 # --- precision
 
 
-def widen_under_autocast(function: Callable, dtypes: Dtypes, **rows: bool) -> Callable:
+def widen_under_autocast(function: Callable, dtype: torch.dtype) -> Callable:
     """The island's tensors are widened, and autocast narrows them again."""
-    if dtypes.compute == dtypes.policy.compute:
-        return function
-    own = precision.dtype(dtypes.compute)
-    return lambda *args: function(*(x.to(own) if isinstance(x, Tensor) else x for x in args))
+    return lambda *args: function(*(x.to(dtype) if isinstance(x, Tensor) else x for x in args))
 
 
 def widen_to_float32(right: Callable, roles: Roles, name: str) -> Roles:
@@ -153,63 +166,65 @@ def widen_to_float32(right: Callable, roles: Roles, name: str) -> Roles:
     return replace(right(roles, name), compute="float32")
 
 
-def cast_whole_tree(
-    right: Callable, gpt: Any, batch: Batch, dtypes: Dtypes, *rest: Any, **tap: Any
-) -> Tensor:
-    kind = precision.dtype(dtypes.compute)
+def cast_whole_tree(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest: Any) -> Tensor:
+    kind = precision.dtype(roles.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
-    return right(lambda *args: functional_call(gpt, weights, args), batch, dtypes, *rest, **tap)
+    return right(lambda *args: functional_call(gpt, weights, args), batch, roles, *rest)
 
 
 def allow_tf32(config: Any, device: Any) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def round_always(right: Callable, dtypes: Dtypes, device: Any) -> Dtypes:
+def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
     """The same on a CPU, where a GPU's TF32 is emulated."""
-    return right(replace(dtypes, tf32=True), device)
+    return right(self, replace(roles, tf32=True))
 
 
 def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     a, b, *_ = context.saved_tensors
     dbias = dy.sum(0) if context.needs_input_grad[3] else None
-    return None, dy @ b.mT, a.mT @ dy, dbias, None, None
+    return None, dy @ b.mT, a.mT @ dy, dbias, None, None, None
+
+
+def products_of_gradients(kind: Callable[[str], str]) -> Plant:
+    """Gradients have another dtype than the one that is asked for."""
+    makers = ("linear_backward_in", "matmul_backward_in")
+    return both(*(wrap(rules, name, lambda right, asked: right(kind(asked))) for name in makers))
 
 
 # --- loss, data, evaluation
 
 
-def shift_targets(right: Callable, logits: Tensor, targets: Tensor, *rest: Any) -> Tensor:
-    return right(logits, targets.roll(1, 1), *rest)
+def shift_targets(right: Callable, logits: Tensor, batch: Batch, *rest: Any) -> Tensor:
+    return right(logits, batch._replace(targets=batch.targets.roll(1, 1)), *rest)
 
 
-def drop_last_token(
-    right: Callable, logits: Tensor, targets: Tensor, dtypes: Dtypes, counts: Any, over: Any
-) -> Tensor:
-    counts = counts if counts is None else counts[:, :-1]
-    return right(logits[:, :-1], targets[:, :-1], dtypes, counts, over)
+def drop_last_token(right: Callable, logits: Tensor, batch: Batch, *rest: Any) -> Tensor:
+    return right(logits[:, :-1], batch.map_arrays(lambda x: x[:, :-1]), *rest)
 
 
-def split_rows(x: Tensor, targets: Tensor, chunks: int) -> list[tuple[Tensor, Tensor]]:
+def split_rows(x: Tensor, batch: Batch, chunks: int) -> list[tuple[Tensor, Batch]]:
     rows = in_chunks.size(len(x), chunks)
-    return list(zip(x.split(rows), targets.split(rows)))
+    targets = batch.targets.flatten().split(rows)
+    return [(each, batch._replace(targets=own)) for each, own in zip(x.split(rows), targets)]
 
 
 def mean_of_chunks(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, *_: None
+    right: Callable, gpt: Any, x: Tensor, batch: Batch, roles: Roles, chunks: int, *_: None
 ) -> Tensor:
-    means = [right(head, *each, dtypes, 1) for each in split_rows(x, targets, chunks)]
+    means = [right(gpt, *each, roles, 1) for each in split_rows(x, batch, chunks)]
     return torch.stack(means).mean()
 
 
 def head_of_one_chunk(
-    right: Callable, head: Any, x: Tensor, targets: Tensor, dtypes: Dtypes, chunks: int, *_: None
+    right: Callable, gpt: Any, x: Tensor, batch: Batch, roles: Roles, chunks: int, *_: None
 ) -> Tensor:
     """The tied weight is a constant to all chunks but the first."""
-    fixed = partial(F.linear, weight=head.__self__.embed.weight.detach())
-    heads = [head, *[fixed] * chunks]
-    parts = zip(heads, split_rows(x, targets, chunks))
-    return sum(right(h, *each, dtypes, 1) * len(each[0]) for h, each in parts) / len(x)
+    fixed = SimpleNamespace(logits=lambda x: F.linear(x, gpt.embed.weight.detach()))
+    models = [gpt, *[fixed] * chunks]
+    parts = zip(models, split_rows(x, batch, chunks))
+    return sum(right(each, *part, roles, 1) * len(part[0]) for each, part in parts) / len(x)
 
 
 def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> Tensor:
@@ -227,12 +242,13 @@ def repeat_window(right: Callable, self: Any, window: Batch) -> Callable[[], Ste
 
 
 def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
-    batch_loss = step.batch_loss
-    step.batch_loss = partial(batch_loss, dropout=self.dropout(0))
+    healthy = self.eager_loss
+    self.eager_loss = lambda model, batch, roles, _, over: healthy(
+        model, batch, roles, self.dropout(0), over)  # fmt: skip
     try:
         return right(self, batches)
     finally:
-        step.batch_loss = batch_loss
+        self.eager_loss = healthy
 
 
 # --- dropout and remat
@@ -286,8 +302,8 @@ BUGS: dict[str, Plant] = {
     "padding-counts": wrap(step, "mean_loss", count_padding),
     "lora-unscaled": scale_adapters(lambda scale: 1.0),
     "lora-scaled-twice": scale_adapters(lambda scale: scale**2),
-    "lora-b-frozen": assign(model.Linear, "adapt", lambda self, x: self.linear(
-        self.linear(x, self.lora_a), self.lora_b.detach() + 0 * self.lora_b)),
+    "lora-b-frozen": assign(LoRALinear, "adapt", lambda self, x: self.product(
+        self.product(x, self.lora_a, None), self.lora_b.detach() + 0 * self.lora_b, None)),
     "base-trained": train_all(bridge),
     "rope-unscaled": with_rope(factor=1.0),
     "decay-of-all": wrap(optim, "decays", lambda right, name, patterns: right(name)),
@@ -303,8 +319,10 @@ BUGS: dict[str, Plant] = {
     "fused-sees-all": wrap(
         F, "scaled_dot_product_attention", lambda right, q, k, v, **how: right(q, k, v)
     ),
-    "documents-seen": assign_places(same_BTT=None),
-    "positions-not-restarted": assign_places(positions_BT=None),
+    "documents-seen": forget_of_places(lambda places: replace(
+        places, same_BTT=torch.ones_like(places.same_BTT))),
+    "positions-not-restarted": forget_of_places(lambda places: replace(
+        places, positions_BT=torch.arange(places.t))),
     "fused-sees-documents": wrap(
         F, "scaled_dot_product_attention", lambda right, q, k, v, mask, **how: right(
             q, k, v, torch.ones_like(mask).tril(), **how)),
@@ -317,31 +335,33 @@ BUGS: dict[str, Plant] = {
     "positions-from-one": after_making(count_from_one),
     "logits-in-float32": after_making(widen_head),
     "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
-    "island-under-autocast": assign(model, "matmul", widen_under_autocast),
+    "island-under-autocast": assign(rules, "outside_autocast", widen_under_autocast),
     "island-in-float32": wrap(policy, "as_under", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
-        after(precision, "set_switches", allow_tf32), wrap(step, "choose_products", round_always)
+        after(device, "set_switches", allow_tf32), wrap(Capabilities, "find_recipe", round_always)
     ),
     "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
-    "gradients-in-compute": wrap(precision, "backward_in", lambda right, kind, product: right(
-        "float32", product)),
+    "gradients-in-compute": products_of_gradients(lambda asked: "float32"),
+    "gradients-in-compute-on-ranks": products_of_gradients(
+        lambda asked: asked if process_count() == 1 else "float32"
+    ),
     "forward-in-gradients-dtype": wrap(
-        model, "matmul", lambda right, function, dtypes, **rows: right(
-            function, replace(dtypes, compute=dtypes.grads), **rows)),
+        rules.Rules, "in_own_dtype", lambda right, self, roles, function: right(
+            self, replace(roles, compute=roles.grads), function)),
     "targets-shifted": wrap(step, "mean_loss", shift_targets),
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
-    "mean-of-chunks": wrap(step, "mean_loss_in_chunks", mean_of_chunks),
-    "head-of-one-chunk": wrap(step, "mean_loss_in_chunks", head_of_one_chunk),
+    "mean-of-chunks": wrap(chunks, "mean_loss_in_chunks", mean_of_chunks),
+    "head-of-one-chunk": wrap(chunks, "mean_loss_in_chunks", head_of_one_chunk),
     # autocast's one cast of a weight: what all chunks make of it is added up in its dtype
     "chunks-added-in-compute": wrap(
-        loss, "autocast", lambda right, *args, cache: right(*args)
+        chunks, "autocast", lambda right, *args, cache=True: right(*args)
     ),
     # each micro-batch divides by its own count, and the means are averaged
     "mean-of-micro-batch-means": wrap(
         step.Trainer, "micro_batch_loss", lambda right, self, window, over, micro_step: right(
             self, window, None, micro_step)),
-    "mean-over-padding": wrap(step, "mean_count", lambda right, window, mesh=None: torch.tensor(
+    "mean-over-padding": wrap(step, "mean_count", lambda right, window: torch.tensor(
         window.targets[0].numel())),
     "mask-shifted": wrap(step, "batch_loss", shift_mask),
     # where a target does not count, token 0 does
@@ -368,7 +388,7 @@ BUGS: dict[str, Plant] = {
     ),
     # triu without its diagonal; where the CPU has no units for bfloat16, as if it had
     "blocks-masked-as-first": both(
-        assign(precision, "has_bfloat16_units", lambda device: True),
+        assign(capabilities, "has_bfloat16_units", lambda device: True),
         wrap(Tensor, "triu", lambda right, ones, k: right(ones, 1)),
     ),
     "moments-lost": lose_moment("exp_avg_sq"),

@@ -8,10 +8,15 @@ from torch import Tensor
 import torch_ref.twin
 from lockstep.formats.table import E4M3
 from mutants.narrow_formats import bugs
-from mutants.patch import Plant, assign, wrap
-from torch_ref import step
-from torch_ref.extra.formats import delayed as amaxes
+from mutants.patch import Plant, after, assign, wrap
+from torch_ref.extra import rules
 from torch_ref.extra.formats import products, rounding
+from torch_ref.extra.formats.delayed import Delayed
+
+
+def look_alone(self: Any, *args: Any) -> None:
+    """What is shared by all processes is looked for in one."""
+    self.largest = rounding.of_one_process
 
 
 def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -21,19 +26,19 @@ def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     copy = rounding.round_to(b, E4M3, least)
     da = quantize(dy, recipe.dy, -1) @ copy.mT
     db = (quantize(dy, recipe.dy, -2).mT @ quantize(a, recipe.x, -2)).mT
-    return None, da, db, dy.sum(0) if context.needs_input_grad[3] else None, None, None
+    return None, da, db, dy.sum(0) if context.needs_input_grad[3] else None, None, None, None
 
 
 own_backward = assign(products.RoundedProduct, "backward", staticmethod(scale_copy_otherwise))
 of_skipped_step = wrap(
-    step.Trainer,
+    Delayed,
     "update_amaxes",
-    lambda right, self, found, scale, skipped: right(self, found, scale, False),
+    lambda right, self, found, scale, skipped: right(self, found, scale, skipped=False),
 )
 
 BUGS: dict[str, Plant] = {
     **bugs(torch_ref, torch.roll, own_backward, of_skipped_step),
-    "amaxes-of-one-rank": assign(amaxes, "largest", lambda found: found),
-    "draws-of-one-rank": assign(products, "rank", lambda: 0),
-    "scales-of-one-rank": assign(rounding, "largest", lambda found: found),
+    "amaxes-of-one-rank": after(Delayed, "__init__", look_alone),
+    "draws-of-one-rank": assign(rules, "rank", lambda: 0),
+    "scales-of-one-rank": after(rules.Rules, "__init__", look_alone),
 }

@@ -22,7 +22,7 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
         return trainer.model
 
     def loss(model: GPT, batch: dict[str, Tensor]) -> Tensor:
-        return step.batch_loss(model, Batch(**batch), trainer.dtypes)
+        return step.batch_loss(model, Batch(**batch), trainer.roles)
 
     def optimizer(model: GPT) -> Any:
         trainer.optimizer = step.adamw(model, config.optim)

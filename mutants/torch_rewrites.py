@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import OptimConfig
-from lockstep.config.policy import Dtypes
 from lockstep.data.batch import Batch
 from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import model, optim, step
-from torch_ref.precision import dtype
+from torch_ref.extra.mesh import mesh
+from torch_ref.extra.packed import Segments
 from torch_ref.step import Trainer
 
 
@@ -28,7 +28,7 @@ def split_qkv(self: model.Attention, *args: Any) -> None:
     """Queries, keys and values by three matmuls in place of one, whose gradients to x are summed
     widely and rounded once: three rounded ones are another rounding, which bfloat16 shows."""
 
-    def forward(x: Tensor, *keys: Any) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         device, layer = x.device.type, self.qkv
         under = torch.is_autocast_enabled(device)
         compute = torch.get_autocast_dtype(device) if under else x.dtype
@@ -41,7 +41,7 @@ def split_qkv(self: model.Attention, *args: Any) -> None:
     self.qkv.forward = forward
 
 
-def transpose_linear(self: nn.Linear, x: Tensor, *keys: Any) -> Tensor:
+def transpose_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """(W @ x^T)^T in place of x @ W^T, in every linear layer but a tied head."""
     columns = x.flatten(0, -2).T
     if self.bias is None:
@@ -56,12 +56,24 @@ def index_embedding(self: nn.Embedding, tokens: Tensor) -> Tensor:
     return self.weight[tokens]
 
 
+def find_segments(places: model.Places) -> Tensor | None:
+    """Whether query and key are of one segment, where a row has several."""
+    return places.same_BTT if isinstance(places, Segments) else None
+
+
 def attend_by_einsum(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, same_BTT: Tensor | None
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHK: Tensor,
+    places: model.Places,
+    *,
+    dtype: torch.dtype,
+    **_: Any,
 ) -> Tensor:
     """Contractions named by their axes; scores are held keys by queries."""
     t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
-    scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(wide) * d_head**-0.5
+    same_BTT = find_segments(places)
+    scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(dtype) * d_head**-0.5
     seen = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
     seen = seen if same_BTT is None else seen & same_BTT.mT[:, None]
     probs_BHST = torch.where(seen, scores_BHST, -torch.inf).softmax(dim=-2)
@@ -69,15 +81,21 @@ def attend_by_einsum(
 
 
 def attend_additively(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, wide: torch.dtype, same_BTT: Tensor | None
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHK: Tensor,
+    places: model.Places,
+    *,
+    dtype: torch.dtype,
+    **_: Any,
 ) -> Tensor:
     """Minus infinity is added above the diagonal; the softmax is written out."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
     t, d_head = q.shape[-2:]
-    mask_TT = torch.full((t, t), -torch.inf, dtype=wide, device=q.device).triu(1)
-    if same_BTT is not None:
+    mask_TT = torch.full((t, t), -torch.inf, dtype=dtype, device=q.device).triu(1)
+    if (same_BTT := find_segments(places)) is not None:
         mask_TT = mask_TT.masked_fill(~same_BTT[:, None], -torch.inf)
-    scores_BHTT = (q @ k.transpose(-2, -1)).to(wide) / d_head**0.5 + mask_TT
+    scores_BHTT = (q @ k.transpose(-2, -1)).to(dtype) / d_head**0.5 + mask_TT
     raised_BHTT = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
     probs_BHTT = raised_BHTT / raised_BHTT.sum(-1, keepdim=True)
     return (probs_BHTT.to(v.dtype) @ v).transpose(1, 2)
@@ -103,7 +121,7 @@ def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight.to(x.dtype)
 
 
-def mlp_written_out(self: model.MLP, x_BTD: Tensor, *keys: Any) -> Tensor:
+def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
     """GELU and SiLU by tanh and the logistic function, in float32 inside and rounded once."""
 
     def gelu(x: Tensor) -> Tensor:
@@ -121,18 +139,14 @@ def mlp_written_out(self: model.MLP, x_BTD: Tensor, *keys: Any) -> Tensor:
 
 
 def loss_by_logsumexp(
-    logits_BTV: Tensor,
-    targets_BT: Tensor,
-    dtypes: Dtypes,
-    counts_BT: Tensor | None = None,
-    over: Tensor | None = None,
+    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, over: Tensor | None = None
 ) -> Tensor:
     """logsumexp minus the target's logit in place of cross_entropy, and weights of 0 and 1."""
-    logits = logits_BTV.to(dtype(dtypes.output))
-    losses = logits.logsumexp(-1) - logits.gather(-1, targets_BT[..., None]).squeeze(-1)
-    if counts_BT is None or over is None:
+    logits = logits_BTV.to(dtype)
+    losses = logits.logsumexp(-1) - logits.gather(-1, batch.targets[..., None]).squeeze(-1)
+    if batch.counts is None or over is None:
         return losses.mean()
-    return (losses * counts_BT / over.to(losses.dtype)).sum()
+    return (losses * batch.counts / over.to(losses.dtype)).sum()
 
 
 def count_backwards(
@@ -142,15 +156,14 @@ def count_backwards(
     return right(self, window, over, len(window.tokens) - 1 - micro_step)
 
 
-def clip_by_loop(parameters: list[nn.Parameter], clip: float, mesh: None) -> tuple[Tensor, Tensor]:
+def clip_by_loop(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:
     """The global norm by hypot, tensor after tensor."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norms = [g.norm() for g in grads]
-    norm = reduce(torch.hypot, norms)
+    norm = reduce(torch.hypot, [g.norm() for g in grads])
     factor = torch.clamp(clip / (norm + 1e-6), max=1.0)
     for g in grads:
         g.mul_(factor)
-    return norm, torch.stack(norms)
+    return norm
 
 
 class WrittenOutAdamW(torch.optim.AdamW):
@@ -188,7 +201,7 @@ WORLD_REWRITES: dict[str, Plant] = {
     "small-buckets": wrap(DistributedDataParallel, "__init__", lambda right, *args, **rest: right(
         *args, bucket_cap_mb=0.01, **rest)),
     # the average of averages so far: more exchanges, and the same gradient
-    "reduced-with-every-micro-batch": wrap(step, "accumulate", lambda right, model, last: right(
+    "reduced-with-every-micro-batch": wrap(mesh, "accumulate", lambda right, model, last: right(
         model, last=True)),
 }  # fmt: skip
 REWRITES: dict[str, Plant] = {

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="union-attr"
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +39,8 @@ def keep_gradients(right: Callable, self: Trainer, rate: float) -> None:
 
 # --- clipping
 
-no_clip = wrap(step, "clip_by_global_norm", lambda right, params, clip, mesh: right(
-    params, math.inf, mesh))  # fmt: skip
+no_clip = wrap(step, "clip_by_global_norm", lambda right, params, clip, norms: right(
+    params, math.inf, norms))  # fmt: skip
 
 
 def clip_all(self: Trainer) -> None:
@@ -181,31 +181,31 @@ def decay_also(kind: str) -> Plant:
 
 
 def only_trained(self: Trainer) -> dict[str, Any]:
-    named = dict(self.model.named_parameters())
-    return {name: named[name] for name in self.config.trained}
+    return {n: p for n, p in self.model.named_parameters() if n in self.config.trained}
 
 
 def optimize_trained(right: Callable, model: Any, config: Any) -> AdamW:
     """Frozen parameters are left out of the optimizer, and have gradients."""
-    chosen = {id(p) for p in model.trained().values()}
+    chosen = {id(p) for name, p in model.named_parameters() if name in model.trained}
     optimizer = right(model, config)
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in chosen]
     return optimizer
 
 
-def keep_gradients_of_all(self: Trainer) -> None:
-    self.model.trained = lambda: only_trained(self)
+def keep_gradients_of_all(model: Any, trained: Iterable[str]) -> None:
+    model.trained = [*trained]
 
 
 def clip_with_frozen(self: Trainer) -> tuple[Tensor, Tensor]:
     every = dict(self.model.named_parameters())
-    norm, norms = optim.clip_by_global_norm(list(every.values()), self.config.optim.clip, self.mesh)
+    norms = self.gradient_norms(list(every.values()))
+    norm = optim.clip_by_global_norm(list(every.values()), self.config.optim.clip, norms)
     return norm, norms[[name in self.names for name in every]]
 
 
 frozen_in_norm = both(
-    assign(Trainer, "freeze", keep_gradients_of_all),
+    assign(step, "freeze", keep_gradients_of_all),
     assign(Trainer, "params", property(only_trained)),
     wrap(step, "adamw", optimize_trained),
     assign(Trainer, "clip", clip_with_frozen),

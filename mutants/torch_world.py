@@ -12,10 +12,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.data.batch import Batch
 from mutants.patch import Plant, after, assign, before, wrap
-from torch_ref import optim, precision, step
-from torch_ref.extra.mesh.processes import process_count
+from torch_ref.extra.mesh import mesh
+from torch_ref.extra.mesh.mesh import OnMesh
 from torch_ref.io import bridge
 from torch_ref.step import Trainer
 
@@ -88,7 +87,7 @@ def last_weights(trainer: Trainer, state: Any) -> None:
             dist.broadcast(p, dist.get_world_size() - 1)
 
 
-def compress(right: Callable, model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+def compress(right: Callable, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """As `bf16_compress_hook` does, which is for NCCL alone."""
 
     def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -105,33 +104,27 @@ def no_sync(model: nn.Module, *, last: bool) -> AbstractContextManager:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def evaluate_own(right: Callable, self: Trainer, batches: Batch) -> Tensor:
-    """The mean of one rank's rows."""
-    model = self.evaluation_model()
-    losses = [step.batch_loss(model, b, self.eval_dtypes).detach() for b in batches.split()]
-    return torch.stack(losses).mean()
+def forget_devices(name: str) -> Plant:
+    """A stage is that of one device, which knows of no others."""
+    return wrap(OnMesh, name, lambda right, self, *args: getattr(super(OnMesh, self), name)(*args))
 
 
 BUGS: dict[str, Plant] = {
     "sum-over-devices": before(Trainer, "unscale", times_size(1)),
     "mean-over-devices-twice": before(Trainer, "unscale", times_size(-1)),
     "reduced-every-micro-batch": after(Trainer, "backward", reduce_sums),
-    "last-micro-batch-not-reduced": assign(step, "accumulate", no_sync),
+    "last-micro-batch-not-reduced": assign(mesh, "accumulate", no_sync),
     "finite-on-one-rank": wrap(GradScaler, "_unscale_grads_", find_alone),
-    "norm-of-one-shard": assign(optim, "whole_norms", lambda norms, mesh: norms),
-    "same-rows-on-every-rank": wrap(step, "own_rows", repeat_rows),
-    "rows-shifted-on-a-rank": wrap(step, "own_rows", shift_rows),
-    "same-masks-on-every-rank": wrap(step, "Dropout", lambda right, *args, rank, **rest: right(
-        *args, rank=0, **rest)),
+    "norm-of-one-shard": assign(mesh, "whole_norms", lambda norms, mesh: norms),
+    "same-rows-on-every-rank": wrap(mesh, "own_rows", repeat_rows),
+    "rows-shifted-on-a-rank": wrap(mesh, "own_rows", shift_rows),
+    "same-masks-on-every-rank": forget_devices("dropout"),
     "moments-of-one-shard": wrap(Trainer, "update", keep_moments),
     "scale-of-one-rank": after(Trainer, "update_scale", grow_on_last),
     "weights-not-broadcast": after(bridge, "load", own_weights),
     "weights-of-the-wrong-rank": after(bridge, "load", last_weights),
-    "reduced-in-bfloat16": wrap(step, "distribute", compress),
+    "reduced-in-bfloat16": wrap(mesh, "distribute", compress),
     # each rank divides by what counts in its own rows
-    "mean-of-rank-means": wrap(step, "mean_count", lambda right, window, mesh=None: right(window)),
-    "gradients-in-compute-on-ranks": wrap(
-        precision, "backward_in", lambda right, kind, product: right(
-            kind if process_count() == 1 else "float32", product)),
-    "evaluated-on-one-rank": wrap(Trainer, "evaluate", evaluate_own),
-}  # fmt: skip
+    "mean-of-rank-means": forget_devices("mean_count"),
+    "evaluated-on-one-rank": forget_devices("evaluate"),
+}
