@@ -2,6 +2,9 @@
 
 No list kept by hand: pytest collects the tests, and a bug is caught where a collected test has it
 for a parameter. What a test without parameters plants is the whole table of its file.
+
+    python -m parity_tests.bugs > before.txt
+    python -m parity_tests.bugs --against before.txt   # status 1 if a bug has left CI
 """
 
 import contextlib
@@ -11,15 +14,20 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from lockstep.exits import exit_status
+from lockstep.errors import require
+from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser
 
-DEFAULT = "make test"
+DEFAULT, REST, FULL = "make test", "make test-rest", "pytest --full"
+CUDA, TPU = "make test-cuda", "make test-tpu"
+CI = (DEFAULT, REST, CUDA, TPU)  # .ci/run runs these
+OF_TIERS = {"quick": DEFAULT, "test": DEFAULT, "rest": REST, "full": FULL}
 
 
 class Table(NamedTuple):
@@ -34,9 +42,8 @@ TABLES = {
     "twin": Table("lockstep.parity.catalogue", r"ladder/test_power\.py::test_caught|"
                   r"check/test_twins\.py::test_the_first_root", "lockstep power alone"),
     "jax on CUDA, TPU": Table("mutants.jax_cuda", r"(cuda|tpu)/.*::test_a_bug_is_seen\[(?!torch-)",
-                              "make test-cuda"),
-    "torch on CUDA": Table("mutants.torch_cuda", r"cuda/.*::test_a_bug_is_seen\[torch-",
-                           "make test-cuda"),
+                              CUDA),
+    "torch on CUDA": Table("mutants.torch_cuda", r"cuda/.*::test_a_bug_is_seen\[torch-", CUDA),
     "port": Table("parity_tests.check.mutants", r"/test_mutants\.py::test_a_bug_is_named"),
     "jax port": Table("parity_tests.check.test_ports", r"/test_ports\.py::test_four_bugs"),
     "unlike pair": Table("parity_tests.check.test_unlike_pairs",
@@ -104,34 +111,67 @@ class Collected:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Any:
-        from parity_tests.repeats import left_out  # its asserts are rewritten by then
+        from parity_tests import tiers  # its asserts are rewritten by then
 
-        everything = [*items]
-        repeats, rest = left_out(everything)
+        found = tiers.split(items)
         yield
-        self.tests = {
-            DEFAULT: [*items],
-            "--rest": [item for item in everything if item in rest],
-            "--full": [item for item in everything if item in repeats],
-        }
+        self.tests = {command: [] for command in OF_TIERS.values()}
+        for tier, command in OF_TIERS.items():
+            self.tests[command] += found[tier]
 
 
-def main(argv: list[str] | None = None) -> int:
-    Parser(prog="python -m parity_tests.bugs", description=__doc__).parse_args(argv)
+def catching_commands() -> dict[str, str]:
+    """Planted bug, as "kind: name" -> the first command that catches it.
+
+    Raises:
+        RuntimeError: pytest cannot collect the tests.
+    """
     collected, said = Collected(), io.StringIO()
     with contextlib.redirect_stdout(said):
         status = pytest.main(["parity_tests", "--collect-only", "-qq"], plugins=[collected])
     if status:
-        print(said.getvalue(), file=sys.stderr)
-        return status
-    counts: Counter[str] = Counter()
-    for kind, table in TABLES.items():
-        for name, who in who_catches(table, names(table.module), collected.tests).items():
-            print(f"{who:22}{kind:18}{name}")
-            counts[who] += 1
-    whole = sum(counts.values())
-    print(f"{whole} planted bugs: " + ", ".join(f"{who} {n}" for who, n in counts.most_common()))
-    return 0
+        raise RuntimeError(said.getvalue())
+    return {
+        f"{kind}: {name}": command
+        for kind, table in TABLES.items()
+        for name, command in who_catches(table, names(table.module), collected.tests).items()
+    }
+
+
+def list_lost(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Bugs that a command of CI caught before and none does after."""
+    return [bug for bug, command in before.items() if command in CI and after.get(bug) not in CI]
+
+
+def format_listing(commands: Mapping[str, str]) -> str:
+    """One line a bug: the command, the kind, the name; and the sum."""
+    lines = []
+    for bug, command in commands.items():
+        kind, _, name = bug.partition(": ")
+        lines.append(f"{command:22}{kind:18}{name}")
+    counts = Counter(commands.values()).most_common()
+    sums = ", ".join(f"{command} {count}" for command, count in counts)
+    return "\n".join([*lines, f"{len(commands)} planted bugs: {sums}"])
+
+
+def read_listing(text: str) -> dict[str, str]:
+    """The bugs of a listing that `format_listing` has written; its inverse."""
+    rows = (line for line in text.splitlines()[:-1] if line.strip())
+    return {f"{row[22:40].strip()}: {row[40:]}": row[:22].strip() for row in rows}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m parity_tests.bugs", description=__doc__)
+    parser.add_argument("--against", metavar="FILE", type=Path,
+                        help="a former listing: exit with 1 if a bug has left CI")  # fmt: skip
+    against = parser.parse_args(argv).against
+    require(against is None or against.is_file(), "--against", str(against), "no file; name one")
+    commands = catching_commands()
+    print(format_listing(commands))
+    lost = list_lost(read_listing(against.read_text()), commands) if against else []
+    for bug in lost:
+        print(f"left CI: {bug}, which {commands.get(bug, 'no table')} has now", file=sys.stderr)
+    return FAILED if lost else DONE
 
 
 if __name__ == "__main__":

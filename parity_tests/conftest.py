@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from lockstep.config.kinds import COMPARED
 from lockstep.parity.machines import MACHINES, lacking
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from parity_tests.repeats import leave_out
+from parity_tests import kept, tiers
 
 # Before a framework is imported, and for the processes the tests start. The toys are too small to
 # share: with one thread each, two workers do not fight for two cores.
@@ -31,12 +32,8 @@ os.environ.setdefault("NPROC", "1")  # the same for XLA
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # one GPU for two frameworks
 os.environ["HF_HUB_OFFLINE"] = "1"
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # xdist's workers are given their parent's
-    # Many tests, and the processes that they start, compile the same program.
-    cache = tempfile.mkdtemp(prefix="lockstep-xla-")
-    atexit.register(shutil.rmtree, cache, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Of a toy's programs none takes JAX's default, a second.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Or freed tensors stay with the process: its threshold rises with the largest array that it freed.
 # What is smaller is kept, or a quarter of all page faults are of memory given back and taken anew.
@@ -107,7 +104,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--machine", metavar="NAME", type=_machine,
                     help="simulate another CPU: sse-1 ... avx512-4")  # fmt: skip
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
+    group.addoption("--quick", action="store_true", help="a minute of tests: make quick")
     group.addoption("--rest", action="store_true", help="what make test leaves to make test-rest")
+    group.addoption("--fresh-cache", action="store_true",
+                    help="compile all programs anew, and keep none")  # fmt: skip
     group.addoption(
         "--status", metavar="FILE", type=_status, help="put the verdicts there, as JSON lines"
     )
@@ -116,27 +116,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", tiers.MARK)
+    if sum(config.getoption(name) for name in ("--quick", "--rest", "--full")) > 1:
+        _refuse("--quick, --rest, --full: each is a command of its own; give one")
     if name := config.getoption("--machine"):
         os.environ |= MACHINES[name].environment
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/0023
             os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICKLY_COMPILED])
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput"):  # xdist's workers are given their parent's variables
+        _share_programs(fresh=config.getoption("--fresh-cache"))
         config.pluginmanager.register(Outcomes(config))
+
+
+def _share_programs(*, fresh: bool) -> None:
+    """Many tests, the processes that they start, and the next run compile the same program.
+
+    A folder that the user has named for JAX stays theirs, unless all is to be compiled anew.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ and not fresh:
+        return
+    try:
+        folder = None if fresh else kept.open_folder()
+    except OSError:  # no home, or no place to write: nothing is kept
+        folder = None
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="lockstep-xla-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On another device only what asks for it runs there: the rest has both frameworks inside.
     What the default suite leaves out runs with --full, or by its name."""
     if not config.getoption("--full"):
-        leave_out(config, items)
+        tiers.select(config, items)
     device = config.getoption("--device")
     if device != "cpu":
         skip = pytest.mark.skip(reason=f"not run on {device}: a CPU test")
         for item in items:
             if "device" not in getattr(item, "fixturenames", ()):
                 item.add_marker(skip)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import all test files takes `make quick` a third of its minute."""
+    if not (config.getoption("--quick") and collection_path.match("test_*.py")):
+        return None
+    return not tiers.may_be_quick(collection_path.read_text(encoding="utf-8")) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -191,6 +219,8 @@ def sides() -> Iterator[tuple[Side, Side]]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What does not ask the twins runs without their processes: a compiler's memory is a GB."""
+    if item.config.getoption("--quick") and (mark := tiers.deciding(item)):
+        item.user_properties.append(("shows", mark.kwargs["guard"]))
     if not {"sides", "device"} <= {*getattr(item, "fixturenames", ())}:
         _end_twins()
 
@@ -227,10 +257,15 @@ class Outcomes:
 
     def __init__(self, config: pytest.Config) -> None:
         self.found: list[dict[str, Any]] = []
+        self.shown: Counter[str] = Counter()  # by `make quick`, tests of each kind
         self.device, self.file = config.getoption("--device"), config.getoption("--status")
         self.workers = getattr(config.option, "numprocesses", None) or 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not report.skipped:
+            self.shown.update(
+                str(value) for name, value in report.user_properties if name == "shows"
+            )
         new = [
             {**json.loads(str(value)), "seconds": report.duration}
             for name, value in report.user_properties
@@ -247,3 +282,7 @@ class Outcomes:
         if self.found:
             terminalreporter.section("rungs")
             terminalreporter.write_line(ladder.status(ladder.summarise(self.found)))
+        if self.shown:
+            terminalreporter.section("make quick ran")
+            for what, count in sorted(self.shown.items()):
+                terminalreporter.write_line(f"{count:4} {what}")

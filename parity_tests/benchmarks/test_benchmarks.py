@@ -21,6 +21,7 @@ from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.parity.tolerances import Tolerance
 from lockstep.process import ROOT
+from parity_tests.tiers import tier
 
 QUICK: dict[str, Any] = {
     "model": "gpt2", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "vocab": 256,
@@ -79,6 +80,7 @@ def test_an_unknown_contender() -> None:
 # --- one cell
 
 
+@tier("rest", guard="jax", where=lambda contender: contender == "torch")
 @pytest.mark.parametrize("contender", ["jax", "torch"])
 def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"

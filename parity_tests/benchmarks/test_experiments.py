@@ -28,6 +28,7 @@ from benchmarks.measure import Result
 from lockstep import results
 from lockstep.model import params
 from lockstep.process import ROOT
+from parity_tests.tiers import tier
 
 QUICK: dict[str, Any] = {
     "model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "batch_size": 2,
@@ -97,6 +98,7 @@ def test_the_injected_overflow_shows_backoff_and_moves_nothing(framework: str) -
     assert result["loss_scales"] == [256, 256, 256, 128] and result["loss_scale"] == 128
 
 
+@tier("full", guard="torch", where=lambda framework: framework == "jax")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_flushed_gradients(framework: str) -> None:
     flags = {"policy": "fp16", "batch_size": 64, "context": 32}  # the mean of many: small gradients
@@ -108,6 +110,7 @@ def test_flushed_gradients(framework: str) -> None:
             assert lost["bf16"] < 0.01
 
 
+@tier("full", guard="torch", where=lambda framework: framework == "jax")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_small_updates_are_lost_in_bf16_weights(framework: str) -> None:
     flat = {"lr": 1e-6, "min_lr": 1e-6, "warmup": 0}
@@ -333,6 +336,7 @@ def test_formats_are_told_apart_seed_by_seed() -> None:
     assert "| toy | fp8 | jax | 3.0100 | 0.7903 | +0.0100 | 0.0021 | +0.01 |" in formats.table(arms)
 
 
+@tier("rest", guard="the recorded rows")
 def test_nvfp4_s_gradients_are_rounded_to_the_nearest(tmp_path: Path) -> None:
     flags = {"policy": "nvfp4", "n_layer": 3, "d_model": 16, "context": 16}
     random = work.train_seeds(arm(steps=2, flags=flags, work="seeds"))["losses"]

@@ -10,6 +10,7 @@ import torch_ref.model
 from benchmarks import growth, laws, speed
 from benchmarks.growth import Measure
 from benchmarks.laws import Curve, Law
+from parity_tests.tiers import tier
 
 DEPTHS = (4, 9, 16, 36)
 SMALL = {"context": 16, "d_model": 16}
@@ -26,11 +27,13 @@ def broken(found: list[Law]) -> list[str]:
     return [law.what for law in found if not law.holds]
 
 
+@tier("rest", guard="rung 6, and its bug sqrt-runs-block")
 def test_memory_follows_depth() -> None:
     found = laws.depth(kept_curves(Measure("torch", "cpu")))
     assert len(found) == 5 and broken(found) == []
 
 
+@tier("rest", guard="rung 6, and its bug sqrt-runs-block")
 def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch_ref.model.through_blocks
     monkeypatch.setattr(
@@ -42,6 +45,7 @@ def test_sqrt_that_runs_block_breaks_two_laws(monkeypatch: pytest.MonkeyPatch) -
     assert any("fit" in what or "each sqrt" in what for what in wrong)
 
 
+@tier("rest", guard="rung 6, and its bug sqrt-runs-block")
 def test_jax_keeps_less_with_sqrt() -> None:
     measure = Measure("jax", "cpu")
     block, sqrt = (measure.residuals(n_layer=16, remat=mode, **SMALL) for mode in ("block", "sqrt"))

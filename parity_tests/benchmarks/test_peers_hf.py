@@ -29,6 +29,7 @@ from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.benchmarks.peers import CURVES, Sides, assert_same_end, equal_runs
 from parity_tests.benchmarks.peers import sides as sides
 from parity_tests.pair import start, toy, window
+from parity_tests.tiers import tier
 
 MODULES = {name: module.__name__ for name, module in PEERS.items()}
 # Attention's kernel, which transformers calls, rounds neither scores nor probabilities.
@@ -41,6 +42,12 @@ def config_of(family: str, policy: str, **flags: Any) -> Config:
 
 # Seen, both peers: in float64 1.8e-15 nats and 4.0e-15 of the norm; the gap over the envelope 0.25
 # to 0.5 in fp32, 0.93 (GPT-2) and 0.23 (Llama) in bf16, and over three seeds at most 1.04.
+@tier("rest", guard="the bare peers' curves")
+@tier(
+    "full",
+    guard="fp64, and gpt2 in bf16, in make test-rest",
+    where=lambda family, policy: (family, policy) in (("tiny", "bf16"), ("gpt2", "fp32")),
+)
 @pytest.mark.parametrize(
     ("family", "policy", "flags"),
     [

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.pair import perturbed, run, toy, window
+from parity_tests.tiers import tier
 
 
 def test_results_may_be_read_late() -> None:
@@ -82,6 +83,7 @@ def test_nothing_is_printed_or_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@tier("full", guard="hf-trainer", where=lambda peer: peer == "accelerate")
 @pytest.mark.parametrize("peer", PEERS)
 def test_compiled_equals_eager(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ahead of the first step, which compiles no more; the backend as in test_compile.py."""

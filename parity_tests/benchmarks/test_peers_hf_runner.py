@@ -14,6 +14,7 @@ from lockstep.model.params import initial
 from lockstep.parity.compare import changed_tensors
 from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.pair import perturbed, run, start, toy, window
+from parity_tests.tiers import tier
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_only_step_0_is_loaded(peer: str) -> None:
         load_runner(peer, config, replace(perturbed(config), step=3, updates=3))
 
 
+@tier("full", guard="gpt2", where=lambda family: family == "tiny")
 @pytest.mark.parametrize(
     ("family", "flags"), [("gpt2", {}), ("tiny", {}), ("tiny", {"bias": True, "tied": True})]
 )

@@ -10,6 +10,7 @@ from lockstep.check import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
 from parity_tests.check.small_program import record_small, small
+from parity_tests.tiers import tier
 
 HARD = "def build(seed):\n    torch.manual_seed(seed)\n    return nn.Sequential(" \
        "nn.Linear(3, 4), nn.Hardtanh(), nn.Linear(4, 1))"  # fmt: skip
@@ -51,6 +52,7 @@ def test_a_loss_that_is_a_constant_is_no_answer(
     assert "all of the reference's gradients are zero" in capsys.readouterr().out
 
 
+@tier("rest", guard="what the command calls")
 def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
     port, pairs = small(tmp_path), tmp_path / "map.json"
     assert run("check", reference, port, "--save-map", pairs) == DONE
@@ -59,6 +61,7 @@ def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
     assert run("check", reference, port, "--map", pairs) == MISTAKE
 
 
+@tier("quick", guard="lockstep check, with a planted bug")
 def test_a_known_difference_is_accepted(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +71,7 @@ def test_a_known_difference_is_accepted(
     assert "accepted" in capsys.readouterr().out
 
 
+@tier("rest", guard="what the command calls")
 def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path: Path) -> None:
     """Its own are others; where it is different the trace says so."""
     for name, change, status in (("same", "SEED = 1", DONE), ("hard", HARD, FAILED)):
@@ -77,6 +81,7 @@ def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path
         assert run("check", reference, tmp_path / name) == status
 
 
+@tier("rest", guard="what the command calls")
 def test_each_program_has_its_interpreter(tmp_path: Path) -> None:
     used = {name: tmp_path / name for name in ("reference", "port", "recorded")}
     for path in used.values():

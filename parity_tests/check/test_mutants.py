@@ -17,6 +17,7 @@ from parity_tests.check.mutants import (
     changed,
     port_of,
 )
+from parity_tests.tiers import tier
 
 FREE = ("2", "3", "8")  # the rungs that run the port as it is
 
@@ -32,6 +33,7 @@ def check(mutant: Mutant, traces: Traces, folder: Path) -> Result:
     return check_inside(traces(mutant.example), changed(mutant, folder), accept=accept)
 
 
+@tier("rest", guard="a GPT's", where=lambda mutant: mutant.example in ("resnet", "conv"))
 @pytest.mark.parametrize("mutant", BUGS, ids=lambda mutant: f"{mutant.example}-{mutant.name}")
 def test_a_bug_is_named_first_with_its_cause(
     mutant: Mutant, traces: Traces, tmp_path: Path
@@ -44,6 +46,7 @@ def test_a_bug_is_named_first_with_its_cause(
     assert ELSEWHERE.get(mutant.name, first.entry) == first.entry
 
 
+@tier("rest", guard="a GPT's", where=lambda mutant: mutant.example in ("resnet", "conv"))
 @pytest.mark.parametrize("mutant", REWRITES, ids=lambda mutant: f"{mutant.example}-{mutant.name}")
 def test_a_rewrite_is_equal(mutant: Mutant, traces: Traces, tmp_path: Path) -> None:
     """Running statistics too: `resnet_nnx.py` has torch's n - 1."""

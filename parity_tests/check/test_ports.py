@@ -9,6 +9,7 @@ from lockstep.check import assert_equivalent
 from lockstep.cli import commands
 from lockstep.process import ROOT
 from parity_tests.check.conftest import record_torch
+from parity_tests.tiers import tier
 
 EXAMPLES = ROOT / "examples" / "gpt"
 PORTS = ["gpt_linen.py", "gpt_jax.py"]
@@ -20,6 +21,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, said.out or said.err
 
 
+@tier("rest", guard="a port's bugs; one in Equinox")
+@tier("full", guard="a port in Linen, in make test-rest", where=lambda port: port == "gpt_jax.py")
 @pytest.mark.parametrize("port", PORTS)
 def test_a_port_is_equal(
     port: str, torch_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -88,6 +91,10 @@ def test_a_tap_is_blamed_with_what_stands_before_it(
     }
 
 
+@tier("rest", guard="a port's bugs; one in Equinox")
+@tier(
+    "full", guard="a port in plain JAX, in make test-rest", where=lambda port: port != "gpt_jax.py"
+)
 @pytest.mark.parametrize("port", ["gpt_jax.py", "gpt_nnx.py", "gpt_lockstep.py"])
 def test_ports_of_transformers_gpt2(
     port: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -99,6 +106,7 @@ def test_ports_of_transformers_gpt2(
     assert len(json.loads(found.read_text())["modules"]) >= 16
 
 
+@tier("rest", guard="a port's bugs; one in Equinox")
 def test_a_resnet_of_transformers() -> None:
     """In training; running statistics are state, and Flax's are brought to torch's n - 1."""
     resnet = ROOT / "examples" / "resnet"
@@ -109,6 +117,7 @@ def test_a_resnet_of_transformers() -> None:
     assert result.pairs["blocks.2.middle.norm"] == f"{stages}.1.layers.1.layer.1.normalization"
 
 
+@tier("full", guard="a ResNet in float32, in make test-rest")
 @pytest.mark.parametrize("amp", ["0", "1"])
 def test_a_resnet_in_its_own_precision(amp: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast beside bfloat16 with weights in float32."""
@@ -126,6 +135,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_torch("llama/llama_transformers.py", tmp_path_factory.mktemp("llama"))
 
 
+@tier("full", guard="equinox", where=lambda package: package == "haiku")
 @pytest.mark.parametrize("package", ["equinox", "haiku"])
 def test_a_llama_through_taps(package: str, llama: Path) -> None:
     """Equinox's is for one text, under `jax.vmap`: its taps see the batch."""
@@ -137,6 +147,7 @@ def test_a_llama_through_taps(package: str, llama: Path) -> None:
     )
 
 
+@tier("rest", guard="a port's bugs; one in Equinox")
 def test_a_llama_of_transformers_in_plain_jax() -> None:
     """Grouped queries, rotation in halves; its table of angles is made in float32 by name."""
     llama = ROOT / "examples" / "llama"

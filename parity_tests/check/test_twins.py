@@ -13,6 +13,7 @@ from lockstep.parity import matrix
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from parity_tests.tiers import tier
 
 ATTEND = r"between blocks\.\*\.attn\.qkv and blocks\.\*\.attn\.proj, forward"
 PLACES = {  # a mutant, and its first root
@@ -28,6 +29,12 @@ PLACES = {  # a mutant, and its first root
 }
 
 
+@tier("rest", guard="a port's; the ladder")
+@tier(
+    "full",
+    guard="one in a module, in make test-rest; the ladder",
+    where=lambda name: name != "norm-eps",
+)
 @pytest.mark.parametrize("name", PLACES)
 def test_the_first_root_is_the_mutant(name: str) -> None:
     bug = BY_NAME[name]
@@ -54,6 +61,7 @@ def test_what_ran_on_another_device_is_compared_on_the_cpu(monkeypatch: pytest.M
     assert all('"device": "cpu"' in each and "cuda" not in each for each in programs)
 
 
+@tier("rest", guard="a port's; the ladder")
 def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found without knowing a twin is what `Twin` says: the same names on both sides."""
     jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())

@@ -9,6 +9,9 @@ import pytest
 from lockstep.process import ROOT
 from parity_tests import bugs
 from parity_tests.bugs import DEFAULT, Table
+from parity_tests.tiers import tier
+
+pytestmark = tier("quick", guard="house rules")
 
 
 class Named(NamedTuple):

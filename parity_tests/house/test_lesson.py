@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from evidence import lesson, notebook
 from lockstep import results
 from parity_tests.house.quoted import refusal
+from parity_tests.tiers import tier
 
 CLASSIC = dict.fromkeys((
     "fp16-without-scaling", "loss-not-divided", "dropout-redrawn", "clip-before-unscale",
@@ -99,6 +100,7 @@ def test_the_results_are_those_of_the_page_s_commands() -> None:
             assert RESULT[cell[2]]["commands"] == cell[4].splitlines(), "python -m evidence learn"
 
 
+@tier("full", guard="the results that the page shows are the record's")
 def test_every_cell_runs(tmp_path: Path) -> None:
     """All but the set-up, which installs."""
     done = {ran.name: ran for ran in notebook.run(lesson.notebook(PAGE), tmp_path)}
@@ -116,6 +118,7 @@ CELLS = [
 ]
 
 
+@tier("full", guard="a command that fails", where=lambda source: source != "!exit 3")
 @pytest.mark.parametrize(("source", "message"), CELLS)
 def test_a_cell_that_fails_is_seen(source: str, message: str, tmp_path: Path) -> None:
     cells = [new_code_cell("print('before')"), new_code_cell(source)]

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.process import ROOT
+from parity_tests.tiers import tier
+
+pytestmark = tier("quick", guard="house rules")
 
 FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "jmp", "torch"}
 TWINS = ("jax_impl", "torch_ref")

@@ -15,6 +15,7 @@ from lockstep.cli import commands, trainers
 from lockstep.config import PRESETS, Config, from_flags, to_flags
 from lockstep.errors import UserError
 from parity_tests import fake
+from parity_tests.tiers import tier
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
@@ -33,6 +34,7 @@ def check_snapshot(name: str, text: str) -> None:
     assert text == path.read_text(), f"{path} differs; LOCKSTEP_SNAPSHOTS=write, then review it"
 
 
+@tier("quick", guard="snapshots of the help and of the presets")
 @pytest.mark.parametrize("name", HELP)
 def test_help(name: str) -> None:
     text = HELP[name]()
@@ -40,6 +42,7 @@ def test_help(name: str) -> None:
     check_snapshot(f"help_{name}.txt", text)
 
 
+@tier("quick", guard="snapshots of the help and of the presets")
 @pytest.mark.parametrize(
     "command",
     [
@@ -84,6 +87,7 @@ def test_every_flag_says_its_default() -> None:
     assert [flag.split()[0] for flag in flags if "default:" not in " ".join(flag.split())] == []
 
 
+@tier("quick", guard="snapshots of the help and of the presets")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resolved_config(preset: str) -> None:
     config = from_flags({"model": preset}, accelerator=False)

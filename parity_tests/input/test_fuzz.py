@@ -27,11 +27,17 @@ from lockstep.weights import llmc, llmc_state, nanogpt
 from parity_tests.input import fuzz
 from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
+from parity_tests.tiers import tier
 
 CASES = 500
 BY_NAME = {reader.name: reader for reader in READERS}
 
 
+@tier(
+    "rest",
+    guard="a bug planted in each reader",
+    where=lambda name: name in ("ckpt", "parquet", "plan", "rows"),
+)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_reader(name: str, request: pytest.FixtureRequest) -> None:
     asked = request.config.getoption("--fuzz")

@@ -24,6 +24,7 @@ from parity_tests.input.hostile_runs import check_refusal, hollow, make_run, new
 from parity_tests.input.readers import CONFIG, TRAIN
 from parity_tests.input.readers import RECORD as CONFIG_JSON
 from parity_tests.runs.checkpoints import state
+from parity_tests.tiers import tier
 
 READS: dict[str, tuple[str, Callable[[Path], Any]]] = {  # each by the file that it reads
     "config": ("config.json", directory.read_record),
@@ -231,6 +232,7 @@ def test_a_run_that_says_it_is_huge(change: dict[str, Any], run: Path) -> None:
     check_refusal(lambda: trainer.restore(directory.read_record(run).config, run, print))
 
 
+@tier("rest", guard="limits on what is read, by each reader")
 def test_the_deepest_model_has_a_record_and_a_header_that_are_read(tmp_path: Path) -> None:
     """With everything that has a name, in a width of 2."""
     deep = CONFIG.replace(

@@ -19,6 +19,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.run import directory
 from parity_tests.pair import toy
+from parity_tests.tiers import tier
 
 BUDGET = 0.05
 
@@ -135,6 +136,7 @@ def test_a_mistake_is_one_line(flags: dict[str, str], said: str) -> None:
         take(flags)
 
 
+@tier("rest", guard="the knapsack, by all subsets")
 def test_it_is_as_good_as_any_kind_and_as_the_choice_of_a_held_out_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

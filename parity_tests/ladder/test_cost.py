@@ -9,6 +9,7 @@ from lockstep.compile import expected as expected_matmuls
 from lockstep.model.params import count, shapes
 from lockstep.parity.toy import GROUPED
 from parity_tests.pair import FAMILIES, FRAMEWORKS, start, toy, window
+from parity_tests.tiers import tier
 from torch_ref.inspect.live import Live
 from torch_ref.twin import TorchTwin
 
@@ -20,6 +21,7 @@ def flops(framework: str, **flags: Any) -> int:
     return start(framework, config).step_flops(window(config, 0))
 
 
+@tier("rest", guard="tiny", where=lambda model: model == "gpt2")
 @pytest.mark.parametrize("model", FAMILIES)
 def test_both_count_the_same_matmuls(model: str) -> None:
     plain = {framework: flops(framework, family=model) for framework in FRAMEWORKS}

@@ -23,6 +23,7 @@ from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
 from lockstep.parity.verdict import Verdict, median_finding
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import start, toy, window
+from parity_tests.tiers import tier
 
 STEPS = 50
 BASE = 5 - np.linspace(0, 2, STEPS)
@@ -149,6 +150,8 @@ def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
     return of
 
 
+@tier("rest", guard="rung 8 in bf16", where=lambda policy: policy == "bf16")
+@tier("full", guard="bf16, in make test-rest", where=lambda policy: policy == "fp32")
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 def test_the_twins_against_their_noise(policy: str) -> None:
     """Equal as they are; different when one of them has another beta2."""

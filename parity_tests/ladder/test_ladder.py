@@ -16,19 +16,83 @@ from lockstep.parity.noise import PLAIN
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
+from parity_tests.tiers import tier
+
+# Rungs 1 to 11 of each row of the matrix: q is climbed by `make quick`, t by `make test`, r by
+# `make test-rest`, a dot by --full. float64 sees all but casts, and takes a tenth of the time; a
+# CPU emulates float16 and TF32. `test_the_table_has_every_case_and_no_other` holds the table.
+TIERS = """
+fp64-none-1-tiny-unroll-1                             q q q q q t t r r r .
+fp64-sublayer-4-gpt2-scan-3                           r r t r r t r r r r .
+fp32-block-1-tiny-scan-3                              r r t r r r r r r r .
+fp32-sqrt-4-gpt2-unroll-1                             t t t t t t t t t t .
+bf16-dots-1-gpt2-unroll-3                             r r t r r r r t r r .
+bf16-dots-4-tiny-scan-1                               t t t t t t t r t r .
+fp16-sublayer-1-tiny-unroll-1                         t t t t t t t t r t .
+fp16-none-4-gpt2-scan-3                               r r t r r r r r r r .
+fp64-sqrt-1-tiny-scan-3                               t t t t t t t t t t .
+fp64-block-4-gpt2-unroll-1                            q q q q q t t t t t .
+fp64-dots-1-tiny-unroll-1                             r r t r r t r r r r .
+tf32-dots-1-gpt2-scan                                 . . t . . r . r . . .
+fp64-none-1-unroll-1-grouped                          t t t t t t t r r r .
+bf16-none-4-unroll-1-grouped                          . r t . . . . . . . .
+fp8-dots-1-gpt2-1-unroll                              . . t . . r . r . . .
+fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
+nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
+fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  t . t t t . . . . t .
+bf16-none-4-tiny-unroll-1-data=1-3--                  . . t . . . . . . . .
+fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
+fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
+bf16-none-1-tiny-unroll-fsdp=2                        . . . . . . . . . . r
+fp16-none-4-tiny-unroll-data=2                        . . . . . . . . . . r
+fp8-delayed-block-1-tiny-unroll-data=2                . . . . . . . . . . r
+fp8-none-1-tiny-unroll-data=2,fsdp=2                  . . . . . . . . . . r
+fp8-none-1-tiny-unroll-data=2                         . . . . . . . . . . r
+fp8-rowwise-none-1-tiny-unroll-data=2                 . . . . . . . . . . r
+mxfp8-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
+nvfp4-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
+fp64-none-4-gpt2-unroll-3-data=1-masked               . . t . t . . t . . .
+fp64-block-4-tiny-unroll-1-data=2-packed              . . . . . . . . . . t
+fp64-sqrt-1-tiny-scan-1-data=1-packed                 . t t . . . . . t . .
+"""
+IN_TIERS = {row: dict(enumerate(of, 1)) for row, *of in map(str.split, TIERS.split("\n")[1:-1])}
+MARKS = {
+    "q": tier("quick", guard="float64 on rungs 1 to 5"),
+    "r": tier("rest", guard="the rung in another row of the policy, or in float64"),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" not in metafunc.fixturenames:
         return
     full, device = map(metafunc.config.getoption, ("--full", "--device"))
+    cases = climbed(full=full, all_rungs=full or device != "cpu")
+    marks = {case: [MARKS[at]] for case, at in in_tiers().items() if at in MARKS}
+    metafunc.parametrize(("row", "rung"), [
+        pytest.param(*case, id=name, marks=() if full else marks.get(name, ()))
+        for name, case in cases.items()
+    ])  # fmt: skip
+
+
+def in_tiers() -> dict[str, str]:
+    """Case of `test_rung` -> its letter in the table."""
+    return {
+        f"{row}-{number}": letter
+        for row, letters in IN_TIERS.items()
+        for number, letter in letters.items()
+        if letter != "."
+    }
+
+
+def climbed(*, full: bool, all_rungs: bool) -> dict[str, tuple[Row, Rung]]:
+    """Case of `test_rung` -> its row and rung."""
     rows = [*matrix.grouped(every=full), *matrix.narrow(every=full)]
     rows += [row for row in matrix.tuned(every=full) if row["mesh"] == "data=1"]
     cases = {
         f"{matrix.label(row)}-{rung.number}": (row, rung)
         for row in [*(matrix.full() if full else matrix.covering()), *rows]
         for rung in RUNGS[: ladder.WORLDS - 1]
-        if full or device != "cpu" or rung.number in matrix.rungs(row)
+        if all_rungs or rung.number in matrix.rungs(row)
     }
     worlds = RUNGS[ladder.WORLDS - 1]
     cases |= {
@@ -38,14 +102,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             *(row for row in matrix.tuned(every=full) if row["mesh"] != "data=1"),
         ]
     }
-    cases |= {
+    return cases | {
         f"{matrix.label(row)}-{rung.number}": (row, rung)
         for row in matrix.with_masks(every=full)
         for rung in RUNGS
         if full or rung.number in (*matrix.MASK_RUNGS[row["windows"]], ladder.WORLDS)
         if (rung.number == ladder.WORLDS) == (row["mesh"] != "data=1")
     }
-    metafunc.parametrize(("row", "rung"), cases.values(), ids=cases.keys())
+
+
+def test_the_table_has_every_case_and_no_other() -> None:
+    assert in_tiers().keys() == climbed(full=False, all_rungs=False).keys()
+    assert {*in_tiers().values()} == {*"qtr"}
 
 
 def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:
@@ -72,6 +140,8 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
         pytest.fail("\n".join([f"rung {rung}, {matrix.label(row)}: {climbed.worst}", *roots]))
 
 
+@tier("rest", guard="rung 8")
+@tier("full", guard="tiny, in make test-rest", where=lambda model: model == "gpt2")
 @pytest.mark.parametrize("model", matrix.FACTORS["model"])
 def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, Side]) -> None:
     """float64, 300 steps, N = 3, dropout on, clipping active."""

@@ -20,6 +20,7 @@ from lockstep.parity.specificity import PARTS, Record, cases
 from lockstep.parity.toy import start, toy
 from lockstep.parity.verdict import Verdict, check_bound
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
+from parity_tests.tiers import tier
 
 PLANTED: dict[str, Any] = {"jax": jax_bugs.BUGS, "torch": torch_bugs.BUGS}
 REWRITTEN: dict[str, Any] = {
@@ -27,7 +28,16 @@ REWRITTEN: dict[str, Any] = {
     "torch": torch_rewrites.REWRITES,
 }
 
+# One for each stage of the step, in the least program: `make quick`.
+STAGES = {
+    "targets-shifted": "the rows", "norm-eps": "the model", "label-smoothing": "the loss",
+    "gradient-stopped-at-norm": "the backward pass", "loss-not-divided": "accumulation",
+    "no-unscale": "the loss scale", "no-clip": "clipping", "eps-inside-root": "the optimizer",
+    "schedule-off-by-one": "the schedule",
+}  # fmt: skip
 
+
+@tier("quick", guard="a bug for each stage of the step", where=lambda bug: bug.name in STAGES)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     others = {side.framework: side for side in sides}
@@ -55,6 +65,7 @@ def test_a_bug_stands_in_fast_numerics(
     assert np.isfinite(loss)
 
 
+@tier("rest", guard="rung 11")
 @pytest.mark.parametrize(
     ("framework", "rewrite"),
     [(framework, name) for framework, names in WORLD_REWRITES.items() for name in names],

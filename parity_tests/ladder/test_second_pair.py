@@ -11,6 +11,7 @@ from lockstep.parity.case import Case
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 from parity_tests.ladder.conv import CONV
+from parity_tests.tiers import tier
 
 RUNGS = {rung.number: rung for rung in ladder.RUNGS}
 Sides = dict[str, Side]
@@ -42,6 +43,17 @@ def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
     return ladder.climb(RUNGS[number], Case(pair=CONV, a=a, b=b, config=config))
 
 
+@tier("rest", guard="the ladder of the first")
+@tier(
+    "full",
+    guard="fp64 on those rungs, bf16 on the first, in make test-rest",
+    where=lambda number, policy: policy == "bf16" and number not in (2, 3),
+)
+@tier(
+    "full",
+    guard="fp64 and bf16, in make test-rest",
+    where=lambda policy: policy in ("fp32", "fp16"),
+)
 @pytest.mark.parametrize(
     ("number", "policy"),
     [*product([2, 3, 4, 5, 8], ["fp64", "bf16"]), *product([3], ["fp32", "fp16"])],
@@ -52,6 +64,7 @@ def test_the_second_pair_climbs(number: int, policy: str, sides: Sides) -> None:
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
 
 
+@tier("rest", guard="the ladder of the first")
 @pytest.mark.parametrize(
     "planted", [dict.fromkeys(CONV.modules, "ordinary-batch-norm")], indirect=True, ids=["both"]
 )
@@ -62,6 +75,7 @@ def test_ordinary_batch_norm_is_no_sum_of_micro_batches(planted: Sides) -> None:
     assert different == {side.name for side in planted.values()}
 
 
+@tier("rest", guard="the ladder of the first")
 @pytest.mark.parametrize(
     "planted, number, tensor",
     [

@@ -16,8 +16,10 @@ from lockstep.model.params import Arrays
 from lockstep.run.checkpoint import listing, load, save
 from lockstep.run.record import FILES, RECORD
 from parity_tests.runs.checkpoints import DTYPES, arrays, assert_same, state
+from parity_tests.tiers import tier
 
 
+@tier("quick", guard="a checkpoint round trip")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_bit_comes_back(tmp_path: Path, dtype: str) -> None:
     saved = state(dtype=dtype)

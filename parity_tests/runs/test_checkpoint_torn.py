@@ -16,6 +16,7 @@ from lockstep.model.state import TrainState
 from lockstep.run.checkpoint import latest, listing, load, save
 from lockstep.run.record import FILES, RECORD
 from parity_tests.runs.checkpoints import arrays, assert_same, hidden, silent, state
+from parity_tests.tiers import tier
 
 CALLS = [(os, "fsync"), (os, "rename"), (shutil, "rmtree")]
 
@@ -53,6 +54,7 @@ def count_moments(run: Path, saved: TrainState, keep: int) -> int:
         return count()
 
 
+@tier("full", guard="keep 1", where=lambda keep: keep == 2)
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("step", [20, 10], ids=["next step", "same step"])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(

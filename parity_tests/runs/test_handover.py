@@ -22,6 +22,7 @@ from lockstep.train.loop import Loop
 from lockstep.twin import StepResult
 from parity_tests.pair import start
 from parity_tests.runs.fake_runs import save_at_once
+from parity_tests.tiers import tier
 
 FRAMEWORKS = ("jax", "torch")
 TEXT = Path(trainer.__file__)
@@ -70,6 +71,7 @@ def gap(kind: str, field: str) -> float:
     return max(abs(a[field] - b[field]) for a, b in zip(mine, theirs))
 
 
+@tier("rest", guard="rung 10")
 def test_ten_hand_overs_leave_no_trace() -> None:
     """In float64: the bounds of rung 8."""
     flags = "--policy fp64 --dropout 0.1 --steps 34"
@@ -97,6 +99,11 @@ def scales(run: str) -> list[tuple[float, bool]]:
     return [(row["loss_scale"], row["skipped"]) for row in rows(run, "train")]
 
 
+@tier(
+    "full",
+    guard="after a skipped step",
+    where=lambda moment: moment == "with a scale that has grown",
+)
 @pytest.mark.parametrize("first", FRAMEWORKS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:

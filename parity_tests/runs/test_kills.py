@@ -24,6 +24,7 @@ from parity_tests import fake
 from parity_tests.runs import fake_world
 from parity_tests.runs.checkpoints import assert_same, hidden
 from parity_tests.runs.fake_runs import SHAPE
+from parity_tests.tiers import tier
 
 MODULES = {"fake": fake.__name__, "two": fake_world.__name__, **twin.MODULES}
 # More than all lives together can take: no run ends before it has been killed so often.
@@ -132,6 +133,7 @@ def numbers(run: str) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in measured} for row in rows]
 
 
+@tier("full", guard="the fake", where=lambda framework: framework != "fake")
 @pytest.mark.parametrize("framework", ["fake", *twin.MODULES])
 def test_a_run_killed_again_and_again_is_one_that_never_was(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

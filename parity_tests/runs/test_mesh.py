@@ -24,6 +24,7 @@ from lockstep.process import ROOT
 from lockstep.run import directory
 from lockstep.train import closing
 from parity_tests.runs.test_handover import TEXT, gap
+from parity_tests.tiers import tier
 
 SMALL = """--model tiny --n-layer 1 --d-model 32 --n-head 2 --context 16 --eval-batches 2
     --eval-every 4 --data text.txt --device cpu --numerics strict --accum 2 --dropout 0.1
@@ -61,6 +62,7 @@ def coordinated(processes: int) -> list[list[str]]:
     return [[*flags, str(number)] for number in range(processes)]
 
 
+@tier("rest", guard="rung 11; a hand-over on one device")
 def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
     """Begun by two processes that share the model, gone on with by two of JAX, a device each."""
     assert trainers.train("torch", [*SMALL, "--batch-size", "4", "--out", "whole"]) == exits.DONE

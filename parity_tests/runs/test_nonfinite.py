@@ -13,6 +13,7 @@ from lockstep.model.state import TrainState
 from lockstep.train import nonfinite
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.runs.fake_runs import place as place
+from parity_tests.tiers import tier
 
 
 def grown(config: Config, **factors: float) -> TrainState:
@@ -41,6 +42,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
 }  # fmt: skip
 
 
+@tier(
+    "full",
+    guard="fp64 and fp16 at the head",
+    where=lambda name, framework: (
+        framework == "jax" and name in ("the same, fp32", "the same, bf16", "in the middle, fp16")
+    ),
+)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_gradient_of_the_backward_pass(name: str, framework: str) -> None:
@@ -112,6 +120,7 @@ def diverging(framework: str, flags: str, capsys: Any) -> str:
     return capsys.readouterr().err
 
 
+@tier("full", guard="bf16", where=lambda policy: policy == "fp32")
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 def test_a_run_that_diverges(policy: str, place: Any, capsys: Any) -> None:
     """Its first update is absurd. Both name the same tensor, and with the flag the same layer."""

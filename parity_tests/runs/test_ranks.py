@@ -15,6 +15,7 @@ from lockstep.process import ONE_THREAD, start_module
 from lockstep.run import checkpoint
 from lockstep.train import watch
 from parity_tests.runs.fake_runs import SHAPE
+from parity_tests.tiers import tier
 
 SMALL = (
     f"{SHAPE} --batch-size 2 --eval-batches 1 --policy fp32 --numerics strict --device cpu "
@@ -75,6 +76,7 @@ def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
         time.sleep(0.05)
 
 
+@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("framework", twin.MODULES)
@@ -97,6 +99,7 @@ def test_who_is_missing_is_named_in_one_line(
     checkpoint.load(checkpoint.listing(Path("run"))[-1])
 
 
+@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
 @pytest.mark.parametrize("framework", twin.MODULES)
 def test_a_rank_that_parts_ends_all(framework: str, ended: list[subprocess.Popen]) -> None:
     """Before its weights are saved."""
@@ -138,6 +141,7 @@ SAYS = {
 }  # fmt: skip
 
 
+@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
 @pytest.mark.parametrize("launcher", SAYS)
 def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.Popen]) -> None:
     """Its variables, set by hand."""
@@ -151,6 +155,7 @@ def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.P
     assert Path("run/checkpoints/step_00000003/weights-1.safetensors").exists()
 
 
+@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
 def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
     """As on two machines, with one process each."""
     where = f"127.0.0.1:{free_port()}"
@@ -164,6 +169,7 @@ def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
     assert Path("run/checkpoints/step_00000003/weights-1.safetensors").exists()
 
 
+@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
 @pytest.mark.parametrize("framework", twin.MODULES)
 def test_a_process_reads_its_own_part(framework: str, ended: list[subprocess.Popen]) -> None:
     words = [*SMALL, "--steps", "2"]

@@ -25,6 +25,7 @@ from lockstep.process import ROOT, git_commit
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import sampling
 from parity_tests.runs.fake_runs import save_at_once
+from parity_tests.tiers import tier
 
 STEPS = 20
 SMALL = (
@@ -158,6 +159,7 @@ def last_step(log: Path) -> int:
     return max((row["step"] for row in runlog.rows(log)), default=0)
 
 
+@tier("rest", guard="test_kills' fake, and rung 10")
 @pytest.mark.parametrize("framework", STOPS)
 def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     framework: str, place: Path

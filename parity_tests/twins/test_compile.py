@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import torch_ref.step
 from parity_tests.pair import FAMILIES, run, start, toy
+from parity_tests.tiers import tier
 from torch_ref.extra import onednn
 
 # The tracer itself makes an instance of an autograd.Function, which torch deprecates.
@@ -31,6 +32,18 @@ def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@tier(
+    "rest",
+    guard="tiny under sqrt",
+    where=lambda family, remat: (family, remat) in (("tiny", "none"), ("gpt2", "block")),
+)
+@tier(
+    "full",
+    guard="tiny under sqrt, and two rows of make test-rest",
+    where=lambda family, remat: (
+        (family, remat) not in (("tiny", "none"), ("tiny", "sqrt"), ("gpt2", "block"))
+    ),
+)
 @pytest.mark.parametrize("remat", ["none", "sublayer", "block", "sqrt", "dots"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_equals_eager(family: str, remat: str) -> None:
@@ -71,6 +84,7 @@ def test_islands_are_traced_too() -> None:
     assert losses[0] == losses[1]
 
 
+@tier("rest", guard="the formats, uncompiled")
 @pytest.mark.parametrize("policy", ["fp8-delayed", "mxfp8"])
 def test_narrow_formats_are_traced_too(policy: str) -> None:
     """Histories move as they do in eager mode."""

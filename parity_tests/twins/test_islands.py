@@ -18,6 +18,7 @@ from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 from parity_tests.input.programs import Op, read
 from parity_tests.pair import FRAMEWORKS, toy
+from parity_tests.tiers import tier
 from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
 from parity_tests.twins.test_roles import small as small_config
 
@@ -129,6 +130,7 @@ def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
     return found
 
 
+@tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
 @pytest.mark.parametrize("family", ["tiny", "gpt2"])
 @pytest.mark.parametrize(
     ("patterns", "policy"),
@@ -170,6 +172,12 @@ CLIMBED = [
 ]
 
 
+@tier("rest", guard="islands' dtypes, and bugs of islands")
+@tier(
+    "full",
+    guard="rung 2 in fp64, rung 3 in bf16, in make test-rest",
+    where=lambda policy, number: (policy, number) in (("bf16", 2), ("fp64", 3)),
+)
 @pytest.mark.parametrize(
     ("row", "policy", "number"),
     [pytest.param(*case, id=f"{case[0]['fp32_islands']}-{case[1]}-{case[2]}") for case in CLIMBED],

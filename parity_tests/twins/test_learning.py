@@ -9,6 +9,7 @@ from lockstep.config import Config
 from lockstep.config.policy import POLICIES
 from lockstep.data import batches, corpus
 from parity_tests.pair import FRAMEWORKS, run, start, toy
+from parity_tests.tiers import tier
 
 # Of its time most is compilation, and torch multiplies float16 on a CPU at about 1 GFLOP/s.
 SMALL: dict[str, Any] = {
@@ -22,6 +23,12 @@ def short_run(policy: str) -> Config:
     return toy(policy=policy, numerics="fast", **SMALL | layers)
 
 
+@tier("full", guard="bf16 and fp16", where=lambda policy: policy in ("fp64", "fp32", "tf32"))
+@tier(
+    "rest",
+    guard="bf16, fp16 and fp8",
+    where=lambda policy: policy in ("nvfp4", "mxfp8", "fp8-delayed", "fp8-rowwise"),
+)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_validation_loss_falls_below_the_unigram_entropy(framework: str, policy: str) -> None:

@@ -18,6 +18,9 @@ from lockstep.data.batch import Batch, split_tokens
 from lockstep.model.state import TrainState
 from lockstep.parity.automaton import Automaton
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.tiers import tier
+
+pytestmark = tier("quick", guard="the loss-scale automaton")
 
 POISON = 255
 

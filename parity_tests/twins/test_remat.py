@@ -11,6 +11,7 @@ import torch_ref.remat
 from lockstep.model.state import TrainState
 from lockstep.parity.compare import norm_gap
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
+from parity_tests.tiers import tier
 
 MODES = ("sublayer", "block", "sqrt", "dots")
 
@@ -29,6 +30,12 @@ def assert_bitwise(a: TrainState, b: TrainState) -> None:
             assert array.tobytes() == getattr(b, field)[name].tobytes(), (field, name)
 
 
+@tier(
+    "full",
+    guard="unrolled layers, and rung 6",
+    where=lambda framework, flags: framework == "jax" and flags["layers"] == "scan",
+)
+@tier("rest", guard="rung 6, and torch's", where=lambda framework: framework == "jax")
 @pytest.mark.parametrize(
     ("framework", "flags"),
     [

@@ -26,6 +26,7 @@ from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
 from parity_tests.input.programs import Op, Program, Value, read
 from parity_tests.pair import FAMILIES, FRAMEWORKS, toy
+from parity_tests.tiers import tier
 
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
 B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
@@ -137,6 +138,11 @@ def violations(framework: str, program: Program, config: Config) -> set[str]:
 # --- the twins
 
 
+@tier(
+    "rest",
+    guard="jax-tiny, and torch-gpt2",
+    where=lambda framework, family: (framework, family) == ("jax", "gpt2"),
+)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,6 +14,7 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.tiers import tier
 from parity_tests.twins import test_native_formats as native
 from parity_tests.twins.test_native_formats import SCALES, in_jax, in_torch
 
@@ -64,6 +65,7 @@ def test_an_infinity_that_is_clipped_shows(
     assert not np.isfinite(dweight).any()
 
 
+@tier("rest", guard="rung 7", where=lambda number: number != 7)
 @pytest.mark.parametrize("number", CLIMBED)
 def test_the_ladder_over_float16(number: int, device: str, sides: tuple[Side, Side]) -> None:
     config = matrix.config(CLIMBED[number], device)

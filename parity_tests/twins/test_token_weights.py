@@ -7,6 +7,7 @@ from lockstep.data.batch import Batch, stack_batches
 from lockstep.parity.compare import norm_rule
 from lockstep.parity.verdict import Verdict
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.tiers import tier
 
 ROWS, CONTEXT = 8, 16
 PLAIN = {"n_layer": 1, "policy": "fp64", "context": CONTEXT}
@@ -39,6 +40,7 @@ def updated(framework: str, batch: Batch, n: int, **flags: object) -> dict[str, 
     return {**state.mu, "loss": np.array(result.loss), "grad norm": np.array(result.grad_norm)}
 
 
+@tier("rest", guard="one chunk", where=lambda chunks: chunks == "3")
 @pytest.mark.parametrize("chunks", ["1", "3"])
 def test_micro_batches_are_one_batch(chunks: str) -> None:
     """N = 1, 2 and 8, in both: a target weighs the same in whichever micro-batch it stands."""
