@@ -1,5 +1,6 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
+# make quick   a minute of tests, for after each change; says at its end what it ran
 # make test    set-up and the checks: ruff, mypy, the test suite
 # make gate    whether the working tree trains the same bits as COMMIT (default: HEAD) did
 # make test-rest  what make test leaves out for its time: several devices, other pairs ...
@@ -11,11 +12,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST_FLAGS ?=  # PYTEST_FLAGS=--fresh-cache: with no program that a former run compiled
 
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup train test suite gate test-rest test-cuda test-tpu test-pages finetune check evidence
+.PHONY: setup train quick test suite gate test-rest test-cuda test-tpu test-pages finetune check evidence
 
 setup: .venv/.ready
 
@@ -34,6 +36,9 @@ setup: .venv/.ready
 train: setup
 	$(BIN)/python -m jax_impl.train --policy bf16
 
+quick: setup
+	$(BIN)/python -m pytest parity_tests --quick -n auto $(PYTEST_FLAGS)
+
 test: setup  # mypy is one process: beside it the suite has the other cores
 	$(MAKE) --no-print-directory -j 2 check suite
 
@@ -43,10 +48,10 @@ gate: setup
 	$(BIN)/python -m parity_tests.gate $(COMMIT)
 
 suite: setup
-	$(BIN)/python -m pytest parity_tests -n auto --durations=10
+	$(BIN)/python -m pytest parity_tests -n auto --durations=10 $(PYTEST_FLAGS)
 
 test-rest: setup
-	$(BIN)/python -m pytest parity_tests --rest -n auto --durations=10
+	$(BIN)/python -m pytest parity_tests --rest -n auto --durations=10 $(PYTEST_FLAGS)
 
 test-cuda: .venv-aot/.ready
 	.venv-aot/bin/python -m pytest parity_tests/cuda -n auto --durations=10
