@@ -10,6 +10,7 @@ import pytest
 import jax_impl.model
 from lockstep.config import formats
 from lockstep.data.batch import blank_window
+from lockstep.config.policy import resolve
 from lockstep.errors import UserError
 from lockstep.parity import catalogue, machines, power, specificity
 from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
@@ -35,9 +36,24 @@ STAGES = {
     "no-unscale": "the loss scale", "no-clip": "clipping", "eps-inside-root": "the optimizer",
     "schedule-off-by-one": "the schedule",
 }  # fmt: skip
+# A mesh, a narrow format, an adapter in JAX and gradients in a dtype of their own need programs that
+# no other test compiles. Of the bugs of each family these are in `make test`.
+OF_FAMILIES = {
+    "sum-over-devices", "norm-of-one-shard", "mean-of-rank-means",
+    "e4m3-gradients", "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
+}  # fmt: skip
+
+
+def is_dear(bug: Bug) -> bool:
+    """Whether a bug needs a program that no other test of `make test` compiles."""
+    policy = resolve(bug.flags.get("policy", "fp64"))
+    adapters_in_jax = "lora_rank" in bug.flags and bug.framework == "jax"
+    family = {"mesh", "formats"} & bug.flags.keys() or policy.recipe or policy.grads
+    return bool(family or adapters_in_jax) and bug.name not in OF_FAMILIES
 
 
 @tier("quick", guard="a bug for each stage of the step", where=lambda bug: bug.name in STAGES)
+@tier("rest", guard="a bug of each family", where=is_dear)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     others = {side.framework: side for side in sides}
