@@ -46,8 +46,8 @@ def config_of(policy: str, **flags: Any) -> Config:
 
 # Seen: nanogpt is torch_ref bit for bit in every policy. bare-jax is off by 1.8e-15 nats and 3e-15
 # of the norm in fp64; over six seeds by 0.67 of the envelope in fp32, 1.6 in bf16.
-@tier("full", guard="fp64, and bf16 in make test-rest", where=lambda policy: policy == "fp32")
-@tier("rest", guard="fp64", where=lambda policy, flags: policy == "bf16" or bool(flags))
+@tier("full", guard="fp64 and bf16, in make test-rest", where=lambda policy: policy == "fp32")
+@tier("rest", guard="the ladder's curves; a peer's refusals, and what it prepares and loads")
 @pytest.mark.parametrize(
     ("peer", "policy", "flags"),
     [
@@ -83,7 +83,7 @@ def test_both_skip_the_same_steps(sides: Sides) -> None:
 
 # Seen, in the order given: 3.9e-3 and 1.6e-6 nats, 105 times the envelope; 2.9e-9 and 5.6e-3 nats,
 # 15 times the envelope. The bounds are 1e-12 nats and 3 times.
-@tier("rest", guard="Hugging Face's peers")
+@tier("rest", guard="the ladder's bugs")
 @pytest.mark.parametrize(
     ("peer", "bug", "policy"),
     [

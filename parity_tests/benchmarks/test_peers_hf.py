@@ -42,7 +42,7 @@ def config_of(family: str, policy: str, **flags: Any) -> Config:
 
 # Seen, both peers: in float64 1.8e-15 nats and 4.0e-15 of the norm; the gap over the envelope 0.25
 # to 0.5 in fp32, 0.93 (GPT-2) and 0.23 (Llama) in bf16, and over three seeds at most 1.04.
-@tier("rest", guard="the bare peers' curves")
+@tier("rest", guard="the ladder's curves; a peer's refusals, and what it prepares and loads")
 @tier(
     "full",
     guard="fp64, and gpt2 in bf16, in make test-rest",
@@ -73,6 +73,7 @@ def test_the_curve_is_ours(
 
 
 # Seen, in the order given: 1.7e-3, 0.15, 0.052 and 3.0e-3 nats; bound 1e-12.
+@tier("rest", guard="the ladder's bugs")
 @pytest.mark.parametrize(
     ("peer", "bug"),
     [

@@ -7,6 +7,7 @@ import pytest
 from lockstep.data import template
 from lockstep.data.chat import by_template
 from lockstep.errors import UserError
+from parity_tests.tiers import tier
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,7 @@ def _of_a_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     template.close()
 
 
+@tier("rest", guard="limits on what is read, by each reader")
 @pytest.mark.parametrize(
     "body",
     [

@@ -33,11 +33,7 @@ CASES = 500
 BY_NAME = {reader.name: reader for reader in READERS}
 
 
-@tier(
-    "rest",
-    guard="a bug planted in each reader",
-    where=lambda name: name in ("ckpt", "parquet", "plan", "rows"),
-)
+@tier("rest", guard="a bug planted in each reader")
 @pytest.mark.parametrize("name", BY_NAME)
 def test_reader(name: str, request: pytest.FixtureRequest) -> None:
     asked = request.config.getoption("--fuzz")

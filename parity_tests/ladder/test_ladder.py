@@ -26,7 +26,7 @@ fp64-none-1-tiny-unroll-1                             q q q q q t t r r r .
 fp64-sublayer-4-gpt2-scan-3                           r r t r r t r r r r .
 fp32-block-1-tiny-scan-3                              r r r r r r r r r r .
 fp32-sqrt-4-gpt2-unroll-1                             r r t r r r r t r r .
-bf16-dots-1-gpt2-unroll-3                             r r t r r r r t r r .
+bf16-dots-1-gpt2-unroll-3                             r r r r r r r t r r .
 bf16-dots-4-tiny-scan-1                               r t t t t r r r r r .
 fp16-sublayer-1-tiny-unroll-1                         r r t r r r t r r r .
 fp16-none-4-gpt2-scan-3                               r r r r r r r r r r .
@@ -35,12 +35,12 @@ fp64-block-4-gpt2-unroll-1                            q q q q q t t t t t .
 fp64-dots-1-tiny-unroll-1                             r r t r r t r r r r .
 tf32-dots-1-gpt2-scan                                 . . r . . r . r . . .
 fp64-none-1-unroll-1-grouped                          t t t t t t t r r r .
-bf16-none-4-unroll-1-grouped                          . r t . . . . . . . .
-fp8-dots-1-gpt2-1-unroll                              . . t . . r . r . . .
+bf16-none-4-unroll-1-grouped                          . r r . . . . . . . .
+fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  t . t t t . . . . t .
-bf16-none-4-tiny-unroll-1-data=1-3--                  . . t . . . . . . . .
+bf16-none-4-tiny-unroll-1-data=1-3--                  . . r . . . . . . . .
 fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
 bf16-none-1-tiny-unroll-fsdp=2                        . . . . . . . . . . r

@@ -36,8 +36,8 @@ STAGES = {
     "no-unscale": "the loss scale", "no-clip": "clipping", "eps-inside-root": "the optimizer",
     "schedule-off-by-one": "the schedule",
 }  # fmt: skip
-# A mesh, a narrow format, an adapter in JAX and gradients in a dtype of their own need programs that
-# no other test compiles. Of the bugs of each family these are in `make test`.
+# A mesh, a narrow format, an adapter in JAX, and gradients in a dtype of their own need programs
+# that no other test compiles. Of the bugs of each family these are in `make test`.
 OF_FAMILIES = {
     "sum-over-devices", "norm-of-one-shard", "mean-of-rank-means",
     "e4m3-gradients", "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
