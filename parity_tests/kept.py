@@ -2,6 +2,7 @@
 
 JAX's own key of a program covers its text, XLA's options and flags, and the versions; not the CPU
 whose instructions the program has, nor the threads that it is cut for. The folder's name has those.
+A file that a killed process has half written stays: JAX compiles that program anew, and goes on.
 JAX could bound the folder's size, but reads all of it for each program that it adds, under a lock
 that all processes share: so it is trimmed here, once a session.
 """

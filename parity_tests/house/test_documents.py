@@ -9,6 +9,9 @@ import pytest
 from evidence import ladder, tables
 from lockstep.process import ROOT
 from parity_tests.house.quoted import commands_in, refusal
+from parity_tests.tiers import tier
+
+pytestmark = tier("quick", guard="house rules")
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -5,6 +5,9 @@ import ast
 import pytest
 
 from lockstep.process import ROOT
+from parity_tests.tiers import tier
+
+pytestmark = tier("quick", guard="house rules")
 
 PACKAGES = ("lockstep", "lockstep_recorder", "lockstep_compiler", "jax_impl", "torch_ref",
             "mutants", "benchmarks", "evidence", "examples")  # fmt: skip
