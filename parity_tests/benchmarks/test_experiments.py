@@ -179,6 +179,7 @@ def test_an_interrupted_experiment_goes_on(
     assert second[1:] == ["jax fp32", "torch fp32"]
 
 
+@tier("rest", guard="each work, in this process")
 def test_an_arm_runs_in_a_process_and_its_time_is_known_before(tmp_path: Path) -> None:
     out = tmp_path / "arms.jsonl"
     known = expected.seconds([arm()], {})

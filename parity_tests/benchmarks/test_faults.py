@@ -26,6 +26,7 @@ from lockstep.parity.matrix import covering
 from parity_tests.benchmarks.faulty import FAULTS, REFUSED
 from parity_tests.conftest import Outcomes
 from parity_tests.ladder import test_ladder
+from parity_tests.tiers import tier
 
 WHY = {
     "kernel": ("failed", REFUSED),
@@ -57,6 +58,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.report, "write", lambda file: "report.md")
 
 
+@tier("rest", guard="each fault, by itself")
 def test_each_fault_is_a_row_and_the_suite_goes_on(
     measured: None, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

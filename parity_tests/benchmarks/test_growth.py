@@ -52,6 +52,7 @@ def test_jax_keeps_less_with_sqrt() -> None:
     assert sqrt < block
 
 
+@tier("rest", guard="FLOPs of remat, in test_cost.py")
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_recomputed_flops(framework: str) -> None:
     measure = Measure(framework, "cpu")
@@ -130,6 +131,7 @@ def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> N
     assert speed.holds({**result, "floor": None})
 
 
+@tier("rest", guard="the laws, of given times")
 def test_a_racer_answers_with_seconds() -> None:
     racer = speed.Racer("torch", "fp32", speed.SMALL | {"n_layer": 1, "d_model": 24, "context": 8})
     assert racer.turn() > 0

@@ -70,6 +70,7 @@ def test_the_curve_is_ours(peer: str, policy: str, flags: dict[str, Any], sides:
     assert_same_end(case, ours, theirs)
 
 
+@tier("rest", guard="the bugs of the loss scale")
 def test_both_skip_the_same_steps(sides: Sides) -> None:
     """Under fp16, from a loss scale that overflows at first. A CPU is slow at it: tiny."""
     shape = {"d_model": 16, "context": 8, "batch_size": 1, "steps": 12}

@@ -83,6 +83,7 @@ def test_nothing_is_printed_or_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@tier("rest", guard="the eager step")
 @tier("full", guard="hf-trainer", where=lambda peer: peer == "accelerate")
 @pytest.mark.parametrize("peer", PEERS)
 def test_compiled_equals_eager(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:

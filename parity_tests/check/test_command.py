@@ -32,6 +32,7 @@ def test_equal_programs_are_status_0_and_all_is_written(
     assert json.loads(pairs.read_text())["modules"]["1"] == "1"
 
 
+@tier("rest", guard="what the command calls")
 def test_a_reference_that_does_not_repeat_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_reference_that_does_not_repeat_is_no_answer(
     assert capsys.readouterr().out.startswith("INCOMPLETE")
 
 
+@tier("rest", guard="what the command calls")
 def test_a_loss_that_is_a_constant_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +111,7 @@ def batch(step):
 """
 
 
+@tier("rest", guard="what the command calls")
 @pytest.mark.parametrize(
     ("tree", "leaf"), [("jnp.ones(4)", "model"), ("{'': jnp.ones(4)}", "model['']")],
     ids=["an array", "under an empty key"],
@@ -125,6 +128,7 @@ def test_a_weight_without_a_name_has_one(
     assert run("check", tmp_path / "trace", other) == FAILED
 
 
+@tier("rest", guard="what the command calls")
 @pytest.mark.parametrize(
     "tree", ["{'a': {'b': X}, 'a.b': X}", "{'': X, 'params': X}", "{'a': (X,), 'a.0': X}"]
 )

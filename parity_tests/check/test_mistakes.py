@@ -19,6 +19,7 @@ from lockstep_recorder.user import Mistake, User
 from parity_tests.check.inside import Inside, check_inside
 from parity_tests.check.mutants import port_of
 from parity_tests.check.small_program import record_small, small
+from parity_tests.tiers import tier
 
 # --- the user's program
 
@@ -101,6 +102,7 @@ def test_the_command_shows_frames_and_one_line(
     assert last == "error: small.py: loss raised KeyError: 'y'"
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 @pytest.mark.parametrize(("words", "module", "name"), [
     ("check TRACE TRACE --json a.json", durable, "replace"),
     ("record --export a.pyz", program, "export"),
@@ -246,6 +248,7 @@ def test_autocast_is_judged_by_its_own_noise(tmp_path: Path) -> None:
 # --- the recorder as one file
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
     import subprocess
 
@@ -261,6 +264,7 @@ def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
     assert check_inside(trace.read(tmp_path / "t"), path).verdict == "equal"
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 def test_a_program_whose_framework_has_not_the_kind_is_on_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +284,7 @@ def test_a_device_that_is_not_here_is_said_before_the_reference_runs(
         compare_programs(reference, port, Options(device="mps", own_precision=True))
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 def test_a_saved_map_is_taken_and_a_wrong_one_refused(jax_reference: Trace) -> None:
     from lockstep.check import report
 

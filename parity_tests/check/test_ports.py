@@ -47,6 +47,7 @@ BUGS = {
 }
 
 
+@tier("rest", guard="the bugs of a torch port")
 def test_four_bugs_of_a_jax_port_have_four_causes(
     torch_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +136,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_torch("llama/llama_transformers.py", tmp_path_factory.mktemp("llama"))
 
 
+@tier("rest", guard="a tap is blamed; equal unlike pairs")
 @tier("full", guard="equinox", where=lambda package: package == "haiku")
 @pytest.mark.parametrize("package", ["equinox", "haiku"])
 def test_a_llama_through_taps(package: str, llama: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import assert_equivalent
+from parity_tests.tiers import tier
 
 REFERENCE = """
 import numpy as np
@@ -56,11 +57,13 @@ def check(folder: Path, steps: int) -> None:
     assert_equivalent(str(folder / "ref.py"), str(folder / "port.py"))
 
 
+@tier("rest", guard="the causes of a rate, in test_causes.py")
 def test_a_schedule_is_no_difference(tmp_path: Path) -> None:
     """Its count has 32 bits, and divided would round the rate to float32."""
     check(tmp_path, 3)
 
 
+@tier("rest", guard="the causes of a rate, in test_causes.py")
 def test_another_schedule_is_one(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="learning rate .* in step"):
         check(tmp_path, 4)

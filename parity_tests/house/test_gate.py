@@ -9,6 +9,7 @@ from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests import gate
 from parity_tests.gate import CONFIGS, Record, differences, lost_bugs, read_bugs
+from parity_tests.tiers import tier
 
 
 def record(**changes: float) -> Record:
@@ -56,6 +57,7 @@ def test_the_table_of_bugs_is_read() -> None:
     assert read_bugs(printed) == found
 
 
+@tier("rest", guard="the comparison, of records that are written down")
 def test_a_run_with_another_rate_is_seen(tmp_path: Path) -> None:
     """The same run twice has the same bits; another learning rate has not."""
     config = CONFIGS["tiny"]

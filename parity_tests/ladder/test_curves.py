@@ -15,6 +15,7 @@ from lockstep.parity import curves, operands
 from lockstep.parity.envelope import compare_curves
 from lockstep.parity.side import Side
 from lockstep.parity.verdict import Verdict
+from parity_tests.tiers import tier
 
 SMALL = {"device": "cpu", "n_layer": 1, "d_model": 16, "context": 32, "batch_size": 4}
 
@@ -58,6 +59,7 @@ def test_a_full_disk_loses_no_verdict(
     assert "float64, all 2 steps" in printed and "written" not in printed
 
 
+@tier("rest", guard="curves, from end to end")
 def test_the_order_of_the_operands_changes_nothing(tmp_path: Path) -> None:
     """Neither the verdict on a bug, nor the figure."""
     figures = []
