@@ -43,13 +43,21 @@ OF_FAMILIES = {
     "e4m3-gradients", "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
 }  # fmt: skip
 
+# Each needs a program of its own to show what another bug in `make test` shows.
+ALONE = {
+    "chunks-added-in-compute", "blocks-masked-as-first", "clip-before-unscale", "logits-in-float32",
+    "bias-rounded-twice", "islands-of-first-block", "island-under-autocast",
+    "tied-head-island-forgotten", "tf32-forward-only", "tf32-by-default",
+}  # fmt: skip
+
 
 def is_dear(bug: Bug) -> bool:
-    """Whether a bug needs a program that no other test of `make test` compiles."""
+    """Whether a bug needs a program that no other test of `make test` compiles, for little."""
     policy = resolve(bug.flags.get("policy", "fp64"))
     adapters_in_jax = "lora_rank" in bug.flags and bug.framework == "jax"
     family = {"mesh", "formats"} & bug.flags.keys() or policy.recipe or policy.grads
-    return bool(family or adapters_in_jax) and bug.name not in OF_FAMILIES
+    kept = bug.name in OF_FAMILIES
+    return bug.name in ALONE or (bool(family or adapters_in_jax) and not kept)
 
 
 @tier("quick", guard="a bug for each stage of the step", where=lambda bug: bug.name in STAGES)
@@ -163,6 +171,11 @@ def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
         rungs = {what.split()[-1]: len(rungs) for what, _, rungs in climbed}
         curves = {} if part == "fp64" else dict.fromkeys("45", 1)
         assert rungs == dict.fromkeys("0123", len(RUNGS)) | curves
+
+
+def test_tiers_name_bugs_that_are_there() -> None:
+    assert {*STAGES, *OF_FAMILIES, *ALONE} <= catalogue.BY_NAME.keys()
+    assert not any(is_dear(catalogue.BY_NAME[name]) for name in {*STAGES, *OF_FAMILIES})
 
 
 @pytest.mark.parametrize("framework", PLANTED)
