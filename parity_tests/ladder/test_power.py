@@ -9,8 +9,8 @@ import pytest
 
 import jax_impl.model
 from lockstep.config import formats
-from lockstep.data.batch import blank_window
 from lockstep.config.policy import resolve
+from lockstep.data.batch import blank_window
 from lockstep.errors import UserError
 from lockstep.parity import catalogue, machines, power, specificity
 from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug

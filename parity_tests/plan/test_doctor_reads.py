@@ -17,6 +17,7 @@ from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
 from lockstep.process import ROOT
 from lockstep.twin import MODULES
+from parity_tests.tiers import tier
 
 TELLS = 'print("noise"); print("{}"); print("more", end=""); __version__ = "9.9"'
 
@@ -100,6 +101,7 @@ def test_a_cpu_without_half_precision(
     assert "warning: --policy fp16 is emulated in torch" in capsys.readouterr().out
 
 
+@tier("rest", guard="a CPU without half precision")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 alone")
 def test_a_cpu_whose_float16_xla_cannot_compile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -99,6 +99,7 @@ def scales(run: str) -> list[tuple[float, bool]]:
     return [(row["loss_scale"], row["skipped"]) for row in rows(run, "train")]
 
 
+@tier("rest", guard="rung 10; a run that goes on under another policy")
 @tier(
     "full",
     guard="after a skipped step",

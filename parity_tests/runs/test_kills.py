@@ -165,6 +165,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     assert [path.name for path in checkpoint.listing(Path("run"))][-1] == f"step_{steps:08d}"
 
 
+@tier("rest", guard="the fake, killed again and again")
 @pytest.mark.parametrize("framework", ["two", *twin.MODULES])
 def test_any_rank_may_be_killed(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

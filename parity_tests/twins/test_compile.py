@@ -32,14 +32,10 @@ def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@tier(
-    "rest",
-    guard="tiny under sqrt",
-    where=lambda family, remat: (family, remat) in (("tiny", "none"), ("gpt2", "block")),
-)
+@tier("rest", guard="attention in blocks is traced; the eager step")
 @tier(
     "full",
-    guard="tiny under sqrt, and two rows of make test-rest",
+    guard="three rows, in make test-rest",
     where=lambda family, remat: (
         (family, remat) not in (("tiny", "none"), ("tiny", "sqrt"), ("gpt2", "block"))
     ),
@@ -72,6 +68,7 @@ def test_dropout_does_not_recompile() -> None:
     assert len(set(losses)) == 5
 
 
+@tier("rest", guard="attention in blocks is traced")
 def test_islands_are_traced_too() -> None:
     losses = []
     for compiled in (False, True):
@@ -98,6 +95,7 @@ def test_narrow_formats_are_traced_too(policy: str) -> None:
     assert curves[0] == curves[1]
 
 
+@tier("rest", guard="oneDNN in an eager step")
 @pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
