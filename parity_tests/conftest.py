@@ -262,10 +262,9 @@ class Outcomes:
         self.workers = getattr(config.option, "numprocesses", None) or 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and not report.skipped:
-            self.shown.update(
-                str(value) for name, value in report.user_properties if name == "shows"
-            )
+        shown = [str(value) for name, value in report.user_properties if name == "shows"]
+        if shown and report.when == "call" and not report.skipped:
+            self.shown.update(shown)
         new = [
             {**json.loads(str(value)), "seconds": report.duration}
             for name, value in report.user_properties
