@@ -25,9 +25,9 @@ TIERS = """
 fp64-none-1-tiny-unroll-1                             q q q q q t t r r r .
 fp64-sublayer-4-gpt2-scan-3                           r r t r r t r r r r .
 fp32-block-1-tiny-scan-3                              r r r r r r r r r r .
-fp32-sqrt-4-gpt2-unroll-1                             r r t r r r r t r r .
+fp32-sqrt-4-gpt2-unroll-1                             r r t r r r r r r r .
 bf16-dots-1-gpt2-unroll-3                             r r r r r r r t r r .
-bf16-dots-4-tiny-scan-1                               r t t t t r r r r r .
+bf16-dots-4-tiny-scan-1                               r t t t r r r r r r .
 fp16-sublayer-1-tiny-unroll-1                         r r t r r r t r r r .
 fp16-none-4-gpt2-scan-3                               r r r r r r r r r r .
 fp64-sqrt-1-tiny-scan-3                               t t t t t t t t t t .

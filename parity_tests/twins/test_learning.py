@@ -26,8 +26,8 @@ def short_run(policy: str) -> Config:
 @tier("full", guard="bf16 and fp16", where=lambda policy: policy in ("fp64", "fp32", "tf32"))
 @tier(
     "rest",
-    guard="bf16, fp16 and fp8",
-    where=lambda policy: policy in ("nvfp4", "mxfp8", "fp8-delayed", "fp8-rowwise"),
+    guard="bf16 and fp16",
+    where=lambda policy: bool(POLICIES[policy].recipe),
 )
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -54,6 +54,7 @@ def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> N
         assert_bitwise(after_one_step(framework, remat, **flags), plain)
 
 
+@tier("rest", guard="rung 6 under sqrt")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sqrt_with_a_longer_last_segment(framework: str) -> None:
     layers = {"n_layer": 5, "layers": "scan"}
