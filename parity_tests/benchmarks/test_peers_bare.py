@@ -140,6 +140,7 @@ REFUSED = [(peer, flags, text.format(peer)) for peer in PEERS for flags, text in
 ]
 
 
+@tier("rest", guard="refusals of Hugging Face's peers")
 @pytest.mark.parametrize(("peer", "flags", "text"), REFUSED)
 def test_what_has_no_counterpart_is_refused(
     peer: str, flags: dict[str, Any], text: str, sides: Sides

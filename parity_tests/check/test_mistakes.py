@@ -80,6 +80,7 @@ def test_a_program_is_read_as_it_is_written(
         assert value == User(str(path)).module.SAME
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     running = program.Program(str(small(tmp_path, new="def build(seed):\n    return 3")))
     with pytest.raises(UserError, match="build gives int; return a torch module or a JAX model"):
@@ -158,6 +159,7 @@ def batch(step):
 """
 
 
+@tier("rest", guard="the other mistakes, as one line each")
 def test_jax_takes_the_device_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_unchanged_port_is_equal_on_every_rung(jax_reference: Trace) -> None
     assert all(rung.findings and not rung.lacks for rung in result.rungs)
 
 
+@tier("rest", guard="the rewrites of a GPT")
 def test_running_variances_differ_by_the_frameworks(traces: Traces) -> None:
     (root,) = check_inside(traces("conv"), port_of("conv")).roots
     assert set(root.names) == set(VARIANCES)

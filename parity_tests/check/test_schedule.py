@@ -69,6 +69,7 @@ def test_another_schedule_is_one(tmp_path: Path) -> None:
         check(tmp_path, 4)
 
 
+@tier("rest", guard="batches of the mutants")
 def test_a_string_in_a_batch_is_given_as_it_is(tmp_path: Path) -> None:
     text, with_kind = PORT.replace("STEPS", "3"), "if batch['kind'] == 'square' else 0\n"
     drawn = "np.random.default_rng(step).normal(size=(8, 4))"

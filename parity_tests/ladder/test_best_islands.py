@@ -164,6 +164,7 @@ def test_it_is_as_good_as_any_kind_and_as_the_choice_of_a_held_out_seed(
     assert ours["errors"][1] <= 1.05 * found[GREEDY]["errors"][1]
 
 
+@tier("rest", guard="the knapsack, by all subsets")
 def test_a_run_keeps_what_was_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,19 +27,19 @@ fp64-sublayer-4-gpt2-scan-3                           r r t r r t r r r r .
 fp32-block-1-tiny-scan-3                              r r r r r r r r r r .
 fp32-sqrt-4-gpt2-unroll-1                             r r t r r r r r r r .
 bf16-dots-1-gpt2-unroll-3                             r r r r r r r t r r .
-bf16-dots-4-tiny-scan-1                               r t t t r r r r r r .
+bf16-dots-4-tiny-scan-1                               r t t r r r r r r r .
 fp16-sublayer-1-tiny-unroll-1                         r r t r r r t r r r .
 fp16-none-4-gpt2-scan-3                               r r r r r r r r r r .
-fp64-sqrt-1-tiny-scan-3                               t t t t t t t t t t .
+fp64-sqrt-1-tiny-scan-3                               r t t r t t t t r r .
 fp64-block-4-gpt2-unroll-1                            q q q q q t t t t t .
 fp64-dots-1-tiny-unroll-1                             r r t r r t r r r r .
 tf32-dots-1-gpt2-scan                                 . . r . . r . r . . .
-fp64-none-1-unroll-1-grouped                          t t t t t t t r r r .
+fp64-none-1-unroll-1-grouped                          r t t r t t t r r r .
 bf16-none-4-unroll-1-grouped                          . r r . . . . . . . .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
-fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  t . t t t . . . . t .
+fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  t . t t t . . . . r .
 bf16-none-4-tiny-unroll-1-data=1-3--                  . . r . . . . . . . .
 fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
@@ -53,7 +53,7 @@ mxfp8-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
 nvfp4-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
 fp64-none-4-gpt2-unroll-3-data=1-masked               . . t . t . . t . . .
 fp64-block-4-tiny-unroll-1-data=2-packed              . . . . . . . . . . t
-fp64-sqrt-1-tiny-scan-1-data=1-packed                 . t t . . . . . t . .
+fp64-sqrt-1-tiny-scan-1-data=1-packed                 . t t . . . . . r . .
 """
 IN_TIERS = {row: dict(enumerate(of, 1)) for row, *of in map(str.split, TIERS.split("\n")[1:-1])}
 MARKS = {

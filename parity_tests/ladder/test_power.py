@@ -40,7 +40,7 @@ STAGES = {
 # that no other test compiles. Of the bugs of each family these are in `make test`.
 OF_FAMILIES = {
     "sum-over-devices", "norm-of-one-shard", "mean-of-rank-means",
-    "e4m3-gradients", "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
+    "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
 }  # fmt: skip
 
 # Each needs a program of its own to show what another bug in `make test` shows.

@@ -78,6 +78,7 @@ def test_the_command_survives_two_broken_frameworks(
     assert re.search("fp32 +unsupported +unsupported", out)
 
 
+@tier("rest", guard="a framework that is broken")
 @pytest.mark.parametrize(("variable", "value", "words"), [
     ("JAX_PLATFORMS", "nonsense", "jax finds no device"),
     ("XLA_FLAGS", "--xla_nonsense=1", "unset XLA_FLAGS"),

@@ -17,6 +17,7 @@ from lockstep.cli import commands
 from lockstep.config.policy import POLICIES
 from lockstep.plan import memory, recommend, roofline, shape, timing
 from parity_tests.plan.plans import setting
+from parity_tests.tiers import tier
 
 TOO_LOW = 0.10  # of what is resident at most
 # JAX's process may have one step's bytes of the four that are counted. What malloc keeps of
@@ -189,6 +190,7 @@ def test_a_candidate_that_fails_is_said_and_the_others_are_timed(
     assert list(folder.iterdir()) == []
 
 
+@tier("rest", guard="what is made of its time")
 def test_a_trainer_is_really_timed(folder: Path) -> None:
     runs = sorted(path.name for path in (timing.ROOT / "runs").glob("*"))
     small = ["--model", "tiny", "--n-layer", "1", "--d-model", "32", "--context", "16"]

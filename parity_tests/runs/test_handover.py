@@ -99,7 +99,7 @@ def scales(run: str) -> list[tuple[float, bool]]:
     return [(row["loss_scale"], row["skipped"]) for row in rows(run, "train")]
 
 
-@tier("rest", guard="rung 10; a run that goes on under another policy")
+@tier("rest", guard="rung 10")
 @tier(
     "full",
     guard="after a skipped step",
@@ -125,6 +125,7 @@ def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
         assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)))
 
 
+@tier("rest", guard="rung 10")
 def test_a_run_goes_on_under_another_policy() -> None:
     """In either framework: weights and moments as they were, a loss scale where one is needed."""
     assert trainers.train("torch", begin("run", "--policy bf16 --steps 6")) == exits.DONE

@@ -133,6 +133,7 @@ def numbers(run: str) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in measured} for row in rows]
 
 
+@tier("rest", guard="a kill at any moment of a save, in test_checkpoint_torn.py")
 @tier("full", guard="the fake", where=lambda framework: framework != "fake")
 @pytest.mark.parametrize("framework", ["fake", *twin.MODULES])
 def test_a_run_killed_again_and_again_is_one_that_never_was(
@@ -165,7 +166,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
     assert [path.name for path in checkpoint.listing(Path("run"))][-1] == f"step_{steps:08d}"
 
 
-@tier("rest", guard="the fake, killed again and again")
+@tier("rest", guard="a kill at any moment of a save, in test_checkpoint_torn.py")
 @pytest.mark.parametrize("framework", ["two", *twin.MODULES])
 def test_any_rank_may_be_killed(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

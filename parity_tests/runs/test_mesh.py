@@ -80,6 +80,7 @@ def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
     assert gap("eval", "val_loss") <= 1e-12
 
 
+@tier("rest", guard="one line for each mistake, in test_bad_input.py")
 def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
     words, line = [*SMALL, "--out", "run"], "1 processes; start torchrun --nproc-per-node 2"
     assert f"--mesh data=2: {line}" in train([*words, "--mesh", "data=2"])

@@ -159,7 +159,7 @@ def last_step(log: Path) -> int:
     return max((row["step"] for row in runlog.rows(log)), default=0)
 
 
-@tier("rest", guard="test_kills' fake, and rung 10")
+@tier("rest", guard="rung 10")
 @pytest.mark.parametrize("framework", STOPS)
 def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     framework: str, place: Path

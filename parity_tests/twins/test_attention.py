@@ -21,6 +21,7 @@ from lockstep.model.attention import Kernel
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
 from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
+from parity_tests.tiers import tier
 from torch_ref.io.bridge import to_numpy
 from torch_ref.model import attend, attend_fused, attend_in_blocks
 from torch_ref.twin import TorchTwin
@@ -158,6 +159,7 @@ def test_blocks_of_queries_are_the_whole(family: str) -> None:
     assert blocks.step_flops(window) < whole.step_flops(window)
 
 
+@tier("rest", guard="rung 6")
 def test_recomputed_blocks_keep_no_scores() -> None:
     """As on CUDA without a kernel: the same gradients, of nothing but queries, keys and values."""
     t = 3 * 64 + 5
