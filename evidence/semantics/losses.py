@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import jax_impl.loss
 import torch_ref.loss
 from evidence.semantics.row import BF16, Row, as_torch, normal
-from lockstep.parity.toy import toy
+from lockstep.data.batch import Batch
 
 
 def cross_entropy() -> Row:
@@ -18,13 +18,13 @@ def cross_entropy() -> Row:
     labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
     tensors = as_torch(logits), torch.from_numpy(labels)
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
-    roles = toy(policy="bf16").dtypes
+    jax_batch, torch_batch = (Batch(x, x) for x in (jnp.asarray(labels), tensors[1][None]))
     with torch.autocast("cpu", torch.bfloat16):
         left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
     native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
     ours = (
-        float(jax_impl.loss.mean_loss(jnp.asarray(logits), jnp.asarray(labels), roles)),
-        torch_ref.loss.mean_loss(tensors[0][None], tensors[1][None], roles).item(),
+        float(jax_impl.loss.mean_loss(jnp.asarray(logits), jax_batch, jnp.dtype("float32"))),
+        torch_ref.loss.mean_loss(tensors[0][None], torch_batch, torch.float32).item(),
     )
     return Row(
         what="Cross-entropy of bfloat16 logits",
@@ -42,13 +42,15 @@ def ignored_targets() -> Row:
     logits, counts = 3 * normal(512, 256), np.arange(512) % 2 == 1
     targets = np.where(counts, logits.argmax(-1), 0)
     labels = np.where(counts, targets, -100)  # PyTorch's `ignore_index`
-    tensors, roles = (as_torch(logits), torch.from_numpy(labels)), toy(policy="fp32").dtypes
+    tensors = as_torch(logits), torch.from_numpy(labels)
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
     native = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
     x, y, counted = map(jnp.asarray, (logits, targets, counts))
-    in_jax = jax_impl.loss.mean_loss(x, y, roles, counted, jnp.asarray(256))
-    given = tensors[0][None], torch.from_numpy(targets)[None], roles, torch.from_numpy(counts)[None]
-    ours = (float(in_jax), torch_ref.loss.mean_loss(*given, torch.tensor(256)).item())
+    batch = Batch(y, y, counted)
+    in_jax = jax_impl.loss.mean_loss(x, batch, jnp.dtype("float32"), jnp.asarray(256))
+    batch = Batch(targets, targets, counts).map_arrays(lambda x: torch.from_numpy(x)[None])
+    in_torch = torch_ref.loss.mean_loss(tensors[0][None], batch, torch.float32, torch.tensor(256))
+    ours = float(in_jax), in_torch.item()
     return Row(
         what="A target of -100",
         torch="ignored",

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from flax import nnx
 from torch import Tensor
 
+import jax_impl.extra.rules
 import jax_impl.functional
 import jax_impl.io.bridge
 import jax_impl.model
 import jax_impl.precision
 import jax_impl.step
+import torch_ref.extra.rules
 import torch_ref.model
 import torch_ref.precision
 import torch_ref.step
@@ -32,13 +34,15 @@ from evidence.semantics.row import (
     strict_jit,
 )
 from lockstep.config import Config, ModelConfig
+from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
+from lockstep.devices import Capabilities
 from lockstep.model.params import Arrays, initial
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import toy
 from torch_ref.io.bridge import from_numpy, to_numpy
 
-NORM_EPS = ModelConfig.norm_eps
+NORM_EPS, DEVICE = ModelConfig.norm_eps, Capabilities(platform="cpu")
 
 
 def activation(name: str, reference: Callable, native: Callable, ours: Callable) -> Row:
@@ -68,8 +72,9 @@ def silu() -> Row:
 
 def gelu_form() -> Row:
     x = 2 * normal(1 << 14)
-    config = toy("gpt2")
-    gelu = torch_ref.model.MLP(config.model, config.dtypes).gelu
+    config = toy("gpt2").model
+    parts = torch_ref.model.Parts(config, torch.float32)
+    gelu = torch_ref.model.MLP(config, parts, "mlp").gelu
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.functional.gelu(jnp.asarray(x), "tanh"))
     return Row(
@@ -130,7 +135,7 @@ def linear() -> tuple[Row, Row]:
 
 
 def jax_layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-    return jax_impl.functional.layer_norm(x, weight, bias, NORM_EPS, False)
+    return jax_impl.functional.layer_norm(x, weight, bias, NORM_EPS)
 
 
 def jax_rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -141,13 +146,17 @@ def exact_norm(x: np.ndarray) -> np.ndarray:
     return F.layer_norm(as_torch(x).double(), x.shape[-1:], eps=NORM_EPS).numpy()
 
 
+def make_torch_norm(model: ModelConfig) -> torch.nn.Module:
+    return torch_ref.model.Parts(model, torch.float32).norm(model.d_model)
+
+
 def norm_ours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two twins' LayerNorm of the gpt2 family."""
     model = toy("gpt2", d_model=x.shape[-1]).model
     ones, zeros = jnp.ones(x.shape[-1]), jnp.zeros(x.shape[-1])
     theirs = strict_jit(jax_layer_norm)(jnp.asarray(x), ones, zeros)
     with torch.no_grad():
-        return np.asarray(theirs), torch_ref.model.make_norm(model)(as_torch(x)).numpy()
+        return np.asarray(theirs), make_torch_norm(model)(as_torch(x)).numpy()
 
 
 def layer_norm_variance() -> Row:
@@ -199,7 +208,7 @@ def rms_norm_epsilon() -> Row:
     x = 0.02 * normal(64, 512)
     theirs = torch.nn.RMSNorm(512)(as_torch(x)).detach().numpy()
     a = strict_jit(jax_rms_norm)(jnp.asarray(x), jnp.ones(512))
-    b = torch_ref.model.make_norm(toy(d_model=512).model)(as_torch(x)).detach().numpy()
+    b = make_torch_norm(toy(d_model=512).model)(as_torch(x)).detach().numpy()
     return Row(
         what="RMSNorm's epsilon, x of size 0.02",
         torch="the dtype's: 1.2e-7 in float32",
@@ -219,32 +228,32 @@ def one_layer(tied: bool = False, policy: str = "bf16") -> Config:
 def torch_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
     """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
     roles = config.dtypes
-    model = torch_ref.step.make_model(config, roles, CPU)
+    model = torch_ref.extra.rules.make_model(config, roles, CPU, DEVICE)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(from_numpy(weights[name]))
     if whole:
         model.to(torch_ref.precision.dtype(roles.compute))
     placed = batch.map_arrays(lambda x: torch.from_numpy(x).long())
-    torch_ref.step.batch_loss(model, placed, roles).backward()
+    torch_ref.step.batch_loss(model, placed, roles.policy).backward()
     return {name: to_numpy(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 @cache
 def jax_gradient_function(config: Config, whole: bool) -> Callable:
     roles = config.dtypes
-    model = jax_impl.step.make_model(config, roles, jax.devices("cpu")[0])
-    cast = jax_impl.precision.policy(roles).cast_to_compute if whole else lambda params: params
+    model = jax_impl.extra.rules.make_model(config, roles, DEVICE)
+    cast = jax_impl.precision.make_policy(roles).cast_to_compute if whole else lambda params: params
 
     def loss(some: Any, rest: Any, batch: Any) -> jax.Array:
-        return jax_impl.step.batch_loss(model(cast(some | rest)), batch, roles)
+        return jax_impl.step.batch_loss(model(cast(some | rest)), batch)
 
     return strict_jit(jax.grad(loss))
 
 
 def jax_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
     """The same in JAX, of the embedding and the head alone."""
-    shapes = jax_impl.step.make_model(config, config.dtypes, jax.devices("cpu")[0]).shapes
+    shapes = jax_impl.extra.rules.make_model(config, config.dtypes, DEVICE).shapes
     params = jax_impl.io.bridge.from_canonical(weights, shapes)
     some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}
     grads = jax_gradient_function(config, whole)(some, params, batch)
@@ -315,9 +324,12 @@ def softmax() -> Row:
         left = str(as_torch(q).softmax(-1).dtype).removeprefix("torch.")
 
     def agreement(output: str) -> float:
-        theirs = strict_jit(partial(jax_impl.model.attend, wide=jnp.dtype(output)))(q, k, v)
-        wide = torch_ref.precision.dtype(output)
-        ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), wide)
+        roles = Roles(param="float32", compute="bfloat16", output=output)
+        policy, t = jax_impl.precision.make_policy(roles), q.shape[1]
+        attend = partial(jax_impl.model.attend, places=jax_impl.model.Places(t), policy=policy)
+        theirs = strict_jit(attend)(q, k, v)
+        wide, places = torch_ref.precision.dtype(output), torch_ref.model.Places(t)
+        ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), places, dtype=wide)
         return bit_equal(theirs, to_numpy(ours))
 
     return Row(

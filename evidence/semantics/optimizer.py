@@ -11,13 +11,17 @@ import optax
 import torch
 from torch import Tensor
 
-import jax_impl.accumulate
 import jax_impl.optim
 import torch_ref.model
 import torch_ref.optim
 from evidence.semantics.row import Row, error, gradient_of, normal
 from lockstep.config import OptimConfig
 from lockstep.parity.toy import toy
+
+
+def norms(gradients: Any) -> jax.Array:
+    """Of each tensor, (P,)."""
+    return jnp.stack([optax.tree.norm(x) for x in jax.tree.leaves(gradients)])
 
 
 def decay() -> Row:
@@ -40,11 +44,12 @@ def decay() -> Row:
     leaf = torch.ones(1, requires_grad=True)
     usual = of_torch(torch.optim.AdamW([leaf], lr=config.lr), leaf)
     default = of(optax.adamw(config.lr))
-    model = torch_ref.model.MLP(toy().model, toy().dtypes)
+    parts = torch_ref.model.Parts(toy().model, torch.float32)
+    model = torch_ref.model.MLP(toy().model, parts, "mlp")
     torch.nn.init.ones_(model.up.weight)
     named = torch.nn.ModuleDict({"mlp": model})
     ours = (
-        of(jax_impl.optim.adamw(config, {"up.weight": True}, "float32")),
+        of(jax_impl.optim.adamw(config, {"up.weight": True}, "float32", norms)),
         of_torch(torch_ref.optim.adamw(named, config), model.up.weight),
     )
     return Row(
@@ -95,7 +100,7 @@ def clipping() -> Row:
         default="`optax.clip_by_global_norm`: (g / norm) · c",
         default_figure=gap(optax.clip_by_global_norm),
         ours="torch's form",
-        ours_figure=gap(jax_impl.optim.clip_by_global_norm),
+        ours_figure=gap(partial(jax_impl.optim.clip_by_global_norm, norms=norms)),
         unit="gap {:.0e}",
     )
 
@@ -118,7 +123,7 @@ def accumulator() -> Row:
 
     with jax.enable_x64(True):
         plain = gap(lambda: optax.MultiSteps(optax.adamw(1.0, config.beta1), n), 1.0, ours=False)
-        make = partial(jax_impl.accumulate.optimizer, config, {"w": True}, "float64")
+        make = partial(jax_impl.optim.optimizer, config, {"w": True}, "float64", norms)
         ours = gap(make, 1 / n, ours=True)
     return Row(
         what="Mean of 4 float64 gradients",

@@ -64,5 +64,5 @@ def gradient_of(leaf: Tensor) -> np.ndarray:
 
 def strict_jit(function: Callable) -> Callable:
     """As the JAX twin compiles its step under strict numerics."""
-    options = jax_impl.precision.compiler_options(toy().precision, jax.devices("cpu")[0])
+    options = jax_impl.precision.compiler_options(toy().precision, "cpu")
     return jax.jit(function, compiler_options=options)
