@@ -14,8 +14,9 @@ import numpy as np
 import optax
 from jax import Array
 
+from jax_impl.extra.device import configure
 from jax_impl.optim import adamw
-from jax_impl.precision import compiler_options, configure, loss_scale, policy
+from jax_impl.precision import compiler_options, loss_scale, make_policy
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.data.batch import Batch
@@ -46,7 +47,7 @@ class Net:
     """Images (B, 8, 8) -> logits (B, 16) in the compute dtype, and the new running statistics."""
 
     def __init__(self, roles: Dtypes, *, train: bool = True, tap: Tap = lambda _, x: x) -> None:
-        self.policy, self.train, self.tap = policy(roles), train, tap
+        self.policy, self.train, self.tap = make_policy(roles), train, tap
 
     def __call__(self, params: Params, images_BHW: Array) -> tuple[Array, Params]:
         x_BHWC, moved1 = self.block("1", params, images_BHW[..., None], stride=1)
@@ -116,6 +117,11 @@ def mean_loss(net: Net, params: Params, batch: Examples) -> tuple[Array, Params]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), moved
 
 
+def norms(grads: Params) -> Array:
+    """Of each tensor, (P,)."""
+    return jnp.stack([optax.tree.norm(x) for x in jax.tree.leaves(grads)])
+
+
 class State(NamedTuple):
     """What a step changes on the device."""
 
@@ -135,9 +141,10 @@ class JaxTwin:
     def __init__(self, config: Config) -> None:
         self.config, self.roles, self.device = config, config.dtypes, configure(config)
         decay = {name: name in DECAYED for name in WEIGHTS}
-        self.adamw = adamw(config.optim, decay, self.roles.param)
+        self.adamw = adamw(config.optim, decay, self.roles.param, norms)
         self.rates = learning_rates(config.optim)
-        jit = partial(jax.jit, compiler_options=compiler_options(config.precision, self.device))
+        options = compiler_options(config.precision, self.device.platform)
+        jit = partial(jax.jit, compiler_options=options)
         self.stepped, self.graded = jit(self.step_function), jit(self.grads_function)
         self.evaluated, self.traced = jit(self.evaluate_function), jit(self.trace_function)
 
@@ -274,7 +281,7 @@ class JaxTwin:
         both = jax.grad(scaled, argnums=(0, 1), has_aux=True)
         (grads, seen_grads), (loss, seen) = both(state.weights, slots)
         # Widened first: unscaled in float16 they would flush to zero.
-        wide = policy(self.roles).cast_to_output(seen_grads)
+        wide = make_policy(self.roles).cast_to_output(seen_grads)
         return loss, seen, scale.unscale(wide), scale.unscale(grads)
 
 

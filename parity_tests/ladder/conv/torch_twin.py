@@ -28,8 +28,9 @@ from parity_tests.ladder.conv import (
     WIDTHS,
     examples,
 )
+from torch_ref.extra.device import configure
 from torch_ref.optim import AdamW
-from torch_ref.precision import autocast, configure, dtype, grad_scaler
+from torch_ref.precision import autocast, dtype, grad_scaler
 
 Examples = tuple[Tensor, Tensor]  # images (..., B, 8, 8) float32, labels (..., B) int64
 
