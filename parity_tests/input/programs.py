@@ -6,7 +6,6 @@ goes in and comes out.
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from inspect import unwrap
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jax_impl.extra.rules import make_model
 from jax_impl.inspect.jaxprs import inner_jaxprs
 from jax_impl.inspect.trace import trace as trace_twin
 from jax_impl.step import batch_loss
@@ -87,10 +87,11 @@ def read_jax(config: Config) -> Program:
     ]
 
     def loss(params: Any) -> jax.Array:
-        return batch_loss(trainer.model(params), one, trainer.dtypes)
+        return batch_loss(trainer.model(params), one)
 
     _, vjp = jax.eval_shape(lambda params: jax.vjp(loss, params), state.params)
-    _, seen, _, _ = jax.eval_shape(partial(unwrap(trace_twin), trainer), state, one)
+    plain = make_model(config, config.dtypes, twin.capabilities, plain=True)
+    _, seen, _, _ = jax.eval_shape(partial(trace_twin, trainer, plain), state, one)
     roles = {
         "parameters": state.params,
         "first moments": optax.tree.get(state.optimizer, "mu"),
@@ -191,7 +192,7 @@ def read_torch(config: Config) -> Program:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        trainer.batch_loss(trainer.model, twin.place(one), trainer.dtypes)
+        trainer.batch_loss(trainer.model, twin.place(one), trainer.roles)
     moments = trainer.optimizer.state.values()
     roles = {
         "parameters": list(trainer.model.parameters()),

@@ -1,8 +1,8 @@
 """Fused attention is the written-out one, attention is causal, and what runs is what is named."""
 
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,17 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+import jax_impl.extra.attention
 import jax_impl.model
 import jax_impl.precision
-import torch_ref.precision
+import torch_ref.extra.attention
+import torch_ref.extra.capabilities
+from jax_impl.extra.attention import CUDNN, choose_attention
+from jax_impl.extra.capabilities import find_capabilities, has_fused_attention
 from lockstep.data.batch import Batch, blank_window, split_tokens
-from lockstep.model.attention import Kernel
+from lockstep.devices import Capabilities
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
 from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
 from parity_tests.tiers import tier
+from torch_ref.extra.attention import attend_fused, attend_in_blocks
 from torch_ref.io.bridge import to_numpy
-from torch_ref.model import attend, attend_fused, attend_in_blocks
+from torch_ref.model import Places, attend
 from torch_ref.twin import TorchTwin
 
 # B, T, H, K: a single token, odd sizes, and more than one tile of a kernel.
@@ -36,6 +41,7 @@ SHAPES = [
     (1, 197, 2, 8),
 ]
 name_of = attrgetter("__name__")
+CPU, GPU = Capabilities(platform="cpu"), Capabilities(platform="cuda")
 
 
 # --- fused and written out, in torch
@@ -49,11 +55,15 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def outputs(function: Any, tensors: list[Tensor], wide: torch.dtype) -> list[np.ndarray]:
+def written_out(wide: torch.dtype) -> Any:
+    return partial(attend, dtype=wide)
+
+
+def outputs(function: Any, tensors: list[Tensor]) -> list[np.ndarray]:
     """y and the gradients of q, k and v."""
     *inputs, upstream = tensors
     q, k, v = (x.clone().requires_grad_() for x in inputs)
-    y = function(q, k, v, wide)
+    y = function(q, k, v, Places(q.shape[1]))
     gradients = torch.autograd.grad(y, (q, k, v), upstream)
     return [to_numpy(x.double()) for x in (y, *gradients)]
 
@@ -62,7 +72,7 @@ def outputs(function: Any, tensors: list[Tensor], wide: torch.dtype) -> list[np.
 @pytest.mark.parametrize("attention", [attend_fused, attend_in_blocks], ids=name_of)
 def test_fused_is_written_out_in_float64(attention: Any, shape: tuple[int, ...]) -> None:
     tensors = draw(shape, torch.float64)
-    written, fused = (outputs(f, tensors, torch.float64) for f in (attend, attention))
+    written, fused = (outputs(f, tensors) for f in (written_out(torch.float64), attention))
     for a, b in zip(fused, written):
         if shape[1] == 1 and np.abs(b).max() < 1e-15:  # one token: q and k have no gradient
             assert np.abs(a).max() <= 1e-12
@@ -78,8 +88,8 @@ def test_fused_errs_no_more_than_written_out_in_bfloat16(
     """Against float64 on the same rounded inputs. The kernel rounds neither scores nor (forward)
     probabilities, so it may err less: 0.59 to 1.22 of the written-out error was seen."""
     tensors = draw(shape, torch.bfloat16)
-    exact = outputs(attend, [x.double() for x in tensors], torch.float64)
-    written, fused = (outputs(f, tensors, torch.float32) for f in (attend, attention))
+    exact = outputs(written_out(torch.float64), [x.double() for x in tensors])
+    written, fused = (outputs(f, tensors) for f in (written_out(torch.float32), attention))
     for a, b, truth in zip(fused, written, exact):
         ratio = np.linalg.norm(a - truth) / np.linalg.norm(b - truth)
         assert 0.4 < ratio < 1.5
@@ -89,15 +99,17 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
     """Rounded once, the twins' gradients are within half an ulp each. Summed in bfloat16, as jax
     0.12 left to itself sums the gradient of the keys here, they are ten times farther apart."""
     tensors = draw((2, 256, 2, 64), torch.bfloat16)
-    theirs = outputs(attend, tensors, torch.float32)
+    theirs = outputs(written_out(torch.float32), tensors)
     config = toy("tiny", policy="bf16", numerics="strict")
+    policy, places = jax_impl.precision.make_policy(config.dtypes), jax_impl.model.Places(256)
+    attention = partial(jax_impl.model.attend, places=places, policy=policy)
 
     def gradients(*inputs: jax.Array) -> list[jax.Array]:
         *qkv, upstream = inputs
-        y, backward = jax.vjp(partial(jax_impl.model.attend, wide=jnp.dtype("float32")), *qkv)
+        y, backward = jax.vjp(attention, *qkv)
         return [y, *backward(upstream)]
 
-    options = jax_impl.precision.compiler_options(config.precision, jax.devices()[0])
+    options = jax_impl.precision.compiler_options(config.precision, "cpu")
     inputs = [jnp.asarray(x.float().numpy(), jnp.bfloat16) for x in tensors]
     ours = jax.jit(gradients, compiler_options=options)(*inputs)
     for a, b in zip(ours, theirs, strict=True):
@@ -106,16 +118,16 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
 
 @pytest.mark.parametrize("fault", ["scale", "mask"])
 def test_a_wrong_kernel_is_seen(fault: str) -> None:
-    def wrong(q: Tensor, k: Tensor, v: Tensor, wide: torch.dtype) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
         if fault == "scale":  # 1 % too sharp
-            return attend_fused(q * 1.01, k, v, wide)
+            return attend_fused(q * 1.01, k, v, places)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         causal = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)  # one too many
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, causal).transpose(1, 2)
 
     tensors = draw(SHAPES[2], torch.bfloat16)
-    exact = outputs(attend, [x.double() for x in tensors], torch.float64)
-    written, faulty = (outputs(f, tensors, torch.float32) for f in (attend, wrong))
+    exact = outputs(written_out(torch.float64), [x.double() for x in tensors])
+    written, faulty = (outputs(f, tensors) for f in (written_out(torch.float32), wrong))
     errors = [np.linalg.norm(x[0] - exact[0]) for x in (faulty, written)]
     assert errors[0] > 1.5 * errors[1]
 
@@ -164,23 +176,25 @@ def test_recomputed_blocks_keep_no_scores() -> None:
     """As on CUDA without a kernel: the same gradients, of nothing but queries, keys and values."""
     t = 3 * 64 + 5
     q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
+    config = toy(policy="fp32", numerics="fast", context=t)
+    policy, places = jax_impl.precision.make_policy(config.dtypes), jax_impl.model.Places(t)
+    choice = choose_attention(config, config.dtypes, config.dtypes, CPU)
+    assert choice.blocks == 3
 
-    def outputs(recompute: bool) -> tuple[list[jax.Array], int]:
-        kernel = Kernel(blocks=3, recompute=recompute)
-        function = partial(jax_impl.model.attend_in_blocks, wide=q.dtype, kernel=kernel)
-        y, backward = jax.vjp(function, q, k, v)
+    def outputs(on_cpu: bool) -> tuple[list[jax.Array], int]:
+        attend = jax_impl.extra.attention.make_attention(choice, policy, jnp.einsum, on_cpu=on_cpu)
+        y, backward = jax.vjp(lambda q, k, v: attend(q, k, v, places), q, k, v)
         return [y, *backward(upstream)], max(x.size for x in jax.tree.leaves(backward))
 
-    (found, largest), (wanted, most) = outputs(True), outputs(False)
+    (found, largest), (wanted, most) = outputs(on_cpu=False), outputs(on_cpu=True)
     assert max(norm_gap(np.asarray(a), np.asarray(b)) for a, b in zip(found, wanted)) <= 1e-6
     assert largest == q.size and most > t * t // 3
 
 
 def test_strict_numerics_leave_nothing_out() -> None:
     strict, fast = (toy(context=1024, numerics=numerics) for numerics in ("strict", "fast"))
-    device = jax.devices("cpu")[0]
     blocks = [
-        jax_impl.precision.attention_kernel(config, config.dtypes, device).blocks
+        choose_attention(config, config.dtypes, config.dtypes.policy, CPU).blocks
         for config in (strict, fast)
     ]
     assert blocks == [1, 4]
@@ -244,16 +258,17 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
 
 
 def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ref.precision, "has_bfloat16_units", lambda _: True)
+    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda _: True)
     config = toy(policy="bf16", numerics="fast", context=128)
     cpu = torch.device("cpu")
-    assert torch_ref.precision.attention_backend(config, cpu) == "reference in 2 causal blocks"
-    assert torch_ref.precision.attention_backend(config, cpu, segments=True).startswith("sdpa:")
-    monkeypatch.setattr(jax_impl.precision, "triton_works", lambda _: True)
+    known = torch_ref.extra.capabilities.find_capabilities(cpu)
+    describe = partial(torch_ref.extra.attention.describe_attention, config, cpu, known)
+    assert describe() == "reference in 2 causal blocks"
+    assert describe(segments=True).startswith("sdpa:")
     config = toy(policy="fp32", numerics="fast", context=64)
-    gpu: Any = SimpleNamespace(platform="gpu")
-    assert jax_impl.precision.attention_backend(config, gpu) == "triton"
-    assert jax_impl.precision.attention_backend(config, gpu, segments=True) == (
+    gpu = replace(GPU, fused_attention=lambda dtype, d_head: dtype == "float32")
+    assert jax_impl.extra.attention.describe_attention(config, gpu) == "triton"
+    assert jax_impl.extra.attention.describe_attention(config, gpu, segments=True) == (
         NONE.format("float32")
     )
 
@@ -280,21 +295,17 @@ NONE = "reference (no cuDNN attention for {}, head dim 16 on gpu)"
 @pytest.mark.parametrize(
     ("flags", "platform", "works", "expected"),
     [
-        ({"policy": "bf16"}, "gpu", True, "cudnn"),
-        ({"policy": "fp16", "attention": "fused"}, "gpu", True, "cudnn"),
-        ({"policy": "bf16", "attention": "reference"}, "gpu", True, "reference"),
-        ({"policy": "bf16", "numerics": "strict"}, "gpu", True, "reference"),
+        ({"policy": "bf16"}, "cuda", True, "cudnn"),
+        ({"policy": "fp16", "attention": "fused"}, "cuda", True, "cudnn"),
+        ({"policy": "bf16", "attention": "reference"}, "cuda", True, "reference"),
+        ({"policy": "bf16", "numerics": "strict"}, "cuda", True, "reference"),
         ({"policy": "bf16"}, "cpu", True, "reference"),
-        ({"policy": "bf16"}, "gpu", False, NONE.format("bfloat16")),
-        ({"policy": "fp32"}, "gpu", True, NONE.format("float32")),
+        ({"policy": "bf16"}, "cuda", False, NONE.format("bfloat16")),
+        ({"policy": "fp32"}, "cuda", True, NONE.format("float32")),
     ],
 )
 def test_jax_on_other_devices(
-    monkeypatch: pytest.MonkeyPatch,
-    flags: dict[str, str],
-    platform: str,
-    works: bool,
-    expected: str,
+    flags: dict[str, str], platform: str, works: bool, expected: str
 ) -> None:
     asked = []
 
@@ -302,27 +313,26 @@ def test_jax_on_other_devices(
         asked.append((compute, d_head))
         return works
 
-    monkeypatch.setattr(jax_impl.precision, "cudnn_works", probe)
     config = toy(**{"numerics": "fast", **flags})
-    device: Any = SimpleNamespace(platform=platform)
-    assert jax_impl.precision.attention_backend(config, device) == expected
+    device = Capabilities(platform=platform, fused_attention=probe)
+    assert jax_impl.extra.attention.describe_attention(config, device) == expected
     assert {*asked} <= {(config.precision.roles.compute, 16)}
 
 
-def test_an_evaluation_in_float32_is_not_given_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_in_float32_is_not_given_to_cudnn() -> None:
     """The kernel is for half precision, and each policy asks for itself."""
-    monkeypatch.setattr(jax_impl.precision, "cudnn_works", lambda *_: True)
     config = toy(numerics="fast", policy="bf16", eval_policy="fp32")
-    device: Any = SimpleNamespace(platform="gpu")
+    gpu = replace(GPU, fused_attention=lambda dtype, d_head: True)
     fused = [
-        jax_impl.precision.attention_kernel(config, dtypes, device).fused
+        choose_attention(config, dtypes, dtypes.policy, gpu).name == CUDNN
         for dtypes in (config.dtypes, config.eval_dtypes)
     ]
     assert fused == [True, False]
 
 
-def test_cudnn_does_not_work_here() -> None:
-    assert not jax_impl.precision.cudnn_works("bfloat16", 64)
+def test_no_fused_kernel_works_here() -> None:
+    assert not has_fused_attention("bfloat16", 64)
+    assert not find_capabilities(jax.devices("cpu")[0]).fused_attention("bfloat16", 64)
 
 
 # --- causality

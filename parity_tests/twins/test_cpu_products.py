@@ -1,8 +1,10 @@
 """What multiplies rows and weights on a CPU: the forms that its libraries take, their choice."""
 
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -12,24 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-import jax_impl.extra.formats.products
+import jax_impl.extra.capabilities
+import jax_impl.extra.cpu
+import jax_impl.extra.rules
 import jax_impl.functional
 import jax_impl.inspect.probe
-import jax_impl.precision
+import torch_ref.extra.capabilities
 import torch_ref.inspect.probe
-import torch_ref.precision
 from jax_impl.extra.capabilities import has_bfloat16_library
-from jax_impl.functional import sum_in_float32
 from torch_ref.extra import onednn
-from torch_ref.extra.formats.products import keep
 
 
-def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callable:
+def linear_and_gradients(product: Callable, size: tuple[int, int, int]) -> Callable:
     rows, d_in, d_out = size
 
     def products(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
-        function = partial(jax_impl.functional.linear, narrow=narrow)
-        y, vjp = jax.vjp(function, x, weight, bias)
+        y, vjp = jax.vjp(product, x, weight, bias)
         return y, *vjp(dy)
 
     shapes = (rows, d_in), (d_in, d_out), (d_out,), (rows, d_out)
@@ -41,8 +41,8 @@ def linear_and_gradients(narrow: Callable, size: tuple[int, int, int]) -> Callab
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
     found = []
-    for narrow in (jax_impl.extra.formats.products.keep, sum_in_float32):
-        run = linear_and_gradients(narrow, (24, 40, 16))
+    for product in (jax_impl.functional.linear, jax_impl.extra.cpu.linear):
+        run = linear_and_gradients(product, (24, 40, 16))
         x, weight, bias, dy = run.args  # type: ignore[attr-defined]
         found.append(run.func(x, weight, bias if biased else None, dy))  # type: ignore[attr-defined]
     for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
@@ -53,7 +53,7 @@ def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
 def test_the_library_takes_all_three_products() -> None:
     if not has_bfloat16_library(jax.devices("cpu")[0]):
         pytest.skip("this CPU or jax has no library for it")
-    run = linear_and_gradients(sum_in_float32, (64, 128, 96))
+    run = linear_and_gradients(jax_impl.extra.cpu.linear, (64, 128, 96))
     lowered = run.func.lower(*run.args)  # type: ignore[attr-defined]
     text = lowered.compile().as_text().partition("ENTRY")[2]
     taken = re.findall(r"= f32\S+ fusion\(%\S+, %\S+\), kind=kCustom", text)
@@ -63,14 +63,14 @@ def test_the_library_takes_all_three_products() -> None:
 needs_onednn = pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
 
 
-def torch_linear_and_gradients(narrow: Callable, kind: torch.dtype, biased: bool) -> Any:
+def torch_linear_and_gradients(product: Callable, kind: torch.dtype, biased: bool) -> Any:
     numbers = np.random.default_rng(1)
     x, weight, bias, dy = (
         torch.tensor(numbers.integers(-4, 5, shape), dtype=kind)
         for shape in ((24, 40), (16, 40), (16,), (24, 16))
     )
     given = [each.requires_grad_() for each in (x, weight, *([bias] if biased else []))]
-    y = narrow(F.linear)(*given)
+    y = product(*given)
     return [y.detach(), *torch.autograd.grad(y, given, dy)]
 
 
@@ -78,8 +78,8 @@ def torch_linear_and_gradients(narrow: Callable, kind: torch.dtype, biased: bool
 @pytest.mark.parametrize("biased", [True, False])
 def test_onednn_gives_the_same_numbers(biased: bool) -> None:
     with FlopCounterMode(display=False) as counter:
-        ours = torch_linear_and_gradients(onednn.multiply_by_onednn, torch.float32, biased)
-    for one, other in zip(ours, torch_linear_and_gradients(keep, torch.float64, biased)):
+        ours = torch_linear_and_gradients(onednn.linear, torch.float32, biased)
+    for one, other in zip(ours, torch_linear_and_gradients(F.linear, torch.float64, biased)):
         assert torch.equal(one.double(), other)  # of small whole numbers
     assert counter.get_flop_counts()["Global"] == {onednn.LINEAR: 3 * 2 * 24 * 40 * 16}
 
@@ -88,7 +88,7 @@ def test_onednn_gives_the_same_numbers(biased: bool) -> None:
 def test_a_frozen_weight_costs_no_product() -> None:
     x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8)
     with FlopCounterMode(display=False) as counter:
-        onednn.multiply_by_onednn(F.linear)(x, weight).sum().backward()
+        onednn.linear(x, weight).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
 
 
@@ -113,21 +113,34 @@ def test_a_limit_on_instructions_counts(
 
 
 @pytest.mark.parametrize("library", [True, False])
-@pytest.mark.parametrize(("twin", "dtype"), [(jax_impl, "bfloat16"), (torch_ref, "float32")])
+@pytest.mark.parametrize(
+    ("twin", "dtype", "name"),
+    [(jax_impl, "bfloat16", "extra.cpu"), (torch_ref, "float32", "extra.onednn")],
+)
 def test_the_doctor_times_what_a_step_multiplies(
-    monkeypatch: pytest.MonkeyPatch, twin: Any, dtype: str, library: bool
+    monkeypatch: pytest.MonkeyPatch, twin: Any, dtype: str, name: str, library: bool
 ) -> None:
-    formed = []
+    place, taken = f"{twin.__name__}.{name}.linear", []
+    right = attrgetter(f"{name}.linear")(twin)
 
-    def form(product: Callable) -> Callable:
-        formed.append(product)
-        return product
+    def linear(*operands: Any) -> Any:
+        taken.append(operands)
+        return right(*operands)
 
-    monkeypatch.setattr(twin.precision, f"has_{dtype}_library", lambda device: library)
-    monkeypatch.setitem(twin.precision.OF_ROWS, dtype, form)
-    monkeypatch.setattr(jax_impl.functional, "sum_in_float32", form)  # known by its name there
-    monkeypatch.setattr(twin.probe, "fastest", lambda multiply: str(multiply().dtype))
-    timed = twin.probe.matmul_seconds()
+    monkeypatch.setattr(twin.extra.capabilities, f"has_{dtype}_library", lambda device: library)
+    monkeypatch.setattr(place, linear)
+    # Without what they remember from before.
+    for cached in (
+        jax_impl.extra.rules.make_product,
+        jax_impl.extra.capabilities.find_capabilities,
+    ):
+        module = sys.modules[cached.__module__]
+        monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)
+    monkeypatch.setattr(
+        jax_impl.inspect.probe, "find_capabilities", jax_impl.extra.capabilities.find_capabilities
+    )
+    monkeypatch.setattr(twin.inspect.probe, "fastest", lambda multiply: str(multiply().dtype))
+    timed = twin.inspect.probe.matmul_seconds()
     assert {"float32", "bfloat16"} <= timed.keys()
     assert all(kind in (name, f"torch.{name}") for name, kind in timed.items())
-    assert len(formed) == library
+    assert len(taken) == library

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import jax_impl.precision
-import torch_ref.precision
-import torch_ref.step
+import jax_impl.extra.device
+import torch_ref.extra.device
+import torch_ref.loss
 from lockstep.config import from_flags
 from lockstep.config.kinds import CHOICES, KINDS, PROOF, require_float64
 from lockstep.data.batch import Batch
@@ -18,7 +18,7 @@ from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests.pair import start, toy
 
-FIND = {"jax": jax_impl.precision.find_device, "torch": torch_ref.precision.find_device}
+FIND = {"jax": jax_impl.extra.device.find_device, "torch": torch_ref.extra.device.find_device}
 # A switch that other devices leave alone, and what asks for NVIDIA's own facts.
 SWITCHES = re.compile(r"torch\.backends\.cuda")
 OF_A_VENDOR = re.compile(r"torch\.(?:cuda|mps|xpu)\b|\.cuda\(")
@@ -79,7 +79,7 @@ class NoFloat64(TorchDispatchMode):
 def test_the_twin_under_fp32_makes_no_float64_on_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_ref.step, "NO_FLOAT64", ("cpu",))
+    monkeypatch.setattr(torch_ref.loss, "NO_FLOAT64", ("cpu",))
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: x.detach().clone().as_subclass(OnHost))
     config = toy(policy="fp32", accum=2)
     tokens = np.random.default_rng(0).integers(256, size=(2, 2, config.model.context))
@@ -99,6 +99,6 @@ def named(source: str) -> list[str]:
 def test_no_vendor_s_module_is_called() -> None:
     """Only the probe asks NVIDIA's, and where a device is found."""
     assert named("x = y.cuda()") and named("torch.cuda.synchronize()")
-    for file in sorted((ROOT / "torch_ref").glob("*.py")):
+    for file in sorted((ROOT / "torch_ref").rglob("*.py")):
         if file.name != "probe.py":
             assert not named(file.read_text()), file.name

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
 
 import jax_impl.dropout
-import jax_impl.precision
+import jax_impl.extra.device
 import torch_ref.dropout
 from lockstep.model.threefry import fold_in, threefry2x32
 from parity_tests.pair import toy
@@ -36,7 +36,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])
 def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
     """With and without 64-bit JAX: a float's width decides how many bits `bernoulli` draws."""
-    jax_impl.precision.configure(toy())  # the twin sets what decides the masks, not this test
+    jax_impl.extra.device.configure(toy())  # the twin sets what decides the masks, not this test
     with jax.enable_x64(request.param):
         yield request.param
 
@@ -185,7 +185,7 @@ def values(dtype: str) -> np.ndarray:
 def test_values_and_gradients_are_the_same_bits(dtype: str) -> None:
     """At a rate where dividing by 1 - rate and multiplying by its reciprocal are not the same."""
     if dtype == "float16":
-        jax_impl.precision.configure(toy(policy="fp16"))  # refuses where XLA has none
+        jax_impl.extra.device.configure(toy(policy="fp16"))  # refuses where XLA has none
     rate = 0.1
     x = values(dtype)
     upstream = x[::-1].copy()

@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_impl import functional as F
-from jax_impl.model import attend, attend_flash
-from lockstep.model.attention import Kernel, has_flash
+from jax_impl.extra.attention import TRITON, flash_attention, make_attention
+from jax_impl.extra.packed import Segments
+from jax_impl.model import Places, attend
+from jax_impl.precision import make_policy
+from lockstep.config.policy import POLICIES
+from lockstep.model.attention import AttentionChoice, has_flash
 
 ONE_ULP = 2.0**-23
+POLICY = make_policy(POLICIES["fp32"])
 
 
 @pytest.mark.parametrize("d_head", [16, 96], ids=["narrow", "wide"])
@@ -23,9 +27,9 @@ def test_the_kernel_is_attention(d_head: int) -> None:
         y, backward = jax.vjp(attention, q, k, v)
         return [np.asarray(x) for x in (y, *backward(jnp.asarray(dy)))]
 
-    kernel = gradients(lambda *qkv: F.flash_attention(*qkv, interpret=True))
-    exact = gradients(lambda q, k, v: attend(q, k, v, jnp.dtype("float32")))
-    swapped = gradients(lambda q, k, v: F.flash_attention(k, q, v, interpret=True))
+    kernel = gradients(lambda *qkv: flash_attention(*qkv, interpret=True))
+    exact = gradients(lambda q, k, v: attend(q, k, v, Places(128), policy=POLICY))
+    swapped = gradients(lambda q, k, v: flash_attention(k, q, v, interpret=True))
     for found, wanted, wrong in zip(kernel, exact, swapped, strict=True):
         tolerance = 128 * ONE_ULP * np.abs(wanted).max()
         assert np.abs(found - wanted).max() < tolerance < np.abs(wrong - wanted).max()
@@ -34,10 +38,9 @@ def test_the_kernel_is_attention(d_head: int) -> None:
 def test_what_it_does_not_take_is_written_out() -> None:
     """Segments, and lengths that are no whole number of tiles; sums of 48 products."""
     q, k, v = jnp.asarray(np.random.default_rng(1).normal(size=(3, 1, 48, 2, 16)), "float32")
-    wide, kernel = jnp.dtype("float32"), Kernel(flash=True)
-    same = jnp.arange(48)[:, None] // 24 == jnp.arange(48)[None] // 24
-    for segments in (None, same[None]):
+    attend_flash = make_attention(AttentionChoice(TRITON), POLICY, jnp.einsum, on_cpu=False)
+    for places in (Places(48), Segments.of(jnp.arange(48)[None] // 24)):
         assert not has_flash(48, 16)
-        found = attend_flash(q, k, v, wide, segments, kernel=kernel)
-        wanted = attend(q, k, v, wide, segments)
+        found = attend_flash(q, k, v, places)
+        wanted = attend(q, k, v, places, policy=POLICY)
         assert jnp.abs(found - wanted).max() < 48 * ONE_ULP * jnp.abs(wanted).max()

@@ -171,19 +171,19 @@ def test_the_twins_scale_by_the_same_histories(loss_scale: float) -> None:
     history[1] = 0  # nothing is recorded yet
     found = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
     for before, new in ((history, found), (np.zeros_like(history), found)):
-        ours = jax_impl.extra.formats.delayed.scales(
+        ours = jax_impl.extra.formats.delayed.make_scales(
             {"a": jax.numpy.array(before)}, jax.numpy.array(loss_scale)
-        )["a.scales"]
-        layer: Any = torch.nn.ModuleDict({"a": torch.nn.Module()})
+        )["a.product.scales"]
+        layer: Any = torch.nn.ModuleDict({"a": torch.nn.ModuleDict({"product": torch.nn.Module()})})
         torch_ref.extra.formats.delayed.give_scales(
             layer, {"a": torch.from_numpy(before)}, loss_scale
         )
         right = reference.scales(before) * units
         assert (bits(ours) == bits(right)).all()
-        theirs = layer["a"].scales
+        theirs = layer["a"].product.scales
         assert (bits(theirs.detach()) == bits(right)).all()
         recorded = np.stack([np.where(np.isfinite(new), new / units, 0), *before.T[:-1]], axis=1)
-        named = {"a": jax.numpy.array(before)}, {"a.scales": jax.numpy.array(new)}
+        named = {"a": jax.numpy.array(before)}, {"a.product.scales": jax.numpy.array(new)}
         assert (
             bits(jax_impl.extra.formats.delayed.record(*named, jax.numpy.array(loss_scale))["a"])
             == bits(recorded)

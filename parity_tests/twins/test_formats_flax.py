@@ -49,7 +49,7 @@ def history(length: int, largest: float, at: int) -> Array:
 
 def ours(largest: float, at: int = 0) -> Answer:
     histories = {LAYER: jnp.stack([history(HISTORY, largest, at)] * 3)}
-    (scales,) = amaxes.scales(histories, ONE).values()
+    (scales,) = amaxes.make_scales(histories, ONE).values()
 
     def layer(x: Array, weight: Array, scales: Array) -> Array:
         return rounded_linear(DELAYED, x, weight, None, None, scales)

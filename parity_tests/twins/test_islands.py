@@ -82,9 +82,9 @@ def test_dtypes_are_those_of_the_module_that_asks() -> None:
     config = toy(policy="bf16", eval_policy="fp32", fp32_islands="blocks.1,head")
     dtypes = config.dtypes
     for layer, compute in enumerate(["bfloat16", "float32", "bfloat16"]):
-        qkv = dtypes.at(f"blocks.{layer}").at("attn").at("qkv")
+        qkv = dtypes.at(f"blocks.{layer}.attn.qkv")
         assert (qkv.compute, qkv.param, qkv.output) == (compute, "float32", "float32")
-        assert qkv.policy == config.precision.roles
+    assert dtypes.policy == config.precision.roles
     assert (dtypes.compute, dtypes.at("head").compute) == ("bfloat16", "float32")
     assert {own.compute for own in config.eval_dtypes.modules.values()} == {"float32"}
 

@@ -1,12 +1,18 @@
 """`--formats`: which modules a pattern gives which format, and that the twins agree."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch.nn.functional
 
+import jax_impl.extra.cpu
+import jax_impl.extra.rules
+import jax_impl.functional
+import torch_ref.extra.onednn
+import torch_ref.extra.rules
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
+from lockstep.devices import Capabilities
 from lockstep.model.stacked import scans_layers
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
@@ -24,7 +30,7 @@ def formats_of(policy: str, formats: str, **flags: Any) -> dict[str, str]:
     """Module -> its recipe, or what it computes in."""
     dtypes = toy(n_layer=2, policy=policy, formats=formats, **flags).dtypes
     at = {name: dtypes.at(name) for name in dtypes.modules}
-    return {name: own.rounding or own.compute for name, own in at.items()}
+    return {name: own.recipe or own.compute for name, own in at.items()}
 
 
 def test_the_last_pattern_that_fits_counts_and_islands_after_it() -> None:
@@ -50,9 +56,19 @@ def test_in_float64_rounding_alone_is_left() -> None:
 
 
 def test_a_module_in_the_policy_s_own_format_is_any_other() -> None:
-    dtypes = replace(toy(policy="bf16", formats="*=bf16,head=fp32").dtypes, rounding="bfloat16")
-    assert dtypes.at("blocks.0.attn.qkv").rounding == "bfloat16"
-    assert dtypes.at("head").rounding == ""
+    """It has the product that most modules have, a CPU's library here; others have their own."""
+    device = Capabilities(platform="cpu", libraries=frozenset(["bfloat16", "float32"]))
+    names = "blocks.0.attn.qkv", "head"
+    config = toy(policy="bf16", formats="*=bf16,head=fp32", numerics="fast")
+    rules: Any = jax_impl.extra.rules.Rules(config, config.dtypes, device, remat="none")
+    usual, own = (rules.product(config.dtypes.at(name)) for name in names)
+    assert (usual, own) == (jax_impl.extra.cpu.linear, jax_impl.functional.linear)
+    config = toy(policy="fp32", formats="*=fp32,head=bf16", numerics="fast")
+    rules = torch_ref.extra.rules.Rules(config, config.dtypes, device)
+    usual, own = (rules.linear(name, 8, 8, bias=False).product for name in names)
+    assert usual is torch_ref.extra.onednn.linear
+    x, weight = torch.ones(8, 8), torch.full((8, 8), 1 + 2.0**-9)
+    assert torch.equal(own(x, weight, None), torch.full((8, 8), 8.0, dtype=torch.bfloat16))
 
 
 def test_what_a_recipe_leaves_out_can_be_asked_for() -> None:

@@ -2,6 +2,7 @@
 their products; on a CPU both frameworks multiply fp8 by hand, and we the blocks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
+import jax_impl.extra.device
 import jax_impl.extra.formats.products
-import jax_impl.precision
+import torch_ref.extra.device
 import torch_ref.extra.formats.products
-import torch_ref.precision
 from lockstep.config import from_flags
-from lockstep.formats.table import NATIVE, RECIPES, native_recipes
+from lockstep.devices import Capabilities
+from lockstep.formats.table import RECIPES, UNITS, Recipe
 from parity_tests.pair import norm_gap
 from parity_tests.twins.float8 import require_float8
 
@@ -26,6 +27,12 @@ SCALES = np.array([2.0**-7, 2.0**-9, 2.0**-14], np.float32)
 
 
 EVEN, ODD = (64, 48, 32), (63, 45, 30)
+
+
+def find_recipe(form: str) -> Recipe:
+    """By its name; "native" in front: by the device's units."""
+    name = form.removeprefix("native ")
+    return replace(RECIPES[name], native=name != form)
 
 
 def operands(sizes: tuple[int, int, int] = EVEN) -> list[np.ndarray]:
@@ -42,7 +49,7 @@ def in_jax(
 ) -> list[np.ndarray]:
     """The product and its derivatives by x, weight and bias, and by scales."""
     *given, dy = operands(sizes)
-    product = jax_impl.extra.formats.products.NARROW[form](jnp.matmul)
+    product = partial(jax_impl.extra.formats.products.rounded_linear, find_recipe(form))
     named = () if scales is None else (None, scales)
 
     @jax.jit
@@ -59,8 +66,8 @@ def in_torch(
     x, weight, bias, dy = (torch.tensor(each) for each in operands(sizes))
     leaves = [x, weight.T.contiguous(), bias, *([] if scales is None else [torch.tensor(scales)])]
     leaves = [leaf.requires_grad_() for leaf in leaves]
-    product = torch_ref.extra.formats.products.NARROW[form](F.linear)
-    y = product(*leaves[:3], *([None, leaves[3]] if scales is not None else []))
+    product: Any = partial(torch_ref.extra.formats.products.rounded_linear, find_recipe(form))
+    y = product(*leaves[:3], scales=None if scales is None else leaves[3])
     y.backward(dy)
     dx, dweight, *others = (leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)
     return [y.detach().numpy(), dx, dweight.T, *others]
@@ -105,7 +112,7 @@ def block_scaled_in_torch(
 SCALED_MM = torch._scaled_mm
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("native ") for name in NATIVE])
+@pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("run", [in_jax, in_torch])
 def test_a_native_product_is_the_emulated_one(
     run: Callable, name: str, monkeypatch: pytest.MonkeyPatch
@@ -166,19 +173,18 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What there are no units for: fp8 on a CPU, blocks before Blackwell."""
-    module = {"jax": jax_impl.precision, "torch": torch_ref.precision}[framework]
+    module: Any = {"jax": jax_impl.extra.device, "torch": torch_ref.extra.device}[framework]
     device = jax.devices("cpu")[0] if framework == "jax" else torch.device("cpu")
 
     def named(**flags: Any) -> str:
-        return module.name_emulated(
-            from_flags({"device": "cpu", **flags}, accelerator=False), device
-        )
+        config = from_flags({"device": "cpu", **flags}, accelerator=False)
+        return module.describe(config, device)["emulated"]
 
     assert [named(policy=p) for p in ("fp8", "nvfp4", "bf16")] == ["fp8", "nvfp4", ""]
-    hopper, blackwell = native_recipes((9, 0)), native_recipes((10, 0))
-    monkeypatch.setattr(module, "multiplied_natively", lambda device: blackwell)
+    hopper, blackwell = (Capabilities.of_cuda(capability) for capability in ((9, 0), (10, 0)))
+    monkeypatch.setattr(module, "find_capabilities", lambda device: blackwell)
     assert [named(policy=p) for p in ("fp8", "mxfp8", "nvfp4")] == [""] * 3
-    monkeypatch.setattr(module, "multiplied_natively", lambda device: hopper)
+    monkeypatch.setattr(module, "find_capabilities", lambda device: hopper)
     assert named(policy="fp8") == named(policy="fp8-delayed") == named(policy="fp8-rowwise") == ""
     assert named(policy="mxfp8") == "mxfp8"
     assert named(policy="fp64", formats="blocks.1.mlp=fp8") == "fp8"  # of float64, by hand

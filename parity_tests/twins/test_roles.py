@@ -192,26 +192,20 @@ def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: tor
 
 
 def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
-    call = jax_impl.pure.Pure.__call__
+    call = jax_impl.pure.PureGPT.__call__
 
     def jax_cast(self: Any, params: Any) -> Any:
         return call(self, jax.tree.map(lambda p: p.astype("bfloat16"), params))
 
     def torch_loss(
-        model: Any,
-        batch: Any,
-        roles: Any,
-        *rest: Any,
-        chunks: int = 1,
-        over: None = None,
-        **tap: Any,
+        model: Any, batch: Any, roles: Any, dropout: Any = None, over: None = None
     ) -> torch.Tensor:
         half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
         with torch_ref.step.autocast(roles, batch.tokens.device):
-            logits = functional_call(model, half, (batch.tokens, *rest), tap)
-            return torch_ref.step.mean_loss(logits, batch.targets, roles)
+            logits = functional_call(model, half, (batch, dropout))
+            return torch_ref.step.mean_loss(logits, batch, getattr(torch, roles.output))
 
-    patch.setattr(jax_impl.pure.Pure, "__call__", jax_cast)
+    patch.setattr(jax_impl.pure.PureGPT, "__call__", jax_cast)
     patch.setattr(torch_ref.step, "batch_loss", torch_loss)
 
 
@@ -247,12 +241,15 @@ def layer_norm_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
 
 def softmax_in_compute(patch: pytest.MonkeyPatch) -> None:
     jax_attend, torch_attend = jax_impl.model.attend, torch_ref.model.attend
-    patch.setattr(
-        jax_impl.model,
-        "attend",
-        lambda q, k, v, wide, same: jax_attend(q, k, v, v.dtype),
-    )
-    patch.setattr(torch_ref.model, "attend", lambda q, k, v, *_: torch_attend(q, k, v, v.dtype))
+
+    def jax_narrow(*operands: Any, policy: jmp.Policy, **how: Any) -> jax.Array:
+        return jax_attend(*operands, policy=policy.with_output_dtype(policy.compute_dtype), **how)
+
+    def torch_narrow(q: Any, *rest: Any, dtype: Any, **how: Any) -> torch.Tensor:
+        return torch_attend(q, *rest, dtype=q.dtype, **how)
+
+    patch.setattr(jax_impl.model, "attend", jax_narrow)
+    patch.setattr(torch_ref.model, "attend", torch_narrow)
 
 
 def nothing_cast(patch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_a_row_that_the_document_lacks_is_seen() -> None:
 
 def places() -> list[str]:
     return sorted(
-        set(re.findall(r"`((?:jax_impl|torch_ref|lockstep)/\w+\.py:\w+)`", DOC.read_text()))
+        set(re.findall(r"`((?:jax_impl|torch_ref|lockstep)/[\w/]+\.py:\w+)`", DOC.read_text()))
     )
 
 
