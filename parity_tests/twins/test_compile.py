@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+import torch_ref.extra.capabilities
 import torch_ref.step
 from parity_tests.pair import FAMILIES, run, start, toy
 from parity_tests.tiers import tier
@@ -99,7 +100,7 @@ def test_narrow_formats_are_traced_too(policy: str) -> None:
 @pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
-    monkeypatch.setattr(torch_ref.precision, "has_float32_library", lambda device: True)
+    monkeypatch.setattr(torch_ref.extra.capabilities, "has_float32_library", lambda device: True)
     linear = Mock(wraps=onednn.LINEAR)
     monkeypatch.setattr(onednn, "LINEAR", linear)
     counts, losses = {}, []
@@ -117,7 +118,7 @@ def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ref.precision, "has_bfloat16_units", lambda device: True)
+    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda device: True)
     losses = []
     small: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "steps": 3}
     for compiled in (False, True):

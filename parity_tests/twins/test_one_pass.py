@@ -1,12 +1,15 @@
 """What a GPU does in fewer kernels, for the loss, in LayerNorm and in attention; a CPU, which does
 not, checks the sums."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_impl import functional as F
+from jax_impl.extra import gpu
 
 ROWS = np.random.default_rng(0).normal(size=(5, 257)) * 30
 EXACT = np.log(np.exp(ROWS - ROWS.max(-1, keepdims=True)).sum(-1)) + ROWS.max(-1)
@@ -47,15 +50,15 @@ def test_moments_in_one_pass_are_those_in_two() -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-13)
 
 
-@pytest.mark.parametrize("own_moments", [False, True])
-def test_layer_norm_has_the_derivative_of_its_definition(own_moments: bool) -> None:
+@pytest.mark.parametrize("layer_norm", [F.layer_norm, gpu.layer_norm], ids=["core", "gpu"])
+def test_layer_norm_has_the_derivative_of_its_definition(layer_norm: Any) -> None:
     def definition(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - x.mean(-1, keepdims=True)
         return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
     with jax.enable_x64(True):
         args, dy = [jnp.asarray(a) for a in (ROWS, ROWS[0], ROWS[1])], jnp.asarray(ROWS[::-1])
-        found, backward = jax.vjp(lambda *args: F.layer_norm(*args, 1e-5, own_moments), *args)
+        found, backward = jax.vjp(lambda *args: layer_norm(*args, 1e-5), *args)
         wanted, derivative = jax.vjp(definition, *args)
         for left, right in zip((found, *backward(dy)), (wanted, *derivative(dy))):
             # 257 terms of up to 486, each rounded by at most 3e-14.

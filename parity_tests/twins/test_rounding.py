@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jax_impl.extra.formats.products
 import jax_impl.extra.formats.rounding
+import torch_ref.extra.capabilities
 import torch_ref.extra.formats.products
 import torch_ref.extra.formats.rounding
-import torch_ref.precision
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
@@ -251,7 +251,7 @@ def test_with_nothing_rounded_it_is_wide(
     framework: str, family: str, wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the emulation changes nothing but the operands, of torch's own product."""
-    for module in (torch_ref.precision, onednn):
+    for module in (torch_ref.extra.capabilities, onednn):
         monkeypatch.setattr(module, "has_float32_library", lambda device: False)
     recipe = {"recipe": narrow} if narrow != "tf32" else {"tf32": True}
     monkeypatch.setitem(POLICIES, narrow, replace(POLICIES[wide], **recipe))
