@@ -5,7 +5,7 @@ import sys
 from benchmarks.process import parse_word, words
 from lockstep.config import Config
 from lockstep.data.batch import blank_window
-from lockstep.devices import AMPERE
+from lockstep.devices import AMPERE, Capabilities
 from lockstep.exits import DONE, exit_status
 from lockstep_compiler.fake_cuda import load_guard, patch_torch
 
@@ -18,13 +18,14 @@ def peak(config: Config) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from lockstep_compiler.side_torch import make_moments
-    from torch_ref import precision, step
+    from torch_ref.extra.rules import make_trainer
+    from torch_ref.precision import set_switches
 
-    device = torch.device("cuda")
+    device, able = torch.device("cuda"), Capabilities.of_cuda(AMPERE)
     patch_torch(AMPERE)
-    precision.set_switches(config, device)
+    set_switches(config, able)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        trainer = step.Trainer(config, device)
+        trainer = make_trainer(config, device, able)
         make_moments(trainer)
         window = blank_window(config).map_arrays(
             lambda x: torch.zeros(x.shape, dtype=torch.int64, device=device)

@@ -37,9 +37,9 @@ class Product(NamedTuple):
 
 
 def in_jax(dtype: str, transposed: bool, n: int, device: str) -> Product:
-    from jax_impl import precision
+    from jax_impl.extra.device import find_device
 
-    where = precision.find_device(device)
+    where = find_device(device)
     import jax
     import jax.numpy as jnp
 
@@ -67,8 +67,9 @@ def in_torch(dtype: str, transposed: bool, n: int, device: str) -> Product:
     import torch
 
     from torch_ref import precision
+    from torch_ref.extra.device import find_device
 
-    where = precision.find_device(device)
+    where = find_device(device)
     a = torch.full((n, n), 0.5, dtype=precision.dtype(dtype), device=where)
 
     def once() -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from lockstep.config.policy import BYTES, Dtypes, Roles
 from lockstep.errors import require
-from lockstep.formats.table import RECIPES, Recipe, native_recipes
+from lockstep.formats.table import RECIPES, Recipe, find_recipe, native_recipes
 
 GB = 10**9
 TERA = 10**12
-# NVIDIA's compute capability, from which there are bfloat16 and TF32; torch says yes to bfloat16
-# below it too.
-AMPERE = (8, 0)
+# NVIDIA's compute capabilities: the least that multiplies a dtype, and the least with tensor cores.
+# torch says yes to bfloat16 below it too.
+AMPERE, TENSOR_CORES = (8, 0), (7, 0)
+SINCE = {"float16": (5, 3), "bfloat16": AMPERE, "TF32": AMPERE}
 # What was measured on a CPU: `python -m benchmarks.plan` wrote it.
 CPU_FILE = Path(__file__).parent / "cpu.json"
 CPU = json.loads(CPU_FILE.read_bytes())
@@ -35,6 +36,9 @@ class Capabilities:
 
     Args:
         platform: the device's kind, as `--device` names it: cpu, cuda, rocm, tpu, mps, xpu.
+        half: the dtypes of 16 bit that it multiplies itself, without widening them; as far as that
+            is known without a trial.
+        tensor_cores: whether it has NVIDIA's units for matrices, of whatever dtype.
         tf32: its matrix units multiply float32 rounded to TF32.
         recipes: the narrow formats whose operands its matrix units take.
         fused_attention: (dtype, head dim) -> whether there is a fused kernel of attention.
@@ -45,6 +49,8 @@ class Capabilities:
     """
 
     platform: str
+    half: frozenset[str] = frozenset()
+    tensor_cores: bool = False
     tf32: bool = False
     recipes: frozenset[str] = frozenset()
     fused_attention: Callable[[str, int], bool] = has_no_fused_attention
@@ -54,8 +60,14 @@ class Capabilities:
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":
         """What NVIDIA's compute capability says; a twin adds its kernels of attention."""
-        tf32, recipes = capability >= AMPERE, native_recipes(capability)
-        return cls(platform="cuda", tf32=tf32, recipes=recipes)
+        has = {dtype: capability >= least for dtype, least in SINCE.items()}
+        return cls(
+            platform="cuda",
+            half=frozenset(dtype for dtype in ("float16", "bfloat16") if has[dtype]),
+            tensor_cores=capability >= TENSOR_CORES,
+            tf32=has["TF32"],
+            recipes=native_recipes(capability),
+        )
 
     @property
     def emulates_tf32(self) -> bool:
@@ -71,11 +83,9 @@ class Capabilities:
         name = roles.recipe or ("tf32" if roles.tf32 and self.emulates_tf32 else "")
         if not name:
             return None
-        if name not in RECIPES:
-            raise ValueError(f"recipe {name!r}: unknown; use one of {', '.join(RECIPES)}")
         # float64 has sums that no unit for narrow formats has.
         native = name in self.recipes and roles.compute != "float64"
-        return replace(RECIPES[name], native=native)
+        return replace(find_recipe(name), native=native)
 
     def emulated(self, dtypes: Dtypes) -> list[str]:
         """The recipes of a model that no unit of the device multiplies, over all its modules."""
@@ -92,6 +102,7 @@ class Device:
     tf32: float
     single: float
     float4: float = 0  # of 4-bit ones
+    platform: str = "cuda"  # its kind, as `--device` names it
     model: str = ""  # a pattern of words in the name by which the driver knows it
     capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
     halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
@@ -103,13 +114,20 @@ class Device:
     pcie: float = 32 * GB
     nvlink: float = 0
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do, without a framework's kernels."""
+        if self.capability is None:
+            return Capabilities(platform=self.platform, half=frozenset(self.halves))
+        return Capabilities.of_cuda(self.capability)
+
     def native(self, compute: str, tf32: bool, framework: str) -> bool:
         """Whether a matmul in this dtype is done by units made for it."""
         if framework in self.widens and BYTES[compute] < 4:
             return False
-        if tf32 or (compute == "bfloat16" and self.capability is not None):
-            return self.capability is not None and self.capability >= AMPERE
-        return compute == "float32" or (self.half > 0 and compute in self.halves)
+        if tf32:
+            return self.capabilities.tf32
+        return compute == "float32" or (self.half > 0 and compute in self.capabilities.half)
 
     def rate(self, compute: str, tf32: bool, framework: str) -> float:
         """FLOP/s; what is not native is computed in float32."""
@@ -120,13 +138,13 @@ class Device:
     @property
     def float8(self) -> float:
         """FLOP/s of 8-bit matmuls: twice the 16-bit ones' on every device that has them."""
-        return 2 * self.half if native_recipes(self.capability) else 0
+        return 2 * self.half if self.capabilities.recipes else 0
 
     def peak(self, roles: Roles) -> float:
         """FLOP/s of a policy's matmuls by a kernel that widens nothing; 0: no figure is kept."""
         if roles.compute == "float64":
             return 0
-        if roles.recipe in native_recipes(self.capability):
+        if roles.recipe in self.capabilities.recipes:
             return self.float4 if RECIPES[roles.recipe].bits == 4 else self.float8
         return self.rate(roles.compute, roles.tf32, framework="")
 
@@ -156,23 +174,23 @@ DEVICES = {device.name: device for device in (
     _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6, pcie=32),
     _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6, pcie=32),
     _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, 1676, pcie=64),
-    Device(name="m2", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
+    Device(name="m2", platform="mps", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
-    Device(name="tpu-v4", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA, tf32=0,
-           single=275 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
-    Device(name="tpu-v5e", memory=16 * GB, bandwidth=819 * GB, half=197 * TERA, tf32=0,
-           single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
-    Device(name="tpu-v6e", memory=32 * GB, bandwidth=1640 * GB, half=918 * TERA, tf32=0,
-           single=918 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    Device(name="tpu-v4", platform="tpu", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA,
+           tf32=0, single=275 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    Device(name="tpu-v5e", platform="tpu", memory=16 * GB, bandwidth=819 * GB, half=197 * TERA,
+           tf32=0, single=197 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
+    Device(name="tpu-v6e", platform="tpu", memory=32 * GB, bandwidth=1640 * GB, half=918 * TERA,
+           tf32=0, single=918 / 6 * TERA, halves=("bfloat16",), frameworks=("jax",)),
     # AMD's and Intel's data sheets: Instinct MI300X, Data Center GPU Max 1550.
-    Device(name="mi300x", memory=192 * GB, bandwidth=5300 * GB, half=1307.4 * TERA, tf32=0,
-           single=163.4 * TERA, pcie=64 * GB),
-    Device(name="max-1550", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA, tf32=0,
-           single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
+    Device(name="mi300x", platform="rocm", memory=192 * GB, bandwidth=5300 * GB, half=1307.4 * TERA,
+           tf32=0, single=163.4 * TERA, pcie=64 * GB),
+    Device(name="max-1550", platform="xpu", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA,
+           tf32=0, single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
     # Two cores of the CPU that docs/plan.md names, as `python -m benchmarks.plan` found it; so much
     # memory is a guess: `--memory` and `--measure` say what yours has.
-    Device(name="cpu", memory=16 * GB, bandwidth=RATES["bandwidth"], half=RATES["half"],
-           single=RATES["single"], tf32=0, halves=tuple(RATES["halves"]),
+    Device(name="cpu", platform="cpu", memory=16 * GB, bandwidth=RATES["bandwidth"],
+           half=RATES["half"], single=RATES["single"], tf32=0, halves=tuple(RATES["halves"]),
            widens=tuple(RATES["widens"]), resident=True),
 )}  # fmt: skip
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.devices import AMPERE
+from lockstep.devices import Capabilities
 from lockstep.errors import UserError
 from lockstep.files.cache import cache_folder
 
@@ -68,7 +68,8 @@ def patch_torch(capability: tuple[int, int]) -> None:
     """The switches of torch's Python half that would ask for a driver."""
     import torch
 
-    os.environ["LOCKSTEP_AMPERE"] = str(int(capability >= AMPERE))
+    able = Capabilities.of_cuda(capability)
+    os.environ["LOCKSTEP_AMPERE"] = str(int("bfloat16" in able.half))  # for guard.cpp
     torch.cuda.get_device_capability = lambda *args: capability
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **rest: True  # so it says on every device

@@ -4,22 +4,24 @@ process is rank 0, and what the others send has shapes alone."""
 import contextlib
 import os
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lockstep.config import Config
 from lockstep_compiler.fake_cuda import Event
-from torch_ref import step
-from torch_ref.extra.mesh import mesh
+from torch_ref.extra.mesh.mesh import make_mesh
 
 
-def join(config: Config, device: torch.device) -> None:
-    """As torchrun would have started it; the mesh is made here, of real numbers."""
+def join(config: Config, device: torch.device) -> DeviceMesh | None:
+    """As torchrun would have started it. The mesh is made of real numbers: not under fake
+    tensors."""
     size = config.mesh.size
     os.environ |= {"WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
     torch.cuda.device_count = lambda: size
@@ -28,9 +30,9 @@ def join(config: Config, device: torch.device) -> None:
     torch.cuda.Stream = torch.cuda.current_stream = Stream  # type: ignore[assignment,misc]
     torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    made = mesh.make_mesh(config, device)
-    vars(step)["make_mesh"] = lambda config, device: made
-    vars(mesh)["DistributedDataParallel"] = Replicated
+    initialize = DistributedDataParallel.__init__
+    DistributedDataParallel.__init__ = partialmethod(replicate, initialize)  # type: ignore[assignment]
+    return make_mesh(config, device)
 
 
 def watch_storages(born: Callable[[Any], None], dies: Callable[[Any], None]) -> None:
@@ -50,12 +52,12 @@ def watch_storages(born: Callable[[Any], None], dies: Callable[[Any], None]) -> 
     vars(_fsdp_param)["free_storage"] = let_go
 
 
-class Replicated(DistributedDataParallel):
-    """Without what it asks the others as it is made; its own average, where Python sees it."""
-
-    def __init__(self, model: torch.nn.Module, **how: Any) -> None:
-        super().__init__(model, init_sync=False, **how)
-        self.register_comm_hook(dist.get_world_size(), average)
+def replicate(
+    self: DistributedDataParallel, initialize: Callable[..., None], model: Any, **how: Any
+) -> None:
+    """DDP without what it asks the others as it is made; its own average, where Python sees it."""
+    initialize(self, model, init_sync=False, **how)
+    self.register_comm_hook(dist.get_world_size(), average)
 
 
 def average(count: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -6,6 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +20,18 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from jax_impl import precision, step
-from jax_impl.extra.formats.delayed import SCALES
+from jax_impl import precision
+from jax_impl.extra.attention import describe_attention
+from jax_impl.extra.formats import delayed
 from jax_impl.extra.mesh.mesh import AXES, divided_rows, shardings
-from jax_impl.pure import State
+from jax_impl.extra.rules import make_trainer
+from jax_impl.step import State, Trainer
 from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
 from lockstep.compile.expected import narrow_units
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
-from lockstep.data.batch import blank_window
+from lockstep.data.batch import Batch, blank_window
 from lockstep.errors import UserError
 from lockstep.formats.table import HISTORY
 
@@ -38,16 +41,6 @@ NO_TPU_HOST = {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1",
 }  # fmt: skip
-
-
-class AbsentDevice:
-    """What a twin asks of a `jax.Device`."""
-
-    def __init__(self, target: Target) -> None:
-        self.device_kind = target.name
-        self.platform = "tpu" if isinstance(target, Tpu) else "gpu"
-        if isinstance(target, Gpu):
-            self.compute_capability = "{}.{}".format(*target.capability)
 
 
 class Built(NamedTuple):
@@ -63,19 +56,17 @@ class Built(NamedTuple):
 def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     """Compiles the step that `jax_impl.train` would run; nothing is run."""
     began = time.perf_counter()
-    device: Any = AbsentDevice(target)
-    vars(precision)["cudnn_works"] = lambda compute, d_head: target.fuses(d_head)
-    vars(precision)["triton_works"] = lambda d_head: target.ampere
+    able = target.capabilities
     jax.config.update("jax_enable_compilation_cache", False)  # what is cached writes no dump
     with tempfile.TemporaryDirectory(prefix="lockstep-compile-") as folder:
         if isinstance(target, Gpu):
             ask_for_dump(config, target, folder)
-        precision.set_switches(config, device)
+        precision.set_switches(config, able)
         mesh = absent_mesh(config, target)
-        vars(step)["make_mesh"] = lambda config, device: mesh if config.mesh.size > 1 else None
-        trainer = step.Trainer(config, device)
+        device, several = mesh.devices.flat[0], config.mesh.size > 1
+        trainer = make_trainer(config, device, able, mesh if several else None)
         given = arguments(trainer, mesh)
-        lowered = trainer.compiled["step"].lower(*given)
+        lowered = trainer.jitted_step().lower(*given)
         built = build_for_tpu(lowered) if isinstance(target, Tpu) else build(lowered, folder)
     if hlo_file:
         Path(hlo_file).write_text(built.text, encoding="utf-8")
@@ -93,7 +84,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     return Program(
         framework=FRAMEWORK, how="compiled for",
         versions={m.__name__: m.__version__ for m in (jax, jaxlib)} | compiler_version(target),
-        attention_asked=precision.attention_backend(config, device),
+        attention_asked=describe_attention(config, able),
         seconds=time.perf_counter() - began, peak=built.peak,
         kernels=[*traffic.kernels(module, target, tf32)],
         collectives=list(collectives.collectives(module, timed)),
@@ -181,19 +172,28 @@ def absent_mesh(config: Config, target: Target) -> Mesh:
     return jax.make_mesh(config.mesh, AXES, (AxisType.Auto,) * 2, devices=topology.devices)
 
 
-def arguments(trainer: Any, mesh: Mesh) -> tuple[Any, Any]:
+def arguments(trainer: Trainer, mesh: Mesh) -> tuple[State, Batch]:
     """The shapes of state and window, placed as the trainer places them."""
-    make: Any = jax.ShapeDtypeStruct
-    whole = {name: make(s.shape, s.dtype) for name, s in trainer.model.shapes.items()}
-    params = {name: whole.pop(name) for name in trainer.params}
-    moments = jax.eval_shape(trainer.optimizer.init, params)
-    number = make((), jnp.int32)
-    history = make((3, HISTORY), jnp.float32)
-    amaxes = dict.fromkeys(trainer.dtypes.histories, history)
-    whole = {name: s for name, s in whole.items() if not name.endswith(SCALES)}
-    state = State(params, moments, make((), jnp.float32), number, number, whole, amaxes)
-    config = trainer.config
-    window = blank_window(config).map_arrays(lambda x: make(
-        x.shape, x.dtype, sharding=NamedSharding(mesh, divided_rows(x.shape, mesh))))  # fmt: skip
-    return jax.tree.map(lambda x, place: make(x.shape, x.dtype, sharding=place), state,
-                        shardings(state, mesh)), window  # fmt: skip
+
+    def place(x: Any, sharding: NamedSharding) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    def place_rows(x: Any) -> Any:
+        return place(x, NamedSharding(mesh, divided_rows(x.shape, mesh)))
+
+    state = jax.eval_shape(partial(initial_state, trainer))
+    window = blank_window(trainer.config).map_arrays(place_rows)
+    return jax.tree.map(place, state, shardings(state, mesh)), window
+
+
+def initial_state(trainer: Trainer) -> State:
+    """What a run begins with, its weights zero; traced, it allocates nothing."""
+    params = {name: jnp.zeros(x.shape, x.dtype) for name, x in trainer.model.shapes.items()}
+    moments = trainer.optimizer.init({name: params[name] for name in trainer.trained})
+    number = jnp.int32(0)
+    state = State(params, moments, jnp.float32(1), number, number)
+    if not isinstance(trainer, delayed.Delayed):
+        return state
+    history = jnp.zeros((3, HISTORY), jnp.float32)
+    amaxes = dict.fromkeys(trainer.config.dtypes.histories, history)
+    return delayed.State(**vars(state), amaxes=amaxes)

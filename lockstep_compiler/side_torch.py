@@ -15,8 +15,11 @@ from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep_compiler import fake_cuda, fake_world
 from lockstep_compiler.trace import Trace, storage_key
-from torch_ref import precision, step
+from torch_ref import precision
+from torch_ref.extra.attention import describe_attention
 from torch_ref.extra.mesh.mesh import local
+from torch_ref.extra.rules import make_trainer
+from torch_ref.step import Trainer
 
 FRAMEWORK = "torch"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -30,14 +33,13 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     began = time.perf_counter()
     assert isinstance(target, Gpu)
     fake_cuda.patch_torch(target.capability)
-    device = torch.device("cuda")
-    precision.set_switches(config, device)
-    if config.mesh.size > 1:
-        fake_world.join(config, device)
+    device, able = torch.device("cuda"), target.capabilities
+    precision.set_switches(config, able)
+    mesh = fake_world.join(config, device) if config.mesh.size > 1 else None
     optim, context = config.optim, config.model.context
     with FakeTensorMode(allow_non_fake_inputs=True):
-        trainer = step.Trainer(config, device)
-        asked = precision.attention_backend(config, device)
+        trainer = make_trainer(config, device, able, mesh)
+        asked = describe_attention(config, device, able)
         shapes = [tuple(p.shape) for p in trainer.model.parameters()]
         shapes += [tuple(local(p).shape) for p in trainer.model.parameters()]
         rows = optim.batch_size * context
@@ -70,7 +72,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     )  # fmt: skip
 
 
-def make_moments(trainer: Any) -> set[int]:
+def make_moments(trainer: Trainer) -> set[int]:
     """Adam's, as loading a state makes them; the places of its counts."""
     counts = set()
     for parameter in trainer.model.parameters():
@@ -81,7 +83,7 @@ def make_moments(trainer: Any) -> set[int]:
     return counts
 
 
-def state_tensors(trainer: Any) -> dict[tuple[str, str], Tensor]:
+def state_tensors(trainer: Trainer) -> dict[tuple[str, str], Tensor]:
     """Weights and Adam's moments, by (name, part)."""
     found: dict[tuple[str, str], Tensor] = {}
     for name, parameter in trainer.model.named_parameters():
@@ -91,7 +93,7 @@ def state_tensors(trainer: Any) -> dict[tuple[str, str], Tensor]:
     return {key: local(x) for key, x in found.items()}
 
 
-def watch_gradients(trainer: Any, trace: Trace) -> dict[str, Buffer]:
+def watch_gradients(trainer: Trainer, trace: Trace) -> dict[str, Buffer]:
     """Fills in as gradients are added up: over micro-batches in one place, or not."""
     part = "accumulators" if trainer.config.optim.accum > 1 else "gradients"
     found: dict[str, Buffer] = {}

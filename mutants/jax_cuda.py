@@ -1,30 +1,37 @@
 """Mutants of the JAX twin that show in a program compiled for CUDA, and nowhere else as surely."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
-from jax_impl import functional, loss, model, precision, step
+from jax_impl import functional, model, precision, step
+from jax_impl.extra import chunks, gpu, rules
+from jax_impl.extra.attention import CUDNN, REFERENCE
 from jax_impl.extra.mesh import gather
-from lockstep.model.attention import Kernel
+from jax_impl.precision import make_policy
+from lockstep.config.policy import POLICIES
+from lockstep.model.attention import AttentionChoice
 from mutants.patch import Plant, assign, both, wrap
 
 
-def widen(name: str) -> Plant:
-    """A place whose matmul is not cast."""
-
-    def wrong(right: Callable, function: Callable, dtypes: Any, **rest: Any) -> Callable:
-        cast = right(function, dtypes, **rest)
-        plain = lambda x, w, *b: function(x, w[...] if hasattr(w, "value") else w, *b)  # noqa: E731
-        return plain if dtypes.path.endswith(name) else cast
-
-    return wrap(model, "matmul", wrong)
+def multiply_widely(right: Callable, grads: str, recipe: Any, **how: Any) -> Any:
+    """Operands are rounded, and no unit for narrow formats multiplies them."""
+    return right(grads, recipe and replace(recipe, native=False), **how)
 
 
-def normalize_in_half(right: Callable, x: jax.Array, *rest: Any) -> jax.Array:
+def widen_head(right: Callable, self: rules.Rules) -> Any:
+    head = right(self)
+    head.policy = make_policy(POLICIES["fp32"])
+    return head
+
+
+def normalize_in_half(right: Callable, x: Array, *rest: Any) -> Array:
     return right(x.astype(jnp.bfloat16), *rest).astype(x.dtype)
 
 
@@ -37,45 +44,51 @@ def accumulate_narrowly(right: Callable, *args: Any, accumulator_dtype: Any, **r
     return right(*args, accumulator_dtype=jnp.bfloat16, **rest)
 
 
+def keep_logits(right: Callable, *args: Any) -> Array:
+    with patch.object(jax, "checkpoint", lambda function: function):
+        return right(*args)
+
+
 def with_remat(name: str) -> Plant:
     return wrap(model, "through_blocks", lambda right, *args, remat, **rest: right(
         *args, remat=name, **rest))  # fmt: skip
 
 
-def with_kernel(fused: bool) -> Plant:
-    return assign(step, "attention_kernel", lambda config, dtypes, device: Kernel(fused=fused))
+def with_attention(name: str) -> Plant:
+    return assign(rules, "choose_attention", lambda *args: AttentionChoice(name))
 
 
 BUGS: dict[str, Plant] = {
-    "units-forgotten": assign(precision, "multiplied_natively", lambda device: frozenset()),
+    "units-forgotten": wrap(rules, "make_product", multiply_widely),
     # XLA's Triton kernels take float32 for it
     "tf32-not-on": assign(
         precision, "float32_matmul", lambda config, device: "tensorfloat32"
     ),
-    "head-in-float32": widen("head"),
+    "head-in-float32": wrap(rules.Rules, "head", widen_head),
     "norms-in-half": both(
         wrap(functional, "layer_norm", normalize_in_half),
         wrap(functional, "rms_norm", normalize_in_half),
+        wrap(gpu, "layer_norm", normalize_in_half),
     ),
     "donation-lost": wrap(jax, "jit", keep_arguments),
-    "cudnn-lost": with_kernel(False),
-    "cudnn-unasked": with_kernel(True),
-    "scores-kept": wrap(step, "attention_kernel", lambda right, *args: right(*args)._replace(
-        recompute=False)),
+    "cudnn-lost": with_attention(REFERENCE),
+    "cudnn-unasked": with_attention(CUDNN),
+    "scores-kept": wrap(rules, "make_attention", lambda right, *args, on_cpu: right(
+        *args, on_cpu=True)),
     "accumulator-narrowed": wrap(optax, "MultiSteps", accumulate_narrowly),
     "moments-narrowed": wrap(optax, "adamw", lambda right, *args, **rest: right(
         *args, mu_dtype=jnp.bfloat16, **rest)),
-    "chunks-kept": assign(loss, "recompute", lambda function: function),
+    "chunks-kept": wrap(chunks, "mean_loss_in_chunks", keep_logits),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: jax.checkpoint(sublayer)
     ),
     "nothing-recomputed": with_remat("none"),
-    "weights-left-divided": assign(gather, "divides_weights", lambda: False),
-    "whole-weights-kept": assign(precision, "keep_divided", lambda *primitive, **how: True),
-    "devices-summed-in-compute": assign(functional, "divides_rows", lambda: False),
-    "rows-left-to-xla": assign(model, "make_whole_table", lambda weight: weight),
+    "weights-left-divided": assign(gather, "make_whole", lambda weight: weight),
+    "whole-weights-kept": assign(gather, "keep_divided", lambda *primitive, **how: True),
+    "devices-summed-in-compute": assign(rules, "sum_widely", lambda multiply: multiply),
+    "rows-left-to-xla": assign(gather.SharedEmbedding, "__call__", model.Embedding.__call__),
     "nondeterministic-strict": wrap(
-        step, "compiler_options", lambda right, config, device: {
-            k: v for k, v in right(config, device).items() if "deterministic" not in k}
+        step, "compiler_options", lambda right, config, platform: {
+            k: v for k, v in right(config, platform).items() if "deterministic" not in k}
     ),
 }  # fmt: skip

@@ -10,21 +10,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import fsdp
 
-from lockstep.model.attention import Kernel
+from lockstep.data.batch import Batch
+from lockstep.model.attention import AttentionChoice
 from mutants.patch import Plant, after, assign, both, wrap
-from torch_ref import loss, model, precision, step
+from torch_ref import model, precision, step
+from torch_ref.extra import chunks, rules
+from torch_ref.extra.attention import REFERENCE, SDPA
+from torch_ref.extra.mesh import mesh
 from torch_ref.remat import recompute
 from torch_ref.step import Trainer
+
+
+def multiply_widely(
+    right: Callable, grads: str, recipe: Any, largest: Any, *, library: bool
+) -> Any:
+    """Operands are rounded, and no unit for narrow formats multiplies them."""
+    return right(grads, recipe and replace(recipe, native=False), largest, library=library)
 
 
 def allow_any_order(config: Any, device: Any) -> None:
     torch.use_deterministic_algorithms(False)
 
 
-def lose_in_half(logits: Tensor, targets: Tensor, dtypes: Any, *_: None) -> Tensor:
+def lose_in_half(logits: Tensor, batch: Batch, dtype: Any, over: Any = None) -> Tensor:
     """`log_softmax` outside of autocast keeps its input's dtype."""
     with torch.autocast(logits.device.type, enabled=False):
-        losses = F.log_softmax(logits, -1).gather(-1, targets[..., None])
+        losses = F.log_softmax(logits, -1).gather(-1, batch.targets[..., None])
     return -losses.float().mean()
 
 
@@ -43,10 +54,12 @@ def narrow_weights(right: Callable, config: Any, dtypes: Any, *rest: Any) -> Any
     return right(config, replace(dtypes, param="bfloat16"), *rest)
 
 
-def attend_in_half(right: Callable, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+def attend_in_half(
+    right: Callable, q: Tensor, k: Tensor, v: Tensor, *rest: Any, dtype: Any, matmul: Any
+) -> Tensor:
     """Outside of autocast, which would widen a softmax."""
     with torch.autocast(q.device.type, enabled=False):
-        return right(q, k, v, v.dtype, *rest[1:])
+        return right(q, k, v, *rest, dtype=v.dtype, matmul=matmul)
 
 
 def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:
@@ -54,27 +67,27 @@ def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:
         return right(self, x.bfloat16()).to(x.dtype)
 
 
+def with_attention(name: str) -> Plant:
+    return assign(rules, "choose_attention", lambda *args: AttentionChoice(name))
+
+
 BUGS: dict[str, Plant] = {
-    "units-forgotten": assign(precision, "multiplied_natively", lambda device: frozenset()),
-    "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "ieee"),
+    "units-forgotten": wrap(rules, "make_product", multiply_widely),
+    "tf32-not-on": assign(precision, "float32_matmul", lambda config: "ieee"),
     # torch does so by itself, with a warning, where it sees no CUDA
-    "autocast-off": assign(step, "autocast", lambda dtypes, device: nullcontext()),
+    "autocast-off": assign(step, "autocast", lambda roles, device: nullcontext()),
     "softmax-in-half": wrap(model, "attend", attend_in_half),
     "norms-in-half": both(
         wrap(model.LayerNorm, "forward", normalize_in_half),
         wrap(model.RMSNorm, "forward", normalize_in_half),
     ),
     "loss-in-half": assign(step, "mean_loss", lose_in_half),
-    "sdpa-lost": assign(
-        step, "attention_kernel", lambda config, dtypes, device: Kernel(fused=False)
-    ),
-    "sdpa-in-strict": assign(
-        step, "attention_kernel", lambda config, dtypes, device: Kernel(fused=True)
-    ),
+    "sdpa-lost": with_attention(REFERENCE),
+    "sdpa-in-strict": with_attention(SDPA),
     "weights-moved": after(Trainer, "update", move_weights),
     "gradients-replaced": after(Trainer, "backward", replace_gradients),
-    "weights-narrowed": wrap(step, "make_model", narrow_weights),
-    "chunks-kept": assign(loss, "recompute", lambda function, **how: function),
+    "weights-narrowed": wrap(rules, "make_model", narrow_weights),
+    "chunks-kept": assign(chunks, "recompute", lambda function, **how: function),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: recompute(sublayer)
     ),
@@ -82,7 +95,7 @@ BUGS: dict[str, Plant] = {
         *args, **how, reshard_after_forward=False)),
     "blocks-not-divided": wrap(fsdp, "fully_shard", lambda right, module, **how: (
         right(module, **how) if isinstance(module, model.GPT) else module)),
-    "reduced-every-time": wrap(step, "accumulate", lambda right, model, *, last: right(
+    "reduced-every-time": wrap(mesh, "accumulate", lambda right, model, *, last: right(
         model, last=True)),
     "scatter-in-strict": both(
         after(precision, "set_switches", allow_any_order),

@@ -31,9 +31,9 @@ def error(add: Sum, numbers: np.ndarray) -> float:
 
 
 def in_jax(device: str) -> dict[str, Sum]:
-    from jax_impl import precision
+    from jax_impl.extra.device import find_device
 
-    where = precision.find_device(device)
+    where = find_device(device)
     import jax
     import jax.numpy as jnp
 
@@ -62,10 +62,10 @@ def in_jax(device: str) -> dict[str, Sum]:
 def in_torch(device: str) -> dict[str, Sum]:
     import torch
 
-    from torch_ref import precision
+    from torch_ref.extra.device import find_device
     from torch_ref.io import bridge
 
-    where = precision.find_device(device)
+    where = find_device(device)
 
     def place(numbers: np.ndarray) -> torch.Tensor:
         return bridge.from_numpy(numbers).to(where)

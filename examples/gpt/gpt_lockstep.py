@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_impl.model import GPT
-from jax_impl.precision import attention_kernel
+from jax_impl.model import GPT, Parts
+from jax_impl.precision import make_policy
 from lockstep.config import from_flags
+from lockstep.data.batch import split_tokens
 
 V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
 SHAPE = {"vocab": V, "context": T, "d_model": D, "n_head": H, "n_layer": L}
@@ -16,8 +17,8 @@ CONFIG = from_flags({"model": "gpt2", "policy": "fp64", **SHAPE}, accelerator=Fa
 
 
 def build(seed: int) -> nnx.Module:
-    kernel = attention_kernel(CONFIG, CONFIG.dtypes, jax.devices()[0])
-    model = GPT(CONFIG.model, CONFIG.dtypes, kernel=kernel, remat="none", scan=False)
+    policy = make_policy(CONFIG.precision.roles)
+    model = GPT(CONFIG.model, Parts(CONFIG.model, policy), remat="none")
     keys = nnx.Rngs(seed)
 
     def initial(path: Any, x: jax.Array) -> jax.Array:
@@ -32,5 +33,5 @@ def build(seed: int) -> nnx.Module:
 
 
 def loss(model: Any, batch: jax.Array) -> jax.Array:
-    logits = jax.nn.log_softmax(model(batch[:, :-1]))
+    logits = jax.nn.log_softmax(model(split_tokens(batch)))
     return -jnp.take_along_axis(logits, batch[:, 1:, None], -1).mean()

@@ -40,7 +40,7 @@ def flops(
 
 def narrow_units(own: Roles, target: Target) -> str:
     """The device's units for narrow formats that a module's matmuls are left to; "" without."""
-    if own.recipe not in target.recipes or own.compute == "float64":
+    if own.recipe not in target.capabilities.recipes or own.compute == "float64":
         return ""
     of_x = RECIPES[own.recipe].x
     return "float4" if of_x and of_x.exponent == E2M1.exponent else "float8"  # all kinds

@@ -17,7 +17,7 @@ GROUPS = ("matmuls", "attention", "norms", "loss", "optimizer", "casts", "copies
 PURPOSE = {
     **dict.fromkeys(("attend", "attend_fused", "attend_flash"), "attention"),
     **dict.fromkeys(("layer_norm", "rms_norm"), "norms"),
-    **dict.fromkeys(("_layer_norm_forward", "LayerNorm.__call__"), "norms"),
+    **dict.fromkeys(("layer_norm_forward", "LayerNorm.__call__"), "norms"),
     **dict.fromkeys(("row_losses", "_cross_entropy_backward"), "loss"),
     **dict.fromkeys(("Trainer.unscale", "Trainer.clip", "Trainer.update"), "optimizer"),
 }

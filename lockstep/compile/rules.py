@@ -100,13 +100,14 @@ def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bo
     head = config.model.d_head
     if not wants_fused(config.precision) or dtype == "float64":
         return False
+    able = target.capabilities
     if framework == "jax":
-        if dtype == "float32":  # Triton's kernel, on one device
-            sizes = has_flash(config.model.context, head)
-            return target.ampere and sizes and config.mesh.size == 1
-        return config.dtypes.mixed and target.fuses(head)
+        # In float32 Triton's kernel, on one device.
+        flash = has_flash(config.model.context, head) and config.mesh.size == 1
+        wanted = flash if dtype == "float32" else config.dtypes.mixed
+        return wanted and able.fused_attention(dtype, head)
     aligned = head % (4 if dtype == "float32" else 8) == 0
-    return aligned and (dtype != "bfloat16" or target.ampere)
+    return aligned and (dtype != "bfloat16" or dtype in able.half)
 
 
 def precise_operations(program: Program, config: Config, target: Target) -> Iterator[str]:

@@ -2,13 +2,12 @@
 
 import tomllib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep import devices
-from lockstep.devices import AMPERE, Device
+from lockstep.devices import Capabilities, Device
 from lockstep.errors import require
-from lockstep.formats.table import native_recipes
 
 FOLDER = Path(__file__).parent / "targets"
 GPUS = ("h100", "h200", "b200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090",
@@ -51,18 +50,14 @@ class Target(ABC):
     bandwidth: int
 
     @property
-    def recipes(self) -> frozenset[str]:
-        """The narrow formats whose operands its units multiply."""
-        return frozenset()
+    def capabilities(self) -> Capabilities:
+        """What a twin is built by; `fused_attention` is JAX's."""
+        return self.device.capabilities
 
     @property
     def ampere(self) -> bool:
         """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
-        return False
-
-    def fuses(self, d_head: int) -> bool:
-        """Whether it has cuDNN's attention."""
-        return False
+        return self.capabilities.tf32
 
     @abstractmethod
     def units(self, dtype: str, tf32: bool = False) -> str:
@@ -86,17 +81,15 @@ class Gpu(Target):
     threads: int
 
     @property
-    def recipes(self) -> frozenset[str]:
-        return native_recipes(self.capability)
+    def capabilities(self) -> Capabilities:
+        able = Capabilities.of_cuda(self.capability)
+        return replace(able, fused_attention=self.fuses)
 
-    @property
-    def ampere(self) -> bool:
-        return self.capability >= AMPERE
-
-    def fuses(self, d_head: int) -> bool:
-        """JAX's own rule of the head, with a backward pass, and cuDNN's of the device ("requires
-        SM80"). Where the device is, cuDNN itself is asked."""
-        return self.ampere and d_head % 8 == 0 and d_head <= 128
+    def fuses(self, dtype: str, d_head: int) -> bool:
+        """Triton's kernel in float32; cuDNN's in half precision, by JAX's own rule of the head,
+        with a backward pass, and cuDNN's of the device ("requires SM80"). Where the device is, both
+        are tried."""
+        return self.ampere and (dtype == "float32" or (d_head % 8 == 0 and d_head <= 128))
 
     def text(self) -> str:
         """XLA's `GpuTargetConfigProto`, as text."""
@@ -105,9 +98,10 @@ class Gpu(Target):
         return TEXT.format(**vars(self), optin=optin, major=major, minor=minor)
 
     def units(self, dtype: str, tf32: bool = False) -> str:
+        able = self.capabilities
         if dtype == "float32":
-            return "tf32" if tf32 and self.ampere else "float32"
-        return "float32" if dtype == "bfloat16" and not self.ampere else dtype
+            return "tf32" if tf32 and able.tf32 else "float32"
+        return "float32" if dtype.endswith("16") and dtype not in able.half else dtype
 
     def rate(self, units: str) -> float | None:
         half, device = self.device.half, self.device

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from lockstep.errors import UserError
-from lockstep.formats.table import RECIPES
+from lockstep.formats.table import find_recipe
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {
@@ -62,13 +62,13 @@ class Roles:
     @property
     def delayed(self) -> bool:
         """Whether its scales go by a history, which is state."""
-        return bool(self.recipe and RECIPES[self.recipe].delayed)
+        return bool(self.recipe and find_recipe(self.recipe).delayed)
 
     @property
     def stochastic(self) -> bool:
         """Whether its gradients are rounded at random."""
-        recipe = RECIPES.get(self.recipe)
-        return bool(recipe and recipe.dy and recipe.dy.stochastic)
+        dy = find_recipe(self.recipe).dy if self.recipe else None
+        return bool(dy and dy.stochastic)
 
 
 POLICIES = {

@@ -11,15 +11,13 @@ from typing import NamedTuple
 from lockstep.compile.targets import PASSES, Tpu
 from lockstep.config.kinds import NO_FLOAT64
 from lockstep.config.policy import POLICIES, Roles, resolve
-from lockstep.devices import AMPERE
+from lockstep.devices import SINCE, Capabilities
 from lockstep.doctor.facts import Facts, Framework
-from lockstep.formats.table import native_recipes
 
 NATIVE, EMULATED, UNSUPPORTED, UNKNOWN = "native", "emulated", "unsupported", "unknown"
 # Half precision that is converted and multiplied in float32 cannot be faster than float32. Native
 # it takes 0.2 to 0.6 of float32's time; emulated as long (XLA) to 150 times as long (torch).
 FASTER = 0.8
-FROM = {"TF32": AMPERE, "bfloat16": AMPERE, "float16": (5, 3)}  # compute capability
 
 
 class Ability(NamedTuple):
@@ -90,14 +88,19 @@ def _on_tpu(roles: Roles) -> Ability:
 
 
 def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
+    able = Capabilities.of_cuda(capability)
     if roles.recipe:
-        return Ability(NATIVE) if roles.recipe in native_recipes(capability) else BY_HAND
+        return Ability(NATIVE) if roles.recipe in able.recipes else BY_HAND
     kind = "TF32" if roles.tf32 else roles.compute
-    least = FROM.get(kind, (0, 0))
-    if capability >= least:
+    if kind not in SINCE or kind in multiplied(able):
         return Ability(NATIVE)
-    why = f"capability {version_text(capability)} has no {kind}; {version_text(least)} has"
+    why = f"capability {version_text(capability)} has no {kind}; {version_text(SINCE[kind])} has"
     return Ability(EMULATED, why)
+
+
+def multiplied(able: Capabilities) -> list[str]:
+    """Those of `SINCE` that a device multiplies."""
+    return [kind for kind in SINCE if kind in able.half or (kind == "TF32" and able.tf32)]
 
 
 def lacks_kernels(framework: Framework) -> bool:
@@ -115,9 +118,8 @@ def lacks_kernels(framework: Framework) -> bool:
 
 def tensor_cores(capability: tuple[int, int]) -> str:
     """The dtypes that tensor cores of a compute capability multiply."""
-    if capability >= AMPERE:
-        return "float16, bfloat16, TF32"
-    return "float16" if capability >= (7, 0) else "none"
+    able = Capabilities.of_cuda(capability)
+    return ", ".join(multiplied(able)) if able.tensor_cores else "none"
 
 
 def version_text(capability: tuple[int, int]) -> str:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.devices import AMPERE
+from lockstep.devices import Capabilities
 from lockstep.doctor.ask import probe
 from lockstep.doctor.facts import Facts, Framework
 from lockstep.doctor.machine import RANKS
@@ -214,7 +214,9 @@ def has_kernels(f: Framework, facts: Facts) -> Iterator[Finding]:
 
 def bfloat16(f: Framework, facts: Facts) -> Iterator[Finding]:
     capability = f.device.capability if f.device else None
-    if capability and capability < AMPERE and f.cuda.get("claims_bfloat16"):
+    if capability is None or "bfloat16" in Capabilities.of_cuda(capability).half:
+        return
+    if f.cuda.get("claims_bfloat16"):
         what = f"{f.name} claims bfloat16, but capability {version_text(capability)} emulates it"
         yield Finding(WARNING, what, "use --policy fp16")
 

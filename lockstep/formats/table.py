@@ -138,6 +138,16 @@ UNITS = {
 }
 
 
+def find_recipe(name: str) -> Recipe:
+    """
+    Raises:
+        ValueError: the name is no recipe's.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"recipe {name!r}: unknown; use one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
 def native_recipes(capability: tuple[int, int] | None) -> frozenset[str]:
     """Those that the units of a device multiply; capability: NVIDIA's, None of other devices."""
     return frozenset(name for name, least in UNITS.items() if capability and capability >= least)

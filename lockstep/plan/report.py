@@ -6,7 +6,6 @@ from typing import Any
 from lockstep.compile import targets
 from lockstep.config.policy import POLICIES
 from lockstep.devices import CPU, Device
-from lockstep.formats.table import native_recipes
 from lockstep.plan import sizes
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.roofline import ASSUMED
@@ -109,7 +108,7 @@ def proof(device: Device) -> str:
 def assumptions(device: Device) -> str:
     """Where memory and seconds come from, and what of it is not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
-    native = native_recipes(device.capability)
+    native = device.capabilities.recipes
     by_hand = "They are emulated, in at least fp32's memory and time"
     if native:
         own = ", ".join(name for name in POLICIES if name in native)

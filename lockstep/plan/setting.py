@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lockstep.config import chunks
 from lockstep.config.policy import BYTES, Roles
-from lockstep.devices import AMPERE, Device
+from lockstep.devices import Device
 from lockstep.model.segments import segments
 from lockstep.plan.shape import Shape
 from lockstep.train.memory import SPARE
@@ -93,4 +93,5 @@ def backend(device: Device) -> str:
     """Of what is not NVIDIA's nothing is known: it counts as Ampere."""
     if device.resident:
         return "cpu"
-    return "before ampere" if device.capability and device.capability < AMPERE else "ampere"
+    able = device.capabilities
+    return "before ampere" if able.platform == "cuda" and not able.tf32 else "ampere"

@@ -12,7 +12,6 @@ from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
 ROW = 16  # bytes
-FIRST = (7, 0)  # compute capability with tensor cores
 
 
 def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
     roles = setting.roles
     units = roles.tf32 or roles.mixed
     native = device.native(roles.compute, roles.tf32, setting.framework)
-    if not (units and native and device.capability and device.capability >= FIRST):
+    if not (units and native and device.capabilities.tensor_cores):
         return {}
     multiple = ROW // BYTES[roles.compute]
     sizes = {

@@ -14,10 +14,11 @@ from parity_tests.cuda.cells import config
 
 plain = side_jax.arguments
 
-def arguments(trainer, target):
-    state, window = plain(trainer, target)
-    n, b, t = window.shape
-    return state, jax.ShapeDtypeStruct((n, 3, b, t - 1), window.dtype, sharding=window.sharding)
+def arguments(trainer, mesh):
+    state, window = plain(trainer, mesh)
+    like = window.tokens
+    counts = jax.ShapeDtypeStruct(like.shape, bool, sharding=like.sharding)
+    return state, window._replace(counts=counts, segments=like)
 
 side_jax.arguments = arguments
 program = side_jax.program(config({"policy": "bf16", "d_model": 128}), targets.find("h100"))

@@ -12,14 +12,9 @@ from lockstep.compile import targets
 from lockstep_compiler import side_jax
 from parity_tests.cuda.cells import config
 
-initialize = side_jax.step.Trainer.__init__
-
-def prepare(trainer, *args):
-    initialize(trainer, *args)
-    if DONATED:
-        trainer.compiled["step"] = trainer.jit(trainer.step_function, donate_argnums=(0, 1))
-
-side_jax.step.Trainer.__init__ = prepare
+if DONATED:
+    side_jax.Trainer.jitted_step = lambda trainer: trainer.jit(
+        trainer.step_function, donate_argnums=(0, 1))
 with warnings.catch_warnings(record=True) as said:
     program = side_jax.program(config({"policy": "bf16", "d_model": 128}), targets.find("h100"))
 unused = ["donated buffers were not usable: int32" in str(each.message) for each in said]
