@@ -84,9 +84,11 @@ def forget_island(name: str) -> Plant:
     return wrap(Dtypes, "at", wrong)
 
 
-def share_first_graph(right: Callable, layer: Any, blocks: Any, *rest: Any, **how: Any) -> Any:
-    """One graph for all blocks, as where their programs are the same."""
-    return right(layer, [(blocks[0][0], params) for _, params in blocks], *rest, **how)
+def stand_for_all(
+    right: Callable, self: Any, config: Any, parts: Any, path: str, **how: str
+) -> None:
+    """The first block stands for all, as where layers are scanned."""
+    right(self, config, parts, "blocks.0", **how)
 
 
 def normalize_fast(x: Any, weight: Any, bias: Any, eps: float) -> jax.Array:
@@ -245,7 +247,7 @@ BUGS: dict[str, Plant] = {
     ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
-    "islands-of-first-block": wrap(model, "through_blocks", share_first_graph),
+    "islands-of-first-block": wrap(model.Block, "__init__", stand_for_all),
     "gradients-in-compute-in-jax": wrap(
         gradients, "backward_in", lambda right, kind, product: right("float32", product)
     ),
