@@ -1,6 +1,7 @@
 """What `torch.nn.functional` has as kernels, in JAX: the same names, arguments and roundings.
 
-What a fused kernel of torch would not keep for the backward pass is recomputed here, too.
+What a fused kernel of torch would not keep for the backward pass is recomputed here, too, by
+`jax.checkpoint`. It costs no matmul; with prevent_cse=False XLA is free to keep it all the same.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from .remat import AFFINE, recompute_cheap
+from .remat import AFFINE
 
 Product = Callable[[Array, Array, Array | None], Array]  # of rows, a weight and a bias or None
 
@@ -133,7 +134,7 @@ def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
     return mean[..., None], (squares / n)[..., None]
 
 
-@partial(recompute_cheap, static_argnums=2)
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps) * weight
 

@@ -23,7 +23,7 @@ from lockstep.model import rotary
 
 from . import functional as F
 from .dropout import Dropout
-from .remat import recompute_cheap, remat_sublayer, through_blocks
+from .remat import remat_sublayer, through_blocks
 
 Attend = Callable[[Array, Array, Array, "Places"], Array]  # queries, keys, values (B, T, H, K)
 Split = tuple[nnx.GraphDef, nnx.State]  # a module as its structure and its parameters
@@ -116,7 +116,7 @@ class Places:
         return jnp.tril(jnp.ones((t, s), bool), s - t)
 
 
-@recompute_cheap
+@partial(jax.checkpoint, prevent_cse=False)
 def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
     """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
     cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]

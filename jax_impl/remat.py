@@ -1,7 +1,6 @@
 """Rematerialization by `jax.checkpoint`. What each mode keeps: see `lockstep.model.segments`."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +17,6 @@ save_dots = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(AFFINE),
 )
-
-# What a fused torch kernel would not keep either: recomputing it costs no matmul. Without the
-# barrier that prevent_cse=True sets, XLA is free to keep it all the same.
-recompute_cheap = partial(jax.checkpoint, prevent_cse=False)
 
 
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:

@@ -230,18 +230,6 @@ class Trainer:
         return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     @jit_method
-    def loss_and_grads(self, state: State, batch: Batch) -> tuple[Array, Params]:
-        """Mean loss and unscaled gradients of one batch (B, T), as training takes them."""
-        scale, weights = self.scale(state), self.weights(state, Dropout.off())
-        trained = {name: state.params[name] for name in self.trained}
-
-        def loss(trained: Params) -> Array:
-            return self.batch_loss(self.model(weights | trained), batch)
-
-        value, grads = self.backward(loss, trained, scale)
-        return value, scale.unscale(grads)
-
-    @jit_method
     def evaluate(self, state: State, batches: Batch) -> Array:
         """Mean loss of M batches (M, B, T) under the evaluation policy."""
         model, over = self.evaluation_model(state), mean_count(batches)

@@ -19,6 +19,7 @@ from .extra.mesh.mesh import make_mesh, own_rows
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
+from .inspect.gradients import loss_and_grads
 from .inspect.trace import compile_trace
 from .io import bridge
 
@@ -90,7 +91,7 @@ class JaxTwin:
         return finish
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
-        loss, grads = self.trainer.loss_and_grads(self.place(batch))
+        loss, grads = loss_and_grads(self.trainer, self.place(batch))
         return loss.item(), bridge.to_canonical(grads, self.config.model)
 
     def evaluate(self, batches: Batch) -> float:

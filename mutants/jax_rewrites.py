@@ -18,7 +18,6 @@ import optax
 from jax_impl import functional, model, optim, step
 from jax_impl.extra import cpu, rules
 from jax_impl.extra.packed import Segments
-from jax_impl.remat import recompute_cheap
 from lockstep.config import OptimConfig
 from lockstep.data.batch import Batch
 from lockstep.train.schedule import learning_rates
@@ -95,7 +94,7 @@ def attend_by_vmap(
     return jax.vmap(heads)(q_BTHK, k_BTHK, v_BTHK, same_BTT)
 
 
-@recompute_cheap
+@partial(jax.checkpoint, prevent_cse=False)
 def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.Array) -> jax.Array:
     """Each pair of channels is one complex number, turned by one multiplication."""
     turn = jax.lax.complex(cos_TK, sin_TK)[..., None, :]
@@ -103,7 +102,7 @@ def rotate_by_complex_numbers(x_BTHK: jax.Array, cos_TK: jax.Array, sin_TK: jax.
     return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x_BTHK.dtype)
 
 
-@partial(recompute_cheap, static_argnums=3)
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """By jnp.var, and divided by a root; still two passes."""
     deviation = jnp.sqrt(jnp.var(x, -1, keepdims=True) + eps)
@@ -111,7 +110,7 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: flo
     return y if bias is None else y + bias
 
 
-@partial(recompute_cheap, static_argnums=2)
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return weight * (x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + eps))
 

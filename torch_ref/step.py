@@ -6,7 +6,7 @@ moves but the scale.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ from .loss import mean_count, mean_loss
 from .model import GPT
 from .optim import adamw, clip_by_global_norm, gradient_norms
 from .precision import autocast, dtype, grad_scaler
-
-Tensors = dict[str, Tensor]
 
 PINNED = ("cuda", "xpu")  # they copy from locked memory while the host goes on
 
@@ -179,22 +177,6 @@ class Trainer:
 
     def first_nonfinite(self, finite: Iterable[bool]) -> str:
         return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
-
-    def loss_and_grads(self, batch: Batch) -> tuple[Tensor, Tensors]:
-        """Mean loss and unscaled gradients of one batch (B, T), as training takes them."""
-        over = self.mean_count(batch.select(None))
-        loss = self.batch_loss(self.module, batch, self.roles, None, over)
-        self.scaler.scale(loss).backward()
-        grads = self.unscale_grads(self.params)
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), grads
-
-    def unscale_grads(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Their `.grad`, at least in float32: in float16 they would flush to zero."""
-        scale = self.scaler.get_scale()
-        grads = {name: x.grad for name, x in tensors.items() if x.grad is not None}
-        wide = {name: torch.promote_types(g.dtype, torch.float32) for name, g in grads.items()}
-        return {name: g.to(wide[name]) / scale for name, g in grads.items()}
 
     @torch.no_grad()
     def evaluate(self, batches: Batch) -> Tensor:

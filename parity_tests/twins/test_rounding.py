@@ -20,6 +20,7 @@ import jax_impl.extra.formats.rounding
 import torch_ref.extra.capabilities
 import torch_ref.extra.formats.products
 import torch_ref.extra.formats.rounding
+from jax_impl.inspect.gradients import loss_and_grads
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
@@ -126,7 +127,7 @@ def multiplied(framework: str, config: Config) -> list[Operands]:
 def multiplied_in_jax(twin: Twin) -> list[Operands]:
     """Its program over again, equation by equation, with them as its results."""
     assert isinstance(twin, JaxTwin)
-    function = partial(unwrap(type(twin.trainer).loss_and_grads), twin.trainer)
+    function = partial(unwrap(loss_and_grads), twin.trainer)
     given = (twin.trainer.state, BATCH)
     program = jax.make_jaxpr(function)(*given)
 

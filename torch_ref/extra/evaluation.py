@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from lockstep.config.policy import Roles
 
 from .. import step
@@ -22,5 +24,5 @@ class OtherPolicy(step.Trainer):
             self.give_scales(model, known)
         return model, dtypes.policy
 
-    def whole_state(self) -> step.Tensors:
+    def whole_state(self) -> dict[str, Tensor]:
         return self.model.state_dict()

@@ -14,7 +14,8 @@ from ..extra.formats.delayed import Delayed
 from ..extra.formats.stochastic import set_keys
 from ..extra.mesh.mesh import whole_state
 from ..extra.rules import make_model
-from ..step import Tensors, Trainer
+from ..step import Trainer
+from .gradients import Tensors, unscale_grads
 
 Trace = tuple[Tensor, Tensors, Tensors, Tensors]
 
@@ -33,8 +34,8 @@ def trace(trainer: Trainer, capabilities: Capabilities, batch: Batch) -> Trace:
     loss = step.batch_loss(plain, batch, trainer.roles)
     trainer.scaler.scale(loss).backward()
     named = dict(plain.named_parameters())  # none is frozen: all activations have a gradient
-    grads = trainer.unscale_grads({name: named[name] for name in trainer.params})
-    return loss.detach(), seen, trainer.unscale_grads(seen), grads
+    grads = unscale_grads(trainer, {name: named[name] for name in trainer.params})
+    return loss.detach(), seen, unscale_grads(trainer, seen), grads
 
 
 def listen(model: nn.Module, name: str, seen: Tensors) -> None:

@@ -1,7 +1,5 @@
 """Stochastic rounding: each product draws with a key of its own, set once a micro-batch."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from lockstep.formats.table import Recipe
@@ -33,10 +31,6 @@ class Stochastic(step.Trainer):
         dropout = super().dropout(micro_step)
         set_keys(self.model, dropout)
         return dropout
-
-    def loss_and_grads(self, batch: Any) -> Any:
-        set_keys(self.model, Dropout.off())
-        return super().loss_and_grads(batch)
 
 
 def set_keys(model: nn.Module, dropout: Dropout) -> None:

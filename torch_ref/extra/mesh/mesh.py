@@ -82,14 +82,10 @@ class OnMesh(step.Trainer):
             seed_torch(fold_in(dropout.key, rank()))
         return dropout
 
-    def loss_and_grads(self, batch: Batch) -> tuple[Tensor, step.Tensors]:
-        value, grads = super().loss_and_grads(batch)
-        return mean(value, self.mesh), grads
-
     def evaluate(self, batches: Batch) -> Tensor:
         return mean(super().evaluate(batches), self.mesh)
 
-    def whole_state(self) -> step.Tensors:
+    def whole_state(self) -> dict[str, Tensor]:
         return whole_state(self.model)
 
 
