@@ -131,6 +131,11 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("run nothing --list", ["NAME", "nothing", "parity"]),
     ],
     "parity_tests.bugs": [("no-clip", ["no-clip", "--help"])],
+    "parity_tests.gate": [
+        ("", ["COMMIT", "--help"]),
+        ("nonsense", ["COMMIT", "nonsense", "git log"]),
+        ("HEAD --curves", ["--curves", "unknown"]),
+    ],
     "parity_tests.input.fuzz": [
         ("letters", ["READER", "letters", "checkpoint"]),
         ("--cases 0", ["--cases", "0", "at least 1"]),
