@@ -33,7 +33,7 @@ class Dropout:
             return x
         # A Python float would draw 64-bit uniforms under x64: other masks.
         keep = jax.random.bernoulli(self.key_of(layer, site), jnp.float32(1 - self.rate), x.shape)
-        # Not divided: XLA would multiply by the reciprocal where torch divides.
+        # x * (1 / keep): XLA turns a division by a constant into this, torch does not.
         scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - self.rate))
         return jnp.where(keep, scaled.astype(x.dtype), 0)
 

@@ -1,7 +1,7 @@
 """What `torch.nn.functional` has as kernels, in JAX: the same names, arguments and roundings.
 
-What a fused kernel of torch would not keep for the backward pass is recomputed here, too, by
-`jax.checkpoint`. It costs no matmul; with prevent_cse=False XLA is free to keep it all the same.
+`jax.checkpoint` keeps only the inputs of RMSNorm and activations, as torch's kernels do, in every
+remat mode: it costs no matmul. With prevent_cse=False XLA may keep the result all the same.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 def join_gradients(product: Product) -> Product:
     """The product, its weight's gradient made together with that of the rows.
 
-    Otherwise XLA keeps the gradient of the logits until it makes the weight's, at the end.
+    Otherwise XLA makes the weight's last, and keeps the logits' gradient until then.
     """
     return lambda x, weight, bias: product(*_together(x, weight), bias)
 
@@ -148,7 +148,7 @@ def silu(x: Array) -> Array:
 
 
 def widely(function: Callable[[Array], Array], x: Array) -> Array:
-    """In float32 inside, rounded once."""
+    """Applies it in at least float32, rounds once, and keeps only x for the backward pass."""
 
     def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
@@ -202,5 +202,5 @@ def split_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
 
 
 def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
-    """Whose derivative is a sum: XLA writes it together with the bias's. A CPU is slow at it."""
+    """Slices, for GPUs: their gradient is a sum, which XLA fuses with the bias's."""
     return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]

@@ -15,7 +15,7 @@ def mean_loss(
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: what the sum over the targets that count is divided by; None where all count.
+        over: the sum of the losses that count is divided by it; None: all count, take the mean.
     """
     return average(row_losses(logits_BTV, batch.targets, dtype), batch.counts, over)
 

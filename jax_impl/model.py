@@ -1,8 +1,8 @@
-"""The GPT, as a Flax NNX module. Shapes: see `lockstep.config`.
+"""The GPT, as a Flax NNX module. Shape letters: see `lockstep/config/model.py`.
 
 A linear layer casts its own inputs with `jmp.Policy.cast_to_compute`; the tree of parameters is
-never cast whole. What must stay in the output dtype (residual, norms, softmax, rotation, loss)
-says so here. A feature enters by another `Parts`: `extra/rules.py` has one.
+never cast whole. The residual stream, norms, softmax, rotation and loss stay in the output dtype.
+A feature enters by another `Parts`: `extra/rules.py` has one.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,10 @@ from .dropout import Dropout
 from .remat import remat_sublayer, through_blocks
 
 Attend = Callable[[Array, Array, Array, "Places"], Array]  # queries, keys, values (B, T, H, K)
-Split = tuple[nnx.GraphDef, nnx.State]  # a module as its structure and its parameters
+Split = tuple[nnx.GraphDef, nnx.State]  # a module as a pytree, which `jax.checkpoint` takes
+
+
+# Zeros and ones give shapes alone: `io/bridge.py` loads the weights. `[...]` reads a Param's array.
 
 
 class Embedding(nnx.Module):
@@ -47,9 +50,9 @@ class Linear(nnx.Module):
     """Rows (R, d_in) -> (R, d_out) in the policy's compute dtype, sums in float32.
 
     Args:
-        policy: casts the rows and the weight. The bias keeps its dtype until it is added.
-        product: multiplies; `extra/rules.py` puts another one here for fp8, for a CPU's library
-            or for a mesh of devices.
+        policy: gives the dtype to which rows and weight are cast; the bias is cast when added.
+        product: computes x @ weight + bias; `extra/rules.py` passes others for fp8, for a CPU's
+            library or for a mesh of devices.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Linear(nnx.Module):
         return self.multiply(x_RD, self.weight[...], None if self.bias is None else self.bias[...])
 
     def multiply(self, x_RD: Array, weight: Array, bias: Array | None = None) -> Array:
+        """Casts and multiplies; on a mesh a subclass wraps it in `jax.checkpoint`."""
         x_RD, weight = self.policy.cast_to_compute((x_RD, weight))
         return self.product(x_RD, weight, bias)
 
@@ -79,7 +83,7 @@ class TiedHead(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Rows (R, d) -> (R, d), in their own dtype."""
+    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
 
     def __init__(self, d: int, eps: float, *, bias: bool) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -92,7 +96,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Rows (R, d) -> (R, d), in their own dtype."""
+    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
 
     def __init__(self, d: int, eps: float) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -103,7 +107,7 @@ class RMSNorm(nnx.Module):
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand: each row of T tokens is one sequence."""
+    """The positions and the causal mask of a batch: each row of T tokens is one sequence."""
 
     t: int
 
@@ -126,7 +130,7 @@ def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
 
 
 def repeat_heads(x_BTGK: Array, heads: int) -> Array:
-    """Keys or values once for each head of queries: neighbours share theirs."""
+    """Repeats keys or values so that each query head has its own (grouped-query attention)."""
     groups = x_BTGK.shape[2]
     return x_BTGK if groups == heads else jnp.repeat(x_BTGK, heads // groups, axis=2)
 
@@ -140,7 +144,10 @@ def attend(
     policy: jmp.Policy,
     einsum: Callable[..., Array] = jnp.einsum,
 ) -> Array:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
+
+    A run takes it with `--attention reference`; others stand in `extra/attention.py`.
+    """
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
     # The queries, (B, t, H, K) with t <= T, are those of the last t places.
     (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
@@ -152,7 +159,7 @@ def attend(
 
 
 class Parts:
-    """Makes the parts of a GPT: plain modules under one policy.
+    """Builds the layers of a GPT: plain modules under one policy.
 
     A path is a module's name, such as "blocks.0.attn.qkv".
     """
@@ -168,11 +175,12 @@ class Parts:
 
     def head(self) -> Any:
         """A `TiedHead` or a `Linear`."""
-        product = F.join_gradients(F.linear)
+        # The head's two gradients are made together, so that XLA frees the logits' gradient early.
         if self.config.tied:
-            return TiedHead(self.policy, product)
-        d, v = self.config.d_model, self.config.d_vocab
-        return Linear(d, v, bias=False, policy=self.policy, product=product)
+            return TiedHead(self.policy, F.join_gradients(F.linear))
+        head = self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
+        head.product = F.join_gradients(head.product)
+        return head
 
     def norm(self, d: int) -> Any:
         """A `LayerNorm` or an `RMSNorm`."""
@@ -188,7 +196,7 @@ class Parts:
 
 
 class Attention(nnx.Module):
-    """Causal self-attention of rows (R, D), of which places.t make a sequence."""
+    """Causal self-attention on rows (R, D); places.t consecutive rows are one sequence."""
 
     def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         self.config, self.wide = config, parts.policy.output_dtype
@@ -215,12 +223,12 @@ class Attention(nnx.Module):
         return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
-        """Each head in the output dtype; back to the input's dtype."""
+        """Normalizes each head in the output dtype, and casts back."""
         return norm(x_BTHK.astype(self.wide)).astype(x_BTHK.dtype)
 
 
 class MLP(nnx.Module):
-    """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+    """The feed-forward layer: GELU (tanh or erf form) or SwiGLU (Shazeer 2020, 2002.05202)."""
 
     def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         d, hidden, bias = config.d_model, config.d_mlp, config.bias
@@ -232,7 +240,7 @@ class MLP(nnx.Module):
         self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
     def __call__(self, x_RD: Array) -> Array:
-        # Both activations work in float32 inside and round once, whatever their input's dtype.
+        # Both activations compute in at least float32, and round once.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
         return self.down(self.gelu(self.up(x_RD)))
@@ -262,8 +270,8 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
-    In between are R = B T rows: with two leading axes XLA's CPU backend would transpose for each
-    weight's gradient.
+    Inside, activations are R = B T rows: a weight's gradient is then a plain matmul. With (B, T, D)
+    XLA's CPU backend copies a transposed gradient first (docs/decisions/0007).
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
@@ -293,7 +301,7 @@ class GPT(nnx.Module):
         x_BTD = self.embed(batch.tokens).astype(self.wide)
         if self.config.position == "learned":
             x_BTD = x_BTD + places.look_up(self.position.weight[...]).astype(self.wide)
-        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
+        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
 
         def layer(block: Split, index: Array | int, x: Array) -> Array:
             return nnx.merge(*block)(x, places, index, dropout)
@@ -304,7 +312,7 @@ class GPT(nnx.Module):
         return through_blocks(layer, [nnx.split(b) for b in self.blocks], x_RD, remat=self.remat)
 
     def logits(self, x_RD: Array) -> Array:
-        # Tied: the look-up reads the uncast weight, so its gradient stays in the param dtype.
+        # Tied: the head casts a copy. The table stays in the param dtype, and so does its gradient.
         tied = self.config.tied
         logits_RV = self.head(x_RD, self.embed.transposed()) if tied else self.head(x_RD)
         padded = logits_RV.shape[-1] > self.config.vocab

@@ -1,8 +1,8 @@
 """AdamW with decoupled decay on matrices only, and `optax.MultiSteps` around it.
 
-`MultiSteps` alone does not do what GradScaler does: one non-finite micro-batch leaves its
-accumulator NaN for ever. Here its inner optimizer runs behind a real conditional on `do_step`,
-which the trainer computes over the whole window; non-finite micro-gradients never enter.
+`MultiSteps` alone does not do what GradScaler does: it resets its accumulator by multiplying with
+0, so one NaN stays for ever. Here `Trainer.unscale` zeroes non-finite gradients (under float16),
+and `conditionally_mask`, a `lax.cond`, runs clipping and AdamW only where `do_step` is true.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,9 @@ Norms = Callable[[Any], Array]  # gradients -> the norm of each tensor (P,)
 def optimizer(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformationExtraArgs:
-    """update(gradients / N, state, params, do_step=...), called once for each micro-batch.
+    """Clipping and AdamW behind `do_step`, inside `optax.MultiSteps` if accum > 1.
+
+    Call update(gradient of loss / N, state, params, do_step=...) once for each micro-batch.
 
     Args:
         decay_mask: parameter -> whether weight decay applies.
@@ -40,8 +42,8 @@ def optimizer(
     )
     if config.accum == 1:
         return inner
-    # The loss is divided by N already: use_grad_mean=False. Left to its default, MultiSteps
-    # accumulates in float32, under fp64 too.
+    # use_grad_mean=False: the loss is divided by N already. accumulator_dtype: the default is
+    # float32, under fp64 too.
     steps = optax.MultiSteps(
         inner, config.accum, use_grad_mean=False, accumulator_dtype=jnp.dtype(param_dtype)
     )
@@ -53,7 +55,7 @@ def adamw(
 ) -> optax.GradientTransformation:
     """Clipping and AdamW. The rate is read from a table that PyTorch's twin reads, too."""
     dtype = jnp.promote_types(param_dtype, jnp.float32)
-    rates = jnp.asarray(learning_rates(config).astype(dtype))  # numpy's cast: nothing to compile
+    rates = jnp.asarray(learning_rates(config).astype(dtype))  # cast in numpy: nothing to compile
     return optax.chain(
         clip_by_global_norm(config.clip, norms),
         optax.adamw(
@@ -68,7 +70,7 @@ def adamw(
 
 
 class ClipState(NamedTuple):
-    """The norms of the last update's gradient, before clipping."""
+    """The norms of the last update's gradient before clipping, kept for the log."""
 
     grad_norm: Array
     norms: Array  # (P,), by tensor
@@ -93,4 +95,4 @@ def clip_by_global_norm(clip: float, norms: Norms) -> optax.GradientTransformati
 
 def update_count(state: Any) -> Array:
     """Adam's count of updates, which is also the schedule's position."""
-    return optax.tree.get_all_with_path(state, "count")[0][1]
+    return optax.tree.get_all_with_path(state, "count")[0][1]  # Adam's comes first of several

@@ -18,8 +18,8 @@ def make_policy(roles: Roles) -> jmp.Policy:
 def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.LossScale:
     """jmp's dynamic loss scale for float16, else jmp's pass-through.
 
-    Built inside jit from plain arrays: jmp's object loses its floor whenever it is flattened.
-    torch has no floor, so there is none here.
+    Built anew each step: jmp's pytree drops `min_loss_scale` and restores the default 1. It is 0
+    here, because GradScaler has no minimum.
     """
     if not config.roles.loss_scaling:
         return jmp.NoOpLossScale()
@@ -43,15 +43,16 @@ def float32_matmul(config: Config, device: Capabilities) -> str:
     """JAX's name of what multiplies float32."""
     if not config.precision.roles.tf32:
         return "highest"
-    # "tensorfloat32" lets XLA choose, whose kernels take float32; before Ampere nothing else is.
+    # "tensorfloat32" permits TF32, and XLA then multiplies in float32. "TF32_TF32_F32" demands it;
+    # XLA refuses that before Ampere and on a CPU.
     return "TF32_TF32_F32" if device.tf32 else "tensorfloat32"
 
 
 def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool | str]:
     """XLA options of the compiled step.
 
-    XLA may keep float32 between bfloat16 operations. Strict numerics forbid that, because torch
-    rounds there; so do GPUs and TPUs, where the float32 would be written to memory.
+    XLA may keep float32 between bfloat16 operations. That is off under strict numerics, because
+    torch rounds there, and on GPUs and TPUs, where the float32 would be written to memory.
     """
     options: dict[str, bool | str] = {}
     half = "bfloat16" in config.computes

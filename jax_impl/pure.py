@@ -41,7 +41,7 @@ class Metrics(NamedTuple):
 
 
 class PureGPT:
-    """A GPT without its parameters; called with them, it is the model."""
+    """The structure of a GPT; called with parameters, it gives the GPT."""
 
     def __init__(self, make: Callable[[], GPT], param_dtype: str) -> None:
         """Traces `make`, so that no parameter is allocated."""
@@ -49,12 +49,12 @@ class PureGPT:
         flat = traverse_util.flatten_dict(nnx.to_pure_dict(abstract))
         self.abstract, self.paths = abstract, {".".join(map(str, path)): path for path in flat}
         kinds = nnx.to_flat_state(abstract)
-        trained = {path for path, variable in kinds if isinstance(variable, nnx.Param)}
+        parameters = {path for path, variable in kinds if isinstance(variable, nnx.Param)}
         shapes = {name: flat[path] for name, path in self.paths.items()}
         self.shapes = {
             name: jax.ShapeDtypeStruct(x.shape, param_dtype)
             for name, x in shapes.items()
-            if self.paths[name] in trained
+            if self.paths[name] in parameters
         }
         # Variables that are no parameters: features of extra/ have some. Zeros unless given.
         self.others = {name: x for name, x in shapes.items() if name not in self.shapes}
@@ -68,7 +68,7 @@ class PureGPT:
 
 
 def jit_method(function: Callable) -> Callable:
-    """Compiles a method of the state and a batch; it is called with the batch alone."""
+    """Jits a method (self, state, batch); callers pass the batch, and self.state is added."""
 
     def method(self: Any, batch: Any) -> Any:
         name = function.__name__

@@ -1,4 +1,11 @@
-"""Rematerialization by `jax.checkpoint`. What each mode keeps: see `lockstep.model.segments`."""
+"""Rematerialization by `jax.checkpoint`: what the backward pass recomputes instead of keeping.
+
+none      keep everything
+sublayer  keep each sublayer's input (attention and MLP)
+block     keep each block's input
+sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
+dots      keep the outputs of the weight matmuls, recompute the rest of each block
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +17,8 @@ from lockstep.model.segments import segments
 
 Layer = Callable[[Any, Any, Array], Array]  # (block, layer index, x) -> x
 
-# Matmuls without a batch dimension are the weights'; those of attention have one. One with a bias
-# is a function with a derivative of its own, into which no policy looks: its result has a name.
+# Weight matmuls have no batch dimension, attention's have one. A matmul with a bias is a custom_vjp
+# (functional.affine), into which no policy looks: its output has this name instead.
 AFFINE = "affine"
 save_dots = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -25,17 +32,16 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
 
 
 def remat_layer(layer: Layer, remat: str) -> Layer:
-    """A block: under "block" and "sqrt" only its input is kept, under "dots" its matmuls too."""
+    """A block: "block" and "sqrt" keep its input, "dots" also the outputs of its weight matmuls."""
     if remat not in ("block", "sqrt", "dots"):
         return layer
     policy = save_dots if remat == "dots" else None
 
     def run(block: Any, index: Any, x: Array) -> Array:
-        # prevent_cse: otherwise XLA merges the recomputation with the first computation. Not for
-        # vectors: a matmul's kernel takes in a bias only if it is a parameter.
-        matrices = jax.tree.map(lambda a: a.ndim > 1, block)
-        held_back = (matrices, False, True)
-        return jax.checkpoint(layer, prevent_cse=held_back, policy=policy)(block, index, x)
+        # By argument: a barrier on matrices and x keeps XLA from merging the recomputation with the
+        # first pass. None on biases: XLA fuses a bias only if it is a parameter.
+        prevent_cse = (jax.tree.map(lambda a: a.ndim > 1, block), False, True)
+        return jax.checkpoint(layer, prevent_cse=prevent_cse, policy=policy)(block, index, x)
 
     return run
 
@@ -51,6 +57,6 @@ def through_blocks(layer: Layer, blocks: list[Any], x: Array, *, remat: str) -> 
 
     if remat != "sqrt":
         return span(blocks, 0, x)
-    for layers in segments(len(blocks)):
+    for layers in segments(len(blocks)):  # `run` checkpoints each block inside its segment
         x = jax.checkpoint(span)(blocks[layers.start : layers.stop], layers.start, x)
     return x

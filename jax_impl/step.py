@@ -1,10 +1,12 @@
 """One optimizer step over a window of micro-batches, as one pure compiled function.
 
-A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, clip, update, update_scale,
-report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
-moves but the scale.
+A stage is a method of `Trainer`. `accumulate` runs `micro_batch` in a `lax.scan`: micro_batch_loss,
+backward, unscale, update. `update` feeds `optax.MultiSteps`, which clips and steps AdamW with the
+last micro-batch (optim.py). Then follow update_scale and metrics; report copies them to the host.
 
-To clip is here a part of the update, which comes with the last micro-batch.
+Under float16 the whole window is one decision: if a gradient of any micro-batch is not finite,
+parameters, moments and schedule stay, and the loss scale shrinks. Other policies make no such
+check; there `lockstep/train/loop.py` stops the run.
 """
 
 import math
@@ -32,11 +34,12 @@ from .optim import optimizer, update_count
 from .precision import compiler_options, loss_scale
 from .pure import Metrics, Params, PureGPT, State, jit_method, scan_window
 
-Carry = tuple[Params, Any, Array]  # trained parameters, optimizer state, `finite` (P,) by tensor
+# Trained parameters, the optimizer's state, and which of the P tensors were finite so far.
+Carry = tuple[Params, Any, Array]
 
 
 class Trainer:
-    """What a step changes, and the step that changes it. A feature of `extra/` is a subclass."""
+    """Holds the training state and takes optimizer steps. Features of `extra/` are subclasses."""
 
     state: State
 
@@ -58,35 +61,16 @@ class Trainer:
         self.jit: Callable[..., Any] = partial(jax.jit, compiler_options=options)
         self.compiled: dict[str, Any] = {}
 
-    def canonical(self, name: str) -> str:
-        """A parameter's name among the canonical ones (`lockstep.model.params`)."""
-        return name
-
-    def tensor_names(self) -> list[str]:
-        """The P tensors whose gradients have a norm of their own."""
-        return sorted(self.trained)
-
-    def by_tensor(self, measure: Callable[[Array], Array], tensors: Params) -> Array:
-        """(P,): one number for each of `tensor_names`."""
-        return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
-
     def compile(self, window: Batch) -> None:
         """Compiles the step ahead of time, for windows like this one."""
         self.compiled["step"] = self.jitted_step().lower(self.state, window).compile()
 
     def jitted_step(self) -> Any:
-        """The step, not yet compiled. The state's memory becomes that of the next state."""
+        """The jitted step, not yet compiled; it donates the state's buffers to the next state."""
         return self.jit(self.step_function, donate_argnums=0)
 
-    def place(self, batch: Any) -> Any:
-        """Starts the copy of a batch's arrays to the device."""
-        return jax.device_put(batch, self.device)
-
-    def place_state(self, state: State) -> State:
-        return jax.device_put(state, self.device)
-
     def step(self, window: Batch) -> Callable[[], StepResult]:
-        """A window of N micro-batches (N, B, T) -> a call that waits for the result."""
+        """Starts one step on a window (N, B, T); the returned call waits for its result."""
         if "step" not in self.compiled:
             self.compiled["step"] = self.jitted_step()
         self.state, metrics = self.compiled["step"](self.state, window)
@@ -97,17 +81,17 @@ class Trainer:
         scale = self.scale(state)
         state = replace(state, step=state.step + 1)
         (trained, opt_state, finite), losses = self.accumulate(state, window, scale)
-        size, good_steps = self.update_scale(state, scale, finite)
+        next_scale, good_steps = self.update_scale(state, scale, finite)
         after = replace(
-            state, params=state.params | trained, optimizer=opt_state, loss_scale=size,
+            state, params=state.params | trained, optimizer=opt_state, loss_scale=next_scale,
             good_steps=good_steps,
         )  # fmt: skip
         return after, self.metrics(state, after, losses.sum(), finite)
 
     def accumulate(self, state: State, window: Batch, scale: jmp.LossScale) -> tuple[Carry, Array]:
-        """Hands each micro-batch's gradient to the optimizer, which updates with the last one.
+        """Runs `micro_batch` over the window; the last one updates the parameters.
 
-        Returns what they leave, and their losses (N,).
+        Returns the last carry, and the losses (N,), each divided by N.
         """
         trained = {name: state.params[name] for name in self.trained}
         carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
@@ -122,7 +106,7 @@ class Trainer:
 
         Args:
             scale: the loss scale of the whole step.
-            over: what the sum over the targets that count is divided by; None where all count.
+            over: the sum of the losses that count is divided by it; None: all count, take the mean.
             numbered: the micro-step, from 0, and its batch (B, T).
         """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
@@ -145,15 +129,6 @@ class Trainer:
         loss = self.batch_loss(self.model(params), batch, dropout, over)
         return loss / self.config.optim.accum
 
-    def weights(self, state: State, dropout: Dropout) -> Params:
-        """What the model is called with. A feature adds variables that are no parameters."""
-        return state.params
-
-    def batch_loss(
-        self, model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
-    ) -> Array:
-        return batch_loss(model, batch, dropout, over)
-
     def backward(
         self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
     ) -> tuple[Array, Params]:
@@ -170,7 +145,7 @@ class Trainer:
         """Divides by the loss scale, and looks for gradients that are not finite."""
         grads = scale.unscale(grads)
         if self.config.precision.roles.loss_scaling:
-            # From the first that is not finite on, all are zero.
+            # From the first non-finite micro-batch on, zeros: NaN would stay in the accumulator.
             finite &= self.by_tensor(jmp.all_finite, grads)
             grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
         return grads, finite
@@ -178,7 +153,7 @@ class Trainer:
     def update(
         self, grads: Params, opt_state: Any, params: Params, do_step: Array
     ) -> tuple[Params, Any]:
-        """Adds to the accumulator; where `do_step`, clips the sum and takes one step of AdamW."""
+        """Feeds MultiSteps; where `do_step`, it clips the accumulated gradient and steps AdamW."""
         updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
         return optax.apply_updates(params, updates), opt_state
 
@@ -212,7 +187,7 @@ class Trainer:
         )
 
     def report(self, metrics: Metrics) -> Callable[[], StepResult]:
-        """Copies to the host when called."""
+        """Returns a call that copies the metrics to the host."""
 
         def wait() -> StepResult:
             *scalars, norms = jax.device_get(metrics)
@@ -242,6 +217,36 @@ class Trainer:
 
     def evaluation_model(self, state: State) -> GPT:
         return self.model(self.weights(state, Dropout.off()))
+
+    # What features of extra/ override.
+
+    def canonical(self, name: str) -> str:
+        """A parameter's name among the canonical ones (`lockstep.model.params`)."""
+        return name
+
+    def tensor_names(self) -> list[str]:
+        """The P tensors that get a gradient norm in the log."""
+        return sorted(self.trained)
+
+    def by_tensor(self, measure: Callable[[Array], Array], tensors: Params) -> Array:
+        """(P,): one number for each of `tensor_names`."""
+        return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
+
+    def place(self, batch: Any) -> Any:
+        """Starts the copy of a batch's arrays to the device."""
+        return jax.device_put(batch, self.device)
+
+    def place_state(self, state: State) -> State:
+        return jax.device_put(state, self.device)
+
+    def weights(self, state: State, dropout: Dropout) -> Params:
+        """The model's variables. `extra/formats` adds scales, and keys drawn from dropout's."""
+        return state.params
+
+    def batch_loss(
+        self, model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+    ) -> Array:
+        return batch_loss(model, batch, dropout, over)
 
 
 def batch_loss(

@@ -33,7 +33,7 @@ class Dropout:
         if not self.strict:
             return F.dropout(x, self.rate)
         keep = self.draw(self.key_of(layer, site), x)
-        # Not divided: XLA would multiply by the reciprocal where torch divides.
+        # x * (1 / keep): XLA turns a division by a constant into this, torch does not.
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
 
     def draw(self, key: Key, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ def mean_loss(
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: what the sum over the targets that count is divided by; None where all count.
+        over: the sum of the losses that count is divided by it; None: all count, take the mean.
     """
     if batch.counts is None or over is None:
         logits = logits_BTV.to(dtype)

@@ -1,8 +1,8 @@
-"""The GPT, as an `nn.Module`. Shapes: see `lockstep.config`.
+"""The GPT, as an `nn.Module`. Shape letters: see `lockstep/config/model.py`.
 
 `torch.autocast` casts the inputs of matmuls to the compute dtype, one by one; the tree of
-parameters is never cast whole. What must stay in the output dtype (residual, norms, softmax,
-rotation, loss) says so here. A feature enters by another `Parts`: `extra/rules.py` has one.
+parameters is never cast whole. The residual stream, norms, softmax, rotation and loss stay in the
+output dtype. A feature enters by another `Parts`: `extra/rules.py` has one.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ class Linear(nn.Linear):
     """Rows (R, d_in) -> (R, d_out) in autocast's compute dtype, sums in float32.
 
     Args:
-        product: multiplies; `extra/rules.py` puts another one here for fp8, for a CPU's library
-            or for a module with a dtype of its own.
+        product: computes x @ weight.T + bias; `extra/rules.py` passes others for fp8, for a CPU's
+            library or for a module with a dtype of its own.
     """
 
     def __init__(self, d_in: int, d_out: int, *, bias: bool, product: Product) -> None:
@@ -58,7 +58,7 @@ class TiedHead(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Rows (R, d) -> (R, d), in their own dtype."""
+    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
         weight = self.weight.to(x_RD.dtype)
@@ -67,7 +67,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Rows (R, d) -> (R, d), in their own dtype."""
+    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), self.eps)
@@ -75,7 +75,7 @@ class RMSNorm(nn.RMSNorm):
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand: each row of T tokens is one sequence."""
+    """The positions and the causal mask of a batch: each row of T tokens is one sequence."""
 
     t: int
 
@@ -97,7 +97,7 @@ def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 
 def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
-    """Keys or values once for each head of queries: neighbours share theirs."""
+    """Repeats keys or values so that each query head has its own (grouped-query attention)."""
     groups = x_BTGK.shape[2]
     return x_BTGK if groups == heads else x_BTGK.repeat_interleave(heads // groups, dim=2)
 
@@ -111,7 +111,10 @@ def attend(
     dtype: torch.dtype,
     matmul: Callable[..., Tensor] = torch.matmul,
 ) -> Tensor:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype."""
+    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
+
+    A run takes it with `--attention reference`; others stand in `extra/attention.py`.
+    """
     heads, d_head = q_BTHK.shape[2:]
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     scores_BHTT = matmul(q, k.transpose(-2, -1)).to(dtype) * d_head**-0.5
@@ -121,7 +124,7 @@ def attend(
 
 
 class Parts:
-    """Makes the parts of a GPT: plain modules under one policy.
+    """Builds the layers of a GPT: plain modules under one policy.
 
     A path is a module's name, such as "blocks.0.attn.qkv".
     """
@@ -155,7 +158,7 @@ class Parts:
 
 
 class Attention(nn.Module):
-    """Causal self-attention of rows (R, D), of which places.t make a sequence."""
+    """Causal self-attention on rows (R, D); places.t consecutive rows are one sequence."""
 
     def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         super().__init__()
@@ -184,12 +187,12 @@ class Attention(nn.Module):
         return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
-        """Each head in the output dtype; back to the input's dtype."""
+        """Normalizes each head in the output dtype, and casts back."""
         return norm(x_BTHK.to(self.wide)).to(x_BTHK.dtype)
 
 
 class MLP(nn.Module):
-    """GELU (in its tanh or its erf form), or SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+    """The feed-forward layer: GELU (tanh or erf form) or SwiGLU (Shazeer 2020, 2002.05202)."""
 
     def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
         super().__init__()
@@ -202,7 +205,7 @@ class MLP(nn.Module):
         self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        # Both activations work in float32 inside and round once, whatever their input's dtype.
+        # Both activations compute in at least float32, and round once.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
         return self.down(self.gelu(self.up(x_RD)))
@@ -261,7 +264,7 @@ class GPT(nn.Module):
         x_BTD = self.embed(batch.tokens).to(self.wide)
         if self.config.position == "learned":
             x_BTD = x_BTD + places.look_up(self.position.weight).to(self.wide)
-        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")
+        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
 
         def layer(block: Block, index: int, x: Tensor) -> Tensor:
             return block(x, places, index, dropout)
@@ -269,7 +272,7 @@ class GPT(nn.Module):
         return self.norm(through_blocks(layer, list(self.blocks), x_RD, remat=self.remat))
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        # Tied: the look-up reads the uncast weight, so its gradient stays in the param dtype.
+        # Tied: the head casts a copy. The table stays in the param dtype, and so does its gradient.
         tied = self.config.tied
         logits_RV = self.head(x_RD, self.embed.weight) if tied else self.head(x_RD)
         padded = logits_RV.shape[-1] > self.config.vocab

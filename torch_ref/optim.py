@@ -15,7 +15,7 @@ from lockstep.model.params import decays
 
 
 def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
-    """One kernel for all parameters where the device has it (CPU and CUDA do)."""
+    """Fused AdamW in two groups, with and without weight decay."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decayed = [p for name, p in named.items() if decays(name, config.decay)]
     rest = [p for name, p in named.items() if not decays(name, config.decay)]

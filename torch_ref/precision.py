@@ -15,8 +15,12 @@ def dtype(name: str) -> torch.dtype:
 
 
 def autocast(roles: Roles, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
-    """Casts matmul inputs to the policy's dtype, weights once; off where there is nothing to
-    cast."""
+    """Casts matmul inputs to the compute dtype, each weight once a context; off where nothing is to
+    be cast.
+
+    Args:
+        cache: keep the cast weights until the context ends.
+    """
     compute = dtype(roles.compute)
     return torch.autocast(device.type, compute, enabled=roles.mixed, cache_enabled=cache)
 

@@ -1,6 +1,10 @@
-"""Rematerialization by `torch.utils.checkpoint`.
+"""Rematerialization by `torch.utils.checkpoint`: what is recomputed instead of kept.
 
-What each mode keeps: see `lockstep.model.segments`.
+none      keep everything
+sublayer  keep each sublayer's input (attention and MLP)
+block     keep each block's input
+sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
+dots      keep the outputs of the weight matmuls, recompute the rest of each block
 """
 
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from lockstep.model.segments import segments
 
 Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 
-# Matmuls without a batch dimension are the weights'; those of attention are bmm. A library that
+# Weight matmuls have no batch dimension; those of attention are bmm. A library that
 # multiplies weights by an operator of its own adds it: `extra/onednn.py`.
 WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
@@ -43,7 +47,7 @@ def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
 
 
 def remat_layer(layer: Layer, remat: str) -> Layer:
-    """A block: under "block" and "sqrt" only its input is kept, under "dots" its matmuls too."""
+    """A block: "block" and "sqrt" keep its input, "dots" also the outputs of its weight matmuls."""
     if remat not in ("block", "sqrt", "dots"):
         return layer
     return recompute(layer, context_fn=save_dots) if remat == "dots" else recompute(layer)
@@ -60,6 +64,6 @@ def through_blocks(layer: Layer, blocks: list[Any], x: Tensor, *, remat: str) ->
 
     if remat != "sqrt":
         return span(blocks, 0, x)
-    for layers in segments(len(blocks)):
+    for layers in segments(len(blocks)):  # `run` checkpoints each block inside its segment
         x = recompute(span)(blocks[layers.start : layers.stop], layers.start, x)
     return x

@@ -1,8 +1,11 @@
 """One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
 
-A stage is a method of `Trainer`: micro_batch_loss, backward; unscale, clip, update, update_scale,
-report. One decision per optimizer step: if any gradient of any micro-batch was not finite, nothing
-moves but the scale.
+A stage is a method of `Trainer`. `accumulate` runs micro_batch_loss and backward for each
+micro-batch; then follow, once a window, unscale, clip, update, update_scale and report.
+
+Under float16 the whole window is one decision: if a gradient of any micro-batch is not finite,
+parameters, moments and schedule stay, and the loss scale shrinks. Other policies make no such
+check; there `lockstep/train/loop.py` stops the run.
 """
 
 import math
@@ -30,7 +33,7 @@ PINNED = ("cuda", "xpu")  # they copy from locked memory while the host goes on
 
 
 class Trainer:
-    """What a step changes, and the step that changes it. A feature of `extra/` is a subclass."""
+    """Holds the training state and takes optimizer steps. Features of `extra/` are subclasses."""
 
     def __init__(self, config: Config, model: GPT, device: torch.device) -> None:
         self.config, self.model, self.device = config, model, device
@@ -41,23 +44,15 @@ class Trainer:
         self.optimizer = adamw(model, config.optim)
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
-        self.steps = self.updates = 0
+        self.steps = self.updates = 0  # attempted, and not skipped
         self.eager_loss = self.make_batch_loss()
         compiled = config.execution.compile
         self.batch_loss = torch.compile(self.eager_loss) if compiled else self.eager_loss
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
-        """Those that are trained."""
+        """The trained parameters by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def wrap_model(self) -> nn.Module:
-        """What a training pass calls."""
-        return self.model
-
-    def make_batch_loss(self) -> Callable[..., Tensor]:
-        """What computes the loss of a batch, before it is compiled."""
-        return batch_loss
 
     def compile(self, window: Batch) -> None:
         """Compiles the loss ahead of time, for windows like this one, by running it once.
@@ -75,18 +70,8 @@ class Trainer:
             raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def place(self, batch: Batch) -> Batch:
-        """Starts the copy of a batch's arrays to the device."""
-        return batch.map_arrays(self.place_rows)
-
-    def place_rows(self, rows: Tensor) -> Tensor:
-        rows = rows if rows.dtype == torch.bool else rows.long()
-        if self.device.type in PINNED:
-            rows = rows.contiguous().pin_memory()
-        return rows.to(self.device, non_blocking=True)
-
     def step(self, window: Batch) -> Callable[[], StepResult]:
-        """A window of N micro-batches (N, B, T) -> a call that waits for the result."""
+        """Starts one step on a window (N, B, T); the returned call waits for its result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
         self.steps += 1
         loss = self.accumulate(window)
@@ -118,35 +103,30 @@ class Trainer:
         return loss / self.config.optim.accum
 
     def backward(self, loss: Tensor) -> None:
+        """Scales the loss and adds its gradients to `.grad`."""
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:
-        """Divides by the loss scale, and looks for gradients that are not finite."""
+        """Unscales `.grad` in place; the scaler records gradients that are not finite."""
         self.scaler.unscale_(self.optimizer)
 
     def clip(self) -> tuple[Tensor, Tensor]:
-        """The norm of the gradient before clipping, and those of its tensors (P,)."""
+        """Clips `.grad` in place; returns the norm before clipping and each tensor's (P,)."""
         parameters = list(self.params.values())
         norms = self.gradient_norms(parameters)
         return clip_by_global_norm(parameters, self.config.optim.clip, norms), norms
 
-    def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
-        return gradient_norms([p.grad for p in parameters if p.grad is not None])
-
     def update(self, rate: float) -> None:
-        """One step of AdamW, unless a gradient was not finite."""
+        """One step of AdamW; under float16 the scaler skips it if a gradient is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
 
     def update_scale(self, scale: float) -> bool:
-        """Whether the step was skipped."""
+        """Updates the loss scale; returns whether this step was skipped (the scale shrank)."""
         self.scaler.update()
         return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
-
-    def mean_count(self, window: Batch) -> Tensor | None:
-        return mean_count(window)
 
     def dropout(self, micro_step: int) -> Dropout:
         rate, seed = self.config.model.dropout, self.config.optim.seed
@@ -156,7 +136,7 @@ class Trainer:
     def report(
         self, loss: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
     ) -> Callable[[], StepResult]:
-        """Starts the copy to the host now, waits for it when called."""
+        """Starts the copy to the host; the returned call waits for it."""
         metrics = torch.cat([x.to(loss.dtype).reshape(-1) for x in (loss, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.Event(self.device) if self.device.type != "cpu" else None
@@ -194,6 +174,32 @@ class Trainer:
 
     def evaluation_model(self) -> tuple[GPT, Roles]:
         return self.model, self.roles
+
+    # What features of extra/ override.
+
+    def wrap_model(self) -> nn.Module:
+        """The module that a training pass calls; a mesh wraps the model."""
+        return self.model
+
+    def make_batch_loss(self) -> Callable[..., Tensor]:
+        """Returns the function of a batch's loss, before torch.compile."""
+        return batch_loss
+
+    def place(self, batch: Batch) -> Batch:
+        """Starts the copy of a batch's arrays to the device."""
+        return batch.map_arrays(self.place_rows)
+
+    def place_rows(self, rows: Tensor) -> Tensor:
+        rows = rows if rows.dtype == torch.bool else rows.long()
+        if self.device.type in PINNED:
+            rows = rows.contiguous().pin_memory()
+        return rows.to(self.device, non_blocking=True)
+
+    def mean_count(self, window: Batch) -> Tensor | None:
+        return mean_count(window)
+
+    def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
+        return gradient_norms([p.grad for p in parameters if p.grad is not None])
 
 
 def freeze(model: GPT, trained: Iterable[str]) -> None:

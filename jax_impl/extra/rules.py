@@ -1,6 +1,7 @@
 """Which part, product and trainer a configuration gets: the one file that knows all features.
 
-A plain configuration gets the core's own `Parts`, `GPT` and `Trainer`, and nothing of this folder.
+Every run gets its parts from `Rules`. For a plain policy these are the core's own classes and
+products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable
@@ -75,9 +76,7 @@ class Rules(Parts):
             roles = self.dtypes.at("head")
             product = F.join_gradients(self.product(roles, shared=False))
             return model.TiedHead(policy_of(roles), product)
-        head = self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
-        head.product = F.join_gradients(head.product)
-        return head
+        return super().head()
 
     def norm(self, d: int) -> Any:
         if self.config.norm == "layernorm" and self.fused_norms:

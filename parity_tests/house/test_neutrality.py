@@ -249,7 +249,7 @@ def test_the_twins_read_side_by_side() -> None:
 
 
 # Lines of a twin's core. More is a sign that a feature has entered it.
-MOST_LINES = {"jax_impl": 1_190, "torch_ref": 810}
+MOST_LINES = {"jax_impl": 1_220, "torch_ref": 830}
 
 
 @pytest.mark.parametrize("twin", TWINS)

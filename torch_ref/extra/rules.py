@@ -1,6 +1,7 @@
 """Which part, product and trainer a configuration gets: the one file that knows all features.
 
-A plain configuration gets the core's own `Parts`, `GPT` and `Trainer`, and nothing of this folder.
+Every run gets its parts from `Rules`. For a plain policy these are the core's own classes and
+products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable
