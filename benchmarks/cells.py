@@ -34,11 +34,11 @@ CONTENDERS = {
     "torch-compiled": Contender("torch_ref.twin", "ours in PyTorch, compiled", {"compile": True}),
     "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
     "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
-    "nanogpt": Contender("benchmarks.peers.nanogpt", "an eager loop as in nanoGPT"),
+    "nanogpt": Contender("benchmarks.peers.nanogpt", "examples/minimal/train_torch.py, eager"),
     "nanogpt-compiled": Contender(
         "benchmarks.peers.nanogpt", "the same, compiled", {"compile": True}
     ),
-    "bare-jax": Contender("benchmarks.peers.bare_jax", "a jitted step written by hand"),
+    "bare-jax": Contender("benchmarks.peers.bare_jax", "examples/minimal/train_jax.py"),
     "bare-jax-keeping": Contender(
         "benchmarks.peers.bare_jax", "the same, told to keep the memory it frees", keeps=True
     ),

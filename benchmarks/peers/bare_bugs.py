@@ -1,4 +1,4 @@
-"""Planted bugs of the two hand-written peers, each a mistake somebody has made by hand.
+"""Planted bugs of examples/minimal, each a mistake that somebody has made by hand.
 
 What they are planted in is imported by the planting: a process has one framework.
 """
@@ -10,68 +10,92 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-# --- nanogpt
+# --- train_torch.py
 
 
 def decay_everywhere() -> None:
     """Matrices, and embeddings and norms too."""
-    from benchmarks.peers import nanogpt
+    from examples.minimal import train_torch
 
-    nanogpt.decays = lambda name, patterns: True
+    right = train_torch.make_optimizer
+
+    def make_optimizer(model: Any) -> Any:
+        optimizer = right(model)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.1
+        return optimizer
+
+    train_torch.make_optimizer = make_optimizer
 
 
 def erf_gelu() -> None:
     """GELU as PyTorch means it unless told otherwise."""
-    from benchmarks.peers import nanogpt_style as style
+    from examples.minimal import train_torch
 
-    right = style.F
+    right = train_torch.F
     changed = {"gelu": lambda x, approximate: right.gelu(x)}
-    style.F = SimpleNamespace(**(vars(right) | changed))
+    train_torch.F = SimpleNamespace(**(vars(right) | changed))
 
 
 def weights_in_bfloat16() -> None:
     """`model.bfloat16()` under autocast: no master weights."""
-    from benchmarks.peers import nanogpt
+    from examples.minimal import train_torch
 
-    right = nanogpt.train_step
+    right = train_torch.train_step
 
-    def step(model: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        metrics = right(model, parameters, *args, **kwargs)
-        for p in parameters:
+    def step(config: Any, model: Any, *args: Any) -> Any:
+        metrics = right(config, model, *args)
+        for p in model.parameters():
             p.data.copy_(p.data.bfloat16())
         return metrics
 
-    nanogpt.train_step = step
+    train_torch.train_step = step
 
 
-# --- bare-jax
+# --- train_jax.py
 
 
 def clip_without_eps() -> None:
-    """optax's form of the factor."""
-    from benchmarks.peers import bare_step
+    """The file's own: optax's form of the factor."""
+    import optax
 
-    bare_step.CLIP_EPS = 0.0
-
-
-def blocks_of_queries_alone() -> None:
-    """A block of queries sees its own keys, and none before."""
     from benchmarks.peers import bare_jax
-    from benchmarks.peers.bare_step import attend, jnp
 
-    def apart(q: Any, k: Any, v: Any, wide: Any, *, blocks: int = 1) -> Any:
-        parts = zip(*(jnp.split(x, blocks, axis=1) for x in (q, k, v)))
-        return jnp.concatenate([attend(*part, wide) for part in parts], axis=1)
+    bare_jax.clip_by_global_norm = optax.clip_by_global_norm
 
-    bare_jax.attend = apart
+
+def accumulated_in_float32() -> None:
+    """MultiSteps' default, under float64."""
+    from examples.minimal import train_jax
+
+    right = train_jax.optax.MultiSteps
+
+    def steps(*args: Any, accumulator_dtype: Any, **kwargs: Any) -> Any:
+        return right(*args, **kwargs)
+
+    changed = {"MultiSteps": steps}
+    train_jax.optax = SimpleNamespace(**(vars(train_jax.optax) | changed))
+
+
+def every_key_is_seen() -> None:
+    """No causal mask."""
+    from examples.minimal import train_jax
+
+    jnp = train_jax.jnp
+    changed = {"tri": lambda t, dtype: jnp.ones((t, t), dtype)}
+    train_jax.jnp = SimpleNamespace(**(vars(jnp) | changed))
 
 
 def norms_in_bfloat16() -> None:
-    from benchmarks.peers import bare_step
+    from examples.minimal import train_jax
 
-    right = bare_step.layer_norm
-    half = partial(bare_step.jnp.asarray, dtype="bfloat16")
-    bare_step.layer_norm = lambda x, *given: right(half(x), *map(half, given)).astype(x.dtype)
+    right, tree_map = train_jax.layer_norm, train_jax.jax.tree.map
+
+    def layer_norm(p: Any, x: Any) -> Any:
+        return right(tree_map(half, p), half(x)).astype(x.dtype)
+
+    half = partial(train_jax.jnp.asarray, dtype="bfloat16")
+    train_jax.layer_norm = layer_norm
 
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -79,6 +103,7 @@ BUGS: dict[str, Callable[[], None]] = {
     "erf-gelu": erf_gelu,
     "weights-in-bfloat16": weights_in_bfloat16,
     "clip-without-eps": clip_without_eps,
-    "blocks-of-queries-alone": blocks_of_queries_alone,
+    "accumulated-in-float32": accumulated_in_float32,
+    "every-key-is-seen": every_key_is_seen,
     "norms-in-bfloat16": norms_in_bfloat16,
 }

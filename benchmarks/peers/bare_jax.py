@@ -1,4 +1,4 @@
-"""`bare_step` as a `Runner`: the same weights, batches and rates, the same report."""
+"""`examples/minimal/train_jax.py` as a `Runner`: the same weights, batches and rates as ours."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,25 +7,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxlib
+import jmp
 import numpy as np
+import optax
 
-from benchmarks.peers.bare_step import Attend, Params, State, attend, attend_cudnn, make_step
 from benchmarks.peers.refusals import refuse, require_start
+from examples.minimal import train_jax
 from lockstep.config import Config, ModelConfig
 from lockstep.data.batch import Batch, join_tokens
 from lockstep.errors import UserError, require
-from lockstep.model.params import Arrays, decays, shapes
+from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
-BLOCKS, ROWS = 4, 64  # of queries, in written-out attention: so many at most, so long at least
-EMBEDDINGS = ("embed.weight", "position.weight")
+
+def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
+    """torch's factor. optax's has no 1e-6 in it, and float64 would show that."""
+
+    def update(grads: Any, params: Any) -> Any:
+        factor = jnp.minimum(1.0, clip / (optax.tree.norm(grads) + 1e-6))
+        return jax.tree.map(lambda g: g * factor, grads)
+
+    return optax.stateless(update)
 
 
 class BareJax:
-    """`lockstep.twin.Runner`: one jitted function over a dict of arrays."""
+    """`lockstep.twin.Runner`: `train_jax.train_step`, jitted."""
 
     framework = "bare-jax"
     synchronous = False
@@ -34,37 +43,35 @@ class BareJax:
         self.config, self.roles = config, config.precision.roles
         self.device = find_device(config.run.device)
         tf32 = [] if self.device.platform == "cpu" else ["tf32"]
-        refuse(config, self.framework, ["fp64", "fp32", *tf32, "bf16"])
+        refuse(config, self.framework, ["fp64", "fp32", *tf32, "bf16", "fp16"])
         remedy = f"{self.framework} unrolls; use unroll"
         require(config.execution.layers != "scan", "--layers", "scan", remedy)
-        self.attention, attention = self.choose_attention()
+        fused = config.precision.attention == "fused"
+        remedy = f"{self.framework} writes attention out; use auto"
+        require(not fused, "--attention", "fused", remedy)
         self.configure()
-        optim = config.optim
+        optim, model = config.optim, config.model
+        self.minimal = train_jax.Config(
+            policy={"tf32": "fp32"}.get(config.precision.policy, config.precision.policy),
+            accum=optim.accum,
+            batch_size=optim.batch_size,
+            remat=config.execution.remat == "block",
+            vocab=model.vocab,
+            context=model.context,
+            layers=model.n_layer,
+            heads=model.n_head,
+            width=model.d_model,
+        )
         self.rates = learning_rates(optim)
-        self.compiled: Any = make_step(
-            layers=config.model.n_layer,
-            heads=config.model.n_head,
-            compute=self.roles.compute,
-            attend=attention,
-            rates=jnp.asarray(self.rates, self.roles.param),
-            betas=(optim.beta1, optim.beta2),
-            decay={n: optim.weight_decay * decays(n, optim.decay) for n in shapes(config.model)},
-            clip=optim.clip,
+        table = jnp.asarray(self.rates, self.roles.param)
+        like = from_canonical({n: np.zeros(s) for n, s in shapes(model).items()}, self.roles.param)
+        clip = clip_by_global_norm(optim.clip)
+        self.optimizer = train_jax.make_optimizer(self.minimal, like, lambda u: table[u], clip)
+        self.compiled: Any = jax.jit(
+            partial(train_jax.train_step, self.minimal, self.optimizer),
+            donate_argnums=0,
             compiler_options=self.compiler_options(),
         )
-
-    def choose_attention(self) -> tuple[str, Attend]:
-        """Strict numerics and "reference" leave out nothing, as `jax_impl` does."""
-        precision, context = self.config.precision, self.config.model.context
-        fused = self.device.platform == "gpu" and self.roles.mixed
-        remedy = f"{self.framework} has it in bf16 on CUDA alone; use auto"
-        require(fused or precision.attention != "fused", "--attention", "fused", remedy)
-        if precision.strict or precision.attention == "reference":
-            return "reference", attend
-        if fused:
-            return "cudnn", attend_cudnn
-        blocks = max(1, min(BLOCKS, context // ROWS))
-        return f"written out in {blocks} causal blocks", partial(attend, blocks=blocks)
 
     def compiler_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -88,7 +95,7 @@ class BareJax:
         return {
             "device": self.device.device_kind,
             "platform": "cuda" if platform == "gpu" else platform,
-            "attention": self.attention,
+            "attention": "reference",
             "emulated": "",
             "versions": {module.__name__: module.__version__ for module in (jax, jaxlib)},
         }
@@ -97,21 +104,35 @@ class BareJax:
         require_start(state, self.framework)
         self.configure()
         params = from_canonical(state.params, self.roles.param)
-        mu, nu = ({name: jnp.zeros_like(p) for name, p in params.items()} for _ in range(2))
-        self.current = jax.device_put(State(params, mu, nu, jnp.int32(0)), self.device)
-        self.taken = 0
+        loss_scale = jmp.NoOpLossScale()
+        if self.roles.loss_scaling:
+            scale, good = jnp.float32(state.loss_scale), jnp.int32(state.good_steps)
+            period = self.config.precision.loss_scale_interval
+            loss_scale = jmp.DynamicLossScale(scale, good, period)
+        self.current = jax.device_put(
+            (params, self.optimizer.init(params), loss_scale), self.device
+        )
+        self.taken = self.updates = 0
+
+    @property
+    def scale(self) -> tuple[Any, Any]:
+        """The loss scale, and the good steps since it last changed."""
+        scale = self.current[2]
+        return (scale.loss_scale, scale.counter) if self.roles.loss_scaling else (1.0, 0)
 
     def state(self) -> TrainState:
-        *trees, updates = self.current
+        params, opt_state, _ = self.current
+        trees = params, *(optax.tree.get(opt_state, name) for name in ("mu", "nu"))
         params, mu, nu = (to_canonical(tree, self.config.model) for tree in trees)
+        scale, good_steps = self.scale
         return TrainState(
             params=params,
             mu=mu,
             nu=nu,
             step=self.taken,
-            updates=int(updates),
-            loss_scale=1.0,
-            good_steps=0,
+            updates=int(optax.tree.get_all_with_path(opt_state, "count")[0][1]),
+            loss_scale=float(scale),
+            good_steps=int(good_steps),
         )
 
     def prepare(self) -> None:
@@ -124,13 +145,17 @@ class BareJax:
         return jax.device_put(join_tokens(window), self.device)
 
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
-        rate = float(self.rates[self.taken])
+        # The step takes the state's memory, this number's too.
+        scale = jnp.copy(self.scale[0]) if self.roles.loss_scaling else 1.0
         self.current, metrics = self.compiled(self.current, window)
         self.taken += 1
 
         def wait() -> StepResult:
-            loss, norm = jax.device_get(metrics)
-            return StepResult(loss.item(), norm.item(), rate, 1.0, False)
+            loss, norm = jax.device_get(metrics).tolist()
+            skipped = self.roles.loss_scaling and not np.isfinite(norm)
+            rate = float(self.rates[self.updates])
+            self.updates += not skipped
+            return StepResult(loss, norm, rate, float(scale), skipped)
 
         return wait
 
@@ -139,19 +164,40 @@ class BareJax:
         return stats.get("peak_bytes_in_use") or resident_peak()
 
 
-def transpose(name: str, array: np.ndarray) -> np.ndarray:
-    """Between canonical matrices, out x in, and ours, in x out."""
-    return array if name in EMBEDDINGS else array.T
+def place_of(name: str) -> list[str | int]:
+    """Where a canonical parameter lies in the minimal file's tree."""
+    if name in ("embed.weight", "position.weight"):
+        return [name.removesuffix(".weight")]
+    keys = name.replace(".attn.", ".").replace(".mlp.", ".").split(".")
+    return [int(key) if key.isdigit() else key for key in keys]
 
 
-def from_canonical(arrays: Arrays, dtype: str) -> Params:
-    # A copy: the step donates its state, and must not give away numpy's memory.
-    return {n: jnp.array(transpose(n, a), dtype, copy=True) for n, a in arrays.items()}
+def transpose(name: str, array: Any) -> Any:
+    """A matrix is out x in in the canonical form, and in x out here; an embedding is V x D."""
+    return array if len(place_of(name)) == 1 else array.T
 
 
-def to_canonical(params: Params, model: ModelConfig) -> Arrays:
-    host = jax.device_get(params)  # whose names a jitted function has sorted
-    return {name: np.array(transpose(name, host[name]), order="C") for name in shapes(model)}
+def from_canonical(arrays: Arrays, dtype: str) -> Any:
+    layers = 1 + max(int(name.split(".")[1]) for name in arrays if name.startswith("blocks."))
+    tree: Any = {"blocks": [{} for _ in range(layers)]}
+    for name, array in arrays.items():
+        *path, last = place_of(name)
+        node: Any = tree
+        for key in path:
+            node = node[key] if isinstance(node, list) else node.setdefault(key, {})
+        # A copy: the step donates its state, and must not give away numpy's memory.
+        node[last] = jnp.array(transpose(name, array), dtype, copy=True)
+    return tree
+
+
+def to_canonical(tree: Any, model: ModelConfig) -> Arrays:
+    host, arrays = jax.device_get(tree), Arrays()
+    for name in shapes(model):
+        node: Any = host
+        for key in place_of(name):
+            node = node[key]
+        arrays[name] = np.array(transpose(name, node), order="C")
+    return arrays
 
 
 def find_device(asked: str) -> jax.Device:

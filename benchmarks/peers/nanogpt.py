@@ -1,19 +1,17 @@
-"""`nanogpt_style` as a `Runner`: the same weights, batches and rates, the same report."""
+"""`examples/minimal/train_torch.py` as a `Runner`: the same weights, batches and rates as ours."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.peers.nanogpt_style import GPT, adamw, train_step
 from benchmarks.peers.refusals import refuse, require_start
+from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.data.batch import Batch, join_tokens
 from lockstep.errors import UserError, require
-from lockstep.model.params import decays
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
 from lockstep.train.schedule import learning_rates
@@ -21,7 +19,7 @@ from lockstep.twin import StepResult
 
 
 class NanoGPT:
-    """`lockstep.twin.Runner`: eager PyTorch in nanoGPT's idiom."""
+    """`lockstep.twin.Runner`: `train_torch.train_step`."""
 
     framework = "nanogpt"
 
@@ -36,26 +34,23 @@ class NanoGPT:
         require(not precision.strict, "--numerics", "strict", f"{why}; use fast")
         reference = precision.attention == "reference"
         require(not reference, "--attention", "reference", f"{why}; use auto")
-        with self.device:
-            model = GPT(
-                vocab=shape.vocab,
-                context=shape.context,
-                layers=shape.n_layer,
-                heads=shape.n_head,
-                width=shape.d_model,
-            )
-        self.model = model.to(getattr(torch, self.roles.param))
-        self.parameters = list(self.model.parameters())
-        self.called = torch.compile(self.model) if config.execution.compile else self.model
-        betas = (optim.beta1, optim.beta2)
-        self.optimizer = adamw(
-            self.model,
-            partial(decays, patterns=optim.decay),
-            betas=betas,
-            weight_decay=optim.weight_decay,
+        self.minimal = train_torch.Config(
+            policy={"tf32": "fp32"}.get(precision.policy, precision.policy),
+            accum=optim.accum,
+            batch_size=optim.batch_size,
+            remat=config.execution.remat == "block",
+            vocab=shape.vocab,
+            context=shape.context,
+            layers=shape.n_layer,
+            heads=shape.n_head,
+            width=shape.d_model,
+            clip=optim.clip,
         )
-        compute = getattr(torch, self.roles.compute)
-        self.autocast = torch.autocast(self.device.type, compute, enabled=self.roles.mixed)
+        with self.device:
+            model = train_torch.GPT(self.minimal)
+        self.model = model.to(getattr(torch, self.roles.param))
+        self.called: Any = torch.compile(self.model) if config.execution.compile else self.model
+        self.optimizer = train_torch.make_optimizer(self.model)
         self.rates = learning_rates(optim)
 
     def describe(self) -> dict[str, Any]:
@@ -84,13 +79,18 @@ class NanoGPT:
         )
         self.optimizer.state.clear()
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self.named.items():
                 parameter.copy_(torch.tensor(state.params[name]))
                 self.optimizer.state[parameter] = {
                     "step": torch.zeros((), device=self.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
+
+    @property
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters by their canonical names, which know attention and MLP."""
+        return {canonical(name): p for name, p in self.model.named_parameters()}
 
     def configure(self) -> None:
         """Of the process, in which another PyTorch may have been set up before."""
@@ -102,7 +102,7 @@ class NanoGPT:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
 
     def state(self) -> TrainState:
-        named, moments = dict(self.model.named_parameters()), self.optimizer.state
+        named, moments = self.named, self.optimizer.state
         return TrainState(
             params={name: to_numpy(p) for name, p in named.items()},
             mu={name: to_numpy(moments[p]["exp_avg"]) for name, p in named.items()},
@@ -120,9 +120,7 @@ class NanoGPT:
         shape = (self.config.optim.batch_size, self.config.model.context + 1)
         batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
-            with self.autocast:
-                loss = self.called(batch[:, :-1], batch[:, 1:])
-            loss.backward()
+            train_torch.mean_loss(self.minimal, self.called, batch).backward()
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).partition("\n")[0]
             remedy = "install what it misses or drop --compile"
@@ -137,15 +135,8 @@ class NanoGPT:
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         scale, rate = self.scale, float(self.rates[self.updates])
-        metrics = train_step(
-            self.called,
-            self.parameters,
-            self.optimizer,
-            self.scaler,
-            self.autocast,
-            window,
-            rate=rate,
-            clip=self.config.optim.clip,
+        metrics = train_torch.train_step(
+            self.minimal, self.called, self.optimizer, self.scaler, window, rate
         )
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.device.type == "cuda" else None
@@ -167,6 +158,13 @@ class NanoGPT:
     def peak_bytes(self) -> int:
         cuda = self.device.type == "cuda"
         return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+
+
+def canonical(name: str) -> str:
+    for room, layers in (("attn", ("qkv", "proj")), ("mlp", ("up", "down"))):
+        for layer in layers:
+            name = name.replace(f".{layer}.", f".{room}.{layer}.")
+    return name
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

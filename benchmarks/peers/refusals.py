@@ -1,9 +1,13 @@
 """What the hand-written peers have no counterpart for, said before anything is built."""
 
+from lockstep.config.fields import flag_name
 from lockstep.config.policy import POLICIES
 from lockstep.config.presets import GPT2, Config
 from lockstep.errors import require
 from lockstep.model.state import TrainState
+
+# What the minimal files have as numbers in their text.
+FIXED = {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "decay": "", "freeze": ""}
 
 
 def refuse(config: Config, peer: str, policies: list[str]) -> None:
@@ -13,10 +17,16 @@ def refuse(config: Config, peer: str, policies: list[str]) -> None:
         require(found == value, field, found, f"{peer} is GPT-2 alone; use --model gpt2")
     require(config.model.dropout == 0, "--dropout", config.model.dropout, f"{peer} has none; use 0")
     remat = config.execution.remat
-    require(remat == "none", "--remat", remat, f"{peer} recomputes nothing; use none")
+    known = remat in ("none", "block")
+    require(known, "--remat", remat, f"{peer} recomputes blocks or nothing; use block or none")
     for flag, value in (("--fp32-islands", config.precision.fp32_islands),
                         ("--formats", config.precision.formats)):  # fmt: skip
         require(not value, flag, value, f"{peer} has none; drop it")
+    for name, value in FIXED.items():
+        found = getattr(config.optim, name)
+        require(found == value, flag_name(name), found, f"{peer} has {value or 'none'}; use that")
+    factor = config.precision.loss_scale_factor
+    require(factor == 2, "--loss-scale-factor", factor, f"{peer} has 2; use that")
     known = config.precision.roles in [POLICIES[name] for name in policies]
     remedy = f"{peer} has {', '.join(policies)} on this device; use one of them"
     require(known, "--policy", config.precision.policy, remedy)
