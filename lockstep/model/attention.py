@@ -17,8 +17,9 @@ class AttentionChoice(NamedTuple):
     why: str = ""
 
     def __str__(self) -> str:
-        written_out = f"reference in {self.blocks} causal blocks" if self.blocks > 1 else self.name
-        return f"{written_out} ({self.why})" if self.why else written_out
+        blocks = self.name == "blocks"
+        name = f"reference in {self.blocks} causal blocks" if blocks else self.name
+        return f"{name} ({self.why})" if self.why else name
 
 
 def wants_fused(config: PrecisionConfig) -> bool:
