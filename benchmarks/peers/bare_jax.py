@@ -184,7 +184,7 @@ def from_canonical(arrays: Arrays, dtype: str) -> Any:
         *path, last = place_of(name)
         node: Any = tree
         for key in path:
-            node = node[key] if isinstance(node, list) else node.setdefault(key, {})
+            node = node[int(key)] if isinstance(node, list) else node.setdefault(key, {})
         # A copy: the step donates its state, and must not give away numpy's memory.
         node[last] = jnp.array(transpose(name, array), dtype, copy=True)
     return tree
