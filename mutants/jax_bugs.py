@@ -13,9 +13,9 @@ import jmp
 import numpy as np
 import optax
 
-from jax_impl import functional, loss, model, optim, remat, step
+from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
-from jax_impl.extra import capabilities, chunks, cpu, device, rules
+from jax_impl.extra import capabilities, chunks, cpu, rules
 from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
 from jax_impl.extra.mesh import mesh
@@ -158,11 +158,6 @@ def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
     return array if "attn.proj" in name else right(name, array)
 
 
-def allow_tf32(config: Any, device: Any) -> None:
-    """JAX's own float32 on a GPU."""
-    jax.config.update("jax_default_matmul_precision", "default")
-
-
 def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
     """The same on a CPU, where a GPU's TF32 is emulated."""
     return right(self, replace(roles, tf32=True))
@@ -243,7 +238,8 @@ BUGS: dict[str, Plant] = {
         assign(capabilities, "has_bfloat16_library", lambda device: False),
     ),
     "tf32-by-default": both(
-        after(device, "set_switches", allow_tf32), wrap(Capabilities, "find_recipe", round_always)
+        assign(precision, "float32_matmul", lambda config, device: "default"),  # JAX's own
+        wrap(Capabilities, "find_recipe", round_always),
     ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),

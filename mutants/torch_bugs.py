@@ -26,7 +26,7 @@ from mutants import module_formats, torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
-from torch_ref.extra import capabilities, chunks, device, rules
+from torch_ref.extra import capabilities, chunks, rules
 from torch_ref.extra.formats.products import RoundedProduct
 from torch_ref.extra.lora import LoRALinear
 from torch_ref.extra.mesh.processes import process_count
@@ -170,10 +170,6 @@ def cast_whole_tree(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest
     kind = precision.dtype(roles.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
     return right(lambda *args: functional_call(gpt, weights, args), batch, roles, *rest)
-
-
-def allow_tf32(config: Any, device: Any) -> None:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
 def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
@@ -339,7 +335,8 @@ BUGS: dict[str, Plant] = {
     "island-in-float32": wrap(policy, "as_under", widen_to_float32),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
-        after(device, "set_switches", allow_tf32), wrap(Capabilities, "find_recipe", round_always)
+        assign(precision, "float32_matmul", lambda config: "tf32"),
+        wrap(Capabilities, "find_recipe", round_always),
     ),
     "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
     "gradients-in-compute": products_of_gradients(lambda asked: "float32"),
