@@ -160,7 +160,8 @@ def save_part(trainer: Trainer) -> TrainState:
 def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> TrainState:
     state, amaxes = trainer.state, {}
     if isinstance(state, delayed.State):
-        amaxes = {name: to_numpy(history) for name, history in state.amaxes.items()}
+        # In the order of the forward pass; jit has sorted them by name.
+        amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
     params, mu, nu = (
         copy(tensors, trainer.config.model)
         for tensors in (

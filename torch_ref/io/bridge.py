@@ -113,7 +113,7 @@ def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> T
     named, trained = dict(trainer.model.named_parameters()), trainer.params
     moments, amaxes = trainer.optimizer.state, {}
     if isinstance(trainer, Delayed):
-        amaxes = {name: to_numpy(history) for name, history in trainer.amaxes.items()}
+        amaxes = {n: to_numpy(trainer.amaxes[n]) for n in trainer.config.dtypes.histories}
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
         copy(tensors)
