@@ -25,7 +25,7 @@ from parity_tests.input.wrong_place import TEXT, check_line, contents
 from parity_tests.input.wrong_place import place as place
 
 TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
-# What another of our processes starts and speaks to, and the tests' own trainer.
+# What another of our processes starts and speaks to, examples to copy, the tests' own trainer.
 NOT_FOR_USERS = {
     "lockstep.data.template",
     "lockstep.parity.nursery",
@@ -36,6 +36,8 @@ NOT_FOR_USERS = {
     "torch_ref.inspect.probe",
     "torch_ref.io.nanogpt",
     "examples.finetune.finetune",
+    "examples.minimal.train_jax",
+    "examples.minimal.train_torch",
     "parity_tests.benchmarks.faulty",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",
