@@ -4,7 +4,7 @@ It trains four small configurations with both trainers, in float64 and in float3
 numerics, once with the code of COMMIT and once with the working tree, on this machine. Every logged
 number and every tensor of the last checkpoint must have the same bits. It also compares the lists
 of planted bugs: a bug that CI caught at COMMIT must still be caught by CI. What COMMIT gave is kept
-in `runs/gate`, so that the next comparison with it takes half the time.
+in the user's cache folder, so that the next comparison with it takes half the time.
 
 `--allow-rounding` accepts curves that differ by rounding alone, where a change makes XLA add in
 another order: 1e-14 of a number's size in float64, 1e-5 in float32. Use it for one commit, and say
@@ -29,6 +29,7 @@ from safetensors.numpy import load_file
 
 from lockstep.errors import UserError
 from lockstep.exits import exit_status
+from lockstep.files.cache import cache_folder
 from lockstep.flags import Parser
 from lockstep.process import ROOT
 
@@ -46,6 +47,8 @@ FRAMEWORKS = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
 ROUNDING = {"fp64": 1e-14, "fp32": 1e-5}  # of the largest number, with --allow-rounding
 # What a log says about time and memory, which are no results.
 COSTS = {"tokens_per_second", "mfu", "peak_bytes", "seconds"}
+# Planted bugs that went with the code in which they were planted.
+RETIRED = {"bare peer: blocks-of-queries-alone"}
 NOT_CI = {"no test", "--full", "lockstep power alone"}
 
 
@@ -104,7 +107,7 @@ def lost_bugs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[s
     """
     for bug, command in before.items():
         now = after.get(bug, "no test")
-        if command not in NOT_CI and now in NOT_CI:
+        if command not in NOT_CI and now in NOT_CI and bug not in RETIRED:
             yield f"planted bug {bug}: caught by {command} before, by {now} now"
 
 
@@ -216,7 +219,7 @@ def check_out(commit: str, folder: Path) -> Path:
 
 def compare(commit: str, *, rounding: bool, bugs: bool) -> list[str]:
     """Everything that the working tree does otherwise than the commit; prints as it goes."""
-    folder = ROOT / "runs" / "gate"
+    folder = cache_folder() / "gate"
     old = check_out(commit, folder / "trees")
     problems: list[str] = []
 

@@ -45,6 +45,7 @@ def test_a_lost_bug_is_seen() -> None:
     assert not [*lost_bugs(before, before | {"twin: a": "--rest"})]
     assert len([*lost_bugs(before, {"twin: a": "--full", "twin: b": "make test"})]) == 1
     assert len([*lost_bugs(before, {})]) == 2
+    assert not [*lost_bugs(dict.fromkeys(gate.RETIRED, "make test"), {})]
 
 
 def test_the_table_of_bugs_is_read() -> None:
