@@ -1,4 +1,4 @@
-"""What `torch.nn.functional` has as kernels, in JAX: the same names, arguments and roundings.
+"""Kernels of `torch.nn.functional` in JAX: the same names, arguments and roundings.
 
 `jax.checkpoint` keeps only the inputs of RMSNorm and activations, as torch's kernels do, in every
 remat mode: it costs no matmul. With prevent_cse=False XLA may keep the result all the same.

@@ -1,4 +1,4 @@
-"""What a pure step needs: a state to hand on, and the model as a function of its parameters."""
+"""The state of a pure step, and the model as a function of its parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Params = dict[str, Array]  # flat, so that dispatch costs no walk through a tree
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """What a step takes and gives."""
+    """The training state that a step takes and returns."""
 
     params: Params
     optimizer: Any  # moments of the trained parameters, and accumulated gradients
@@ -30,7 +30,7 @@ class State:
 
 
 class Metrics(NamedTuple):
-    """What a step tells the host."""
+    """The numbers that a step reports to the host."""
 
     loss: Array
     grad_norm: Array

@@ -32,7 +32,7 @@ def has_no_fused_attention(dtype: str, d_head: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a device can do. A model is built by it, for a device that is here or for an absent one.
+    """The capabilities of a device that is here, or of an absent one. A model is built by them.
 
     Args:
         platform: the device's kind, as `--device` names it: cpu, cuda, rocm, tpu, mps, xpu.
@@ -59,7 +59,7 @@ class Capabilities:
 
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":
-        """What NVIDIA's compute capability says; a twin adds its kernels of attention."""
+        """Reads them off NVIDIA's compute capability; a twin adds its kernels of attention."""
         has = {dtype: capability >= least for dtype, least in SINCE.items()}
         return cls(
             platform="cuda",
@@ -71,7 +71,7 @@ class Capabilities:
 
     @property
     def emulates_tf32(self) -> bool:
-        """Whether TF32 is rounded to by hand: on a CPU. An older GPU multiplies in float32."""
+        """True on a CPU, where TF32 is rounded by hand. An older GPU multiplies in float32."""
         return self.platform == "cpu"
 
     def find_recipe(self, roles: Roles) -> Recipe | None:

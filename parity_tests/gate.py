@@ -53,7 +53,7 @@ NOT_CI = {"no test", "--full", "lockstep power alone"}
 
 
 class Record(NamedTuple):
-    """What one run computed."""
+    """The numbers and tensors that one run computed."""
 
     numbers: dict[str, float]  # logged number -> value, such as "train 3 loss"
     tensors: dict[str, np.ndarray]  # of the last checkpoint, such as "mu/blocks.0.norm1.weight"
@@ -67,7 +67,7 @@ class Record(NamedTuple):
 
 
 def differences(before: Record, after: Record, rounding: float = 0.0) -> Iterator[str]:
-    """What two runs do not share, one line for each number and tensor.
+    """Yields one line for each number and tensor in which two runs differ.
 
     Args:
         rounding: the largest accepted difference, as a share of the largest number; 0 asks for
@@ -161,7 +161,7 @@ def run(words: list[str], tree: Path, folder: Path) -> str:
 
 
 def read_run(folder: Path) -> Record:
-    """What a trainer has left in the folder of its run."""
+    """Reads the log and the last checkpoint of a run."""
     numbers: dict[str, float] = {}
     for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)

@@ -37,7 +37,7 @@ save_dots = partial(create_selective_checkpoint_contexts, _save)
 
 
 def recompute(function: Callable, **how: Any) -> Callable:
-    """What `jax.checkpoint` is: only the function's inputs are kept for the backward pass."""
+    """Keeps only the function's inputs for the backward pass, as `jax.checkpoint` does."""
     return partial(checkpoint, function, use_reentrant=False, **how)
 
 

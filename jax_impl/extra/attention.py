@@ -114,7 +114,7 @@ def attend_in_blocks(
     blocks: int,
     keep: bool,
 ) -> Array:
-    """As `model.attend`, each block of queries without the keys behind it: they are masked."""
+    """Causal attention; each block of queries leaves out the keys behind it, which are masked."""
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
 
     def block(start: int, stop: int, q: Array, k: Array, v: Array) -> Array:
@@ -131,7 +131,7 @@ def attend_in_blocks(
 def attend_fused(
     q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, places: Places, *, policy: jmp.Policy
 ) -> Array:
-    """As `model.attend`, in one kernel; only cuDNN has one."""
+    """Causal attention by cuDNN's fused kernel."""
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
     mask = places.same_BTT[:, None] if isinstance(places, Segments) else None
     return scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask, is_causal=True)

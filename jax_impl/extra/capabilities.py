@@ -1,4 +1,4 @@
-"""What JAX can do on a device, as `lockstep.devices.Capabilities`; kernels are tried once."""
+"""Finds what JAX can do on a device (`lockstep.devices.Capabilities`); tries kernels once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ from .attention import flash_attention, scaled_dot_product_attention
 
 @cache
 def find_capabilities(device: jax.Device) -> Capabilities:
-    """What this device can do."""
+    """Returns the capabilities of this device."""
     if is_nvidia(device):
         major, minor = device.compute_capability.split(".")
         known = Capabilities.of_cuda((int(major), int(minor)))
@@ -39,7 +39,7 @@ def is_nvidia(device: jax.Device) -> bool:
 
 @cache
 def has_fused_attention(dtype: str, d_head: int) -> bool:
-    """Whether a tiny forward and backward pass through the kernel works on this GPU.
+    """Tries a tiny forward and backward pass through the fused kernel on this GPU.
 
     cuDNN has the kernel in half precision, Triton in float32.
     """
@@ -61,15 +61,15 @@ def works(function: Callable[..., Array], dtype: str, d_head: int) -> bool:
 
 
 def has_bfloat16_library(device: jax.Device) -> bool:
-    """Whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has units
-    for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
+    """Returns whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has
+    units for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
     units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
     return device.platform == "cpu" and bool(units) and jax.__version_info__ < (0, 11)
 
 
 @cache
 def compiles_float16(device: jax.Device) -> bool:
-    """Whether XLA does: for a CPU without F16C it calls functions that its linker does not have."""
+    """Tries to compile float16: on a CPU without F16C, XLA calls functions that it cannot link."""
     try:
         x = jax.ShapeDtypeStruct((1,), "float16", sharding=SingleDeviceSharding(device))
         jax.jit(lambda x: x + x).lower(x).compile()

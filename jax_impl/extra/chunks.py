@@ -26,7 +26,7 @@ class InChunks(step.Trainer):
 def mean_loss_in_chunks(
     model: GPT, x_RD: Array, batch: Batch, chunks: int, over: Array | None = None
 ) -> Array:
-    """As `loss.mean_loss` of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
+    """Mean cross-entropy of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
 
     The gradient of the head's weight is added up in the weight's own dtype.
     """

@@ -56,7 +56,7 @@ def configure(config: Config) -> jax.Device:
 
 
 def describe(config: Config, device: jax.Device, *, segments: bool = False) -> dict[str, Any]:
-    """What a reader of config.json wants to know of this process."""
+    """Describes this process for config.json: device, attention, emulated formats, versions."""
     known = find_capabilities(device)
     return {
         "device": device.device_kind,

@@ -10,7 +10,7 @@ from ..functional import layer_norm_backward, layer_norm_forward, moments
 
 
 class LayerNorm(model.LayerNorm):
-    """As `model.LayerNorm`."""
+    """A `model.LayerNorm` that XLA writes as one kernel."""
 
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)

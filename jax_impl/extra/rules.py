@@ -94,7 +94,7 @@ class Rules(Parts):
         return make_places(batch)
 
     def product(self, roles: Roles, *, shared: bool | None = None) -> Any:
-        """What multiplies rows and weights in a module of these roles: a `functional.Product`."""
+        """Chooses the product of rows and weights in a module of these roles."""
         recipe = self.device.find_recipe(roles)
         if recipe and recipe.delayed and not roles.grads:
             product: Any = DelayedProduct(recipe)
@@ -121,7 +121,7 @@ def policy_of(roles: Roles) -> jmp.Policy:
 
 @cache
 def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: bool) -> F.Product:
-    """What multiplies rows and weights, without a state of its own.
+    """Makes a product of rows and weights that has no state.
 
     Args:
         grads: the dtype of gradients; "" for that of the operands.
@@ -140,7 +140,7 @@ def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: b
 
 
 def make_einsum(roles: Roles, recipe: Recipe | None) -> Callable[..., Array]:
-    """What multiplies where attention is written out."""
+    """Chooses the product of attention that is written out."""
     if roles.grads:
         return einsum_backward_in(roles.grads)
     return rounded_einsum(recipe) if recipe else jnp.einsum

@@ -55,7 +55,7 @@ def scan_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str) -> Array:
 
 
 def remat_scanned(layer: Layer, mode: str) -> Layer:
-    """As `remat.remat_layer`; a scan keeps recomputations apart by itself, without a barrier."""
+    """Recomputes a scanned layer; a scan needs no barrier (prevent_cse) between two of them."""
     if mode not in ("block", "sqrt", "dots"):
         return layer
     policy = remat.save_dots if mode == "dots" else None

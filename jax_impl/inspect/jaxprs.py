@@ -1,4 +1,4 @@
-"""What a jaxpr holds."""
+"""Counts the FLOPs of a jaxpr."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 
 def flops(jaxpr: core.Jaxpr) -> int:
-    """Of its matmuls, inner programs too, whose results are used."""
+    """Counts the FLOPs of matmuls whose results are used, in inner programs, too."""
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     total = 0
     for eqn in jaxpr.eqns:

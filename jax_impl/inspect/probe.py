@@ -1,4 +1,4 @@
-"""What the framework says of itself here; run as a module, printed as one line of JSON."""
+"""Prints the facts that the framework reports here, as one line of JSON."""
 
 import json
 from collections.abc import Callable
@@ -57,13 +57,13 @@ def cuda() -> dict[str, Any]:
 
 
 def float32() -> dict[str, str]:
-    """What a float32 matmul is multiplied in: as it stands, not as the trainer sets it."""
+    """Returns the switches of float32 matmuls as they stand, before the trainer sets them."""
     default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined,unused-ignore]
     return {"jax_default_matmul_precision": str(default)}
 
 
 def matmul_seconds() -> dict[str, float]:
-    """Of two 512 x 512 matrices on a CPU; {} elsewhere, where the capability decides."""
+    """Times a product of two 512 x 512 matrices on a CPU, by dtype; {} on other devices."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return {}
@@ -73,7 +73,7 @@ def matmul_seconds() -> dict[str, float]:
 
 
 def collectives() -> list[str]:
-    """What processes can talk through."""
+    """Lists the backends through which processes can talk."""
     nccl = any(device.platform == "gpu" for device in jax.local_devices())
     return [*(["gloo"] if hasattr(_jax, "make_gloo_tcp_collectives") else []), *["nccl"] * nccl]
 

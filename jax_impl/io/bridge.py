@@ -55,7 +55,7 @@ def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
 def from_canonical(
     arrays: Arrays, shapes: Mapping[str, Any], mesh: Mesh | None = None
 ) -> dict[str, Any]:
-    """Those of the trainer's shapes that there are: on the mesh, or without one on the host."""
+    """Places the arrays that the trainer's shapes name: on the mesh, or without one on the host."""
     found = {name: like for name, like in shapes.items() if in_first_layer(name) in arrays}
     return {
         name: _place(like, mesh, partial(_part, arrays, name, like)) for name, like in found.items()
@@ -93,7 +93,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     )
 
     def zeros(like: Any) -> Any:
-        """What an optimizer begins with, where nothing else is put."""
+        """Returns zeros for a shape that has no array yet."""
         if not isinstance(like, jax.ShapeDtypeStruct):
             return like
         return _place(like, mesh, lambda at: np.zeros(like.shape, like.dtype)[at])
@@ -112,7 +112,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 
 def pieces(tensors: Params, config: ModelConfig) -> Arrays:
-    """Those that this process writes: of what several devices have, each has its turn."""
+    """Returns the pieces that this process writes; replicas of a tensor take turns."""
     found: Arrays = {}
     for number, (name, array) in enumerate(tensors.items()):
         for shard in array.addressable_shards:

@@ -81,7 +81,7 @@ def make_attention(
 
 
 def attend_in_blocks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
-    """As `model.attend`, each block of queries without the keys behind it: they are masked."""
+    """Causal attention; each block of queries leaves out the keys behind it, which are masked."""
     if isinstance(places, Segments):
         return attend_fused(q_BTHK, k_BTGK, v_BTGK, places)
     heads = q_BTHK.shape[2]
@@ -90,7 +90,7 @@ def attend_in_blocks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Pla
 
 
 def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
-    """As `model.attend`, in one kernel; torch chooses which."""
+    """Causal attention by a fused kernel, which torch chooses (SDPA)."""
     same_BTT = places.same_BTT if isinstance(places, Segments) else None
     attention = F.scaled_dot_product_attention
     return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What PyTorch can do on a device, as `lockstep.devices.Capabilities`."""
+"""Finds what PyTorch can do on a device (`lockstep.devices.Capabilities`)."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from .onednn import has_bfloat16_units, has_float32_library
 
 
 def find_capabilities(device: torch.device) -> Capabilities:
-    """What this device can do. SDPA has a kernel of attention everywhere."""
+    """Returns the capabilities of this device. SDPA needs none: it has a kernel everywhere."""
     platform = name_platform(device)
     if platform == "cuda":
         capability = torch.get_device_module(device).get_device_capability()
@@ -19,14 +19,9 @@ def find_capabilities(device: torch.device) -> Capabilities:
         known = Capabilities(platform=platform)
     return replace(
         known,
-        fused_attention=has_sdpa,
         libraries=frozenset(["float32"] if has_float32_library(device) else []),
         attention_in_blocks=has_bfloat16_units(device),
     )
-
-
-def has_sdpa(dtype: str, d_head: int) -> bool:
-    return True
 
 
 def name_platform(device: torch.device) -> str:

@@ -28,7 +28,7 @@ def batch_loss_in_chunks(
     model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
     over: Tensor | None = None, *, chunks: int,
 ) -> Tensor:  # fmt: skip
-    """As `step.batch_loss`."""
+    """Mean loss of a batch (B, T) in nats; arguments as of `step.batch_loss`."""
     over = loss.mean_count(batch.select(None)) if over is None else over
     with autocast(roles, batch.tokens.device):
         x_RD = model.hidden(batch, dropout)
@@ -38,7 +38,7 @@ def batch_loss_in_chunks(
 def mean_loss_in_chunks(
     model: Any, x_RD: Tensor, batch: Batch, roles: Roles, chunks: int, over: Tensor | None = None
 ) -> Tensor:
-    """As `loss.mean_loss` of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
+    """Mean cross-entropy of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
 
     The gradient of the head's weight is added up in the weight's own dtype.
     """

@@ -50,7 +50,7 @@ def configure(config: Config) -> torch.device:
 
 
 def describe(config: Config, device: torch.device, *, segments: bool = False) -> dict[str, Any]:
-    """What a reader of config.json wants to know of this process."""
+    """Describes this process for config.json: device, attention, emulated formats, versions."""
     known = find_capabilities(device)
     return {
         "device": name_device(device),

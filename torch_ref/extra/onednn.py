@@ -1,4 +1,4 @@
-"""What oneDNN multiplies faster on a CPU than what torch chooses there: decision 35.
+"""Products by oneDNN, where it is faster on a CPU than the library torch chooses: decision 35.
 
 float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512. Attention in
 bfloat16: torch's fused kernel multiplies without the units for bfloat16.
@@ -20,7 +20,7 @@ LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def has_float32_library(device: torch.device) -> bool:
-    """Whether it beats what torch asks by itself."""
+    """Returns whether oneDNN's float32 product is faster here than torch's own choice."""
     beats = "AMD" in (provenance.cpu()["model"] or "") and may_use_avx512()
     return device.type == "cpu" and beats and LINEAR is not None
 
@@ -31,7 +31,7 @@ def has_bfloat16_units(device: torch.device) -> bool:
 
 
 def may_use_avx512() -> bool:
-    """What torch may use: a limit set in the environment counts, unlike in the CPU's own flags."""
+    """Returns whether torch may use AVX-512; a limit in the environment counts."""
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 

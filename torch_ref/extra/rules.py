@@ -68,7 +68,7 @@ class Rules(Parts):
         return make_places(batch)
 
     def product(self, roles: Roles) -> Any:
-        """What multiplies rows and weights in a module of these roles: a `Product`."""
+        """Chooses the product of rows and weights in a module of these roles."""
         recipe = self.device.find_recipe(roles)
         if recipe and recipe.delayed and not roles.grads:
             product: Any = DelayedProduct(recipe, self.largest)
@@ -91,7 +91,7 @@ class Rules(Parts):
 
 
 def make_product(grads: str, recipe: Recipe | None, largest: Largest, *, library: bool) -> Product:
-    """What multiplies rows and weights, without a state of its own.
+    """Makes a product of rows and weights that has no state.
 
     Args:
         grads: the dtype of gradients; "" for that of the operands.
@@ -106,7 +106,7 @@ def make_product(grads: str, recipe: Recipe | None, largest: Largest, *, library
 
 
 def make_matmul(roles: Roles, recipe: Recipe | None, largest: Largest) -> Callable[..., Tensor]:
-    """What multiplies where attention is written out."""
+    """Chooses the product of attention that is written out."""
     if roles.grads:
         return matmul_backward_in(roles.grads)
     return rounded_matmul(recipe, largest) if recipe else torch.matmul

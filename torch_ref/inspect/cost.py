@@ -1,4 +1,4 @@
-"""What one optimizer step costs, counted."""
+"""Counts the bytes and the FLOPs of one optimizer step."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -1,4 +1,4 @@
-"""What the framework says of itself here; run as a module, printed as one line of JSON."""
+"""Prints the facts that the framework reports here, as one line of JSON."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def cuda() -> dict[str, Any]:
 
 
 def float32() -> dict[str, str]:
-    """What a float32 matmul is multiplied in: as it stands, not as the trainer sets it."""
+    """Returns the switches of float32 matmuls as they stand, before the trainer sets them."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "cuda.matmul.fp32_precision": matmul.fp32_precision,
@@ -63,7 +63,7 @@ def float32() -> dict[str, str]:
 
 
 def matmul_seconds() -> dict[str, float]:
-    """Of two 512 x 512 matrices on a CPU; {} elsewhere, where the capability decides."""
+    """Times a product of two 512 x 512 matrices on a CPU, by dtype; {} on other devices."""
     if torch.cuda.is_available():
         return {}
     policies = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -72,7 +72,7 @@ def matmul_seconds() -> dict[str, float]:
 
 
 def collectives() -> list[str]:
-    """What processes can talk through."""
+    """Lists the backends through which processes can talk."""
     return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 

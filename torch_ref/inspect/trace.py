@@ -1,4 +1,4 @@
-"""What one batch looks like inside, nothing recomputed. Dropout is off."""
+"""Shows the activations and gradients of one batch, nothing recomputed. Dropout is off."""
 
 from typing import Any
 

@@ -77,7 +77,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
 
 
 def pieces(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Arrays:
-    """Those that this process writes: of what several devices have, each has its turn."""
+    """Returns the pieces that this process writes; replicas of a tensor take turns."""
     found = {}
     for number, (name, tensor) in enumerate(tensors.items()):
         array, (start, turn, turns) = local(tensor.detach()), place(tensor, mesh)

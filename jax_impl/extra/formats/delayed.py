@@ -87,7 +87,7 @@ class Delayed(step.Trainer):
         self, state: step.State, scale: jmp.LossScale, over: Array | None,
         carry: tuple[Carry, Named], numbered: tuple[Array, Batch],
     ) -> tuple[tuple[Carry, Named], Array]:  # fmt: skip
-        """As `micro_batch`; the scales are derived by, too, and their gradients are amaxes."""
+        """Does what `micro_batch` does, and takes the gradients of the scales, which are amaxes."""
         ((trained, opt_state, finite), found), (micro_step, batch) = carry, numbered
         dropout = self.dropout(state.step, micro_step)
         weights = self.weights(state, dropout)

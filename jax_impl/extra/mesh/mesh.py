@@ -78,7 +78,7 @@ def place_rows(batch: Batch, mesh: Mesh) -> Batch:
 
 
 def own_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:
-    """Of a batch, those of this process's devices; None: all."""
+    """Returns the rows of a batch that this process's devices take; None: all."""
     if mesh is None or count % mesh.size:
         return None
     parts = np.split(np.arange(count), mesh.size)
@@ -96,7 +96,7 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def whole(tensors: Any) -> Any:
-    """Of all processes' parts; every process calls it."""
+    """Gathers tensors from all processes' parts; every process calls it."""
 
     def gather(x: Any) -> Any:
         here = not isinstance(x, Array) or x.is_fully_addressable or x.is_fully_replicated
@@ -106,7 +106,7 @@ def whole(tensors: Any) -> Any:
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Of each array by its shape, as `divided` says."""
+    """Returns the sharding of each array, by its shape, as `divided` says."""
     parts = mesh.shape["fsdp"]
     return jax.tree.map(lambda x: NamedSharding(mesh, divided(x, parts)), state)
 

@@ -27,7 +27,7 @@ started: list[Popen[Any]] = []  # the service, by process 0: it ends when they a
 
 
 def process_count() -> int:
-    """Of this run, as `lockstep.cli.processes` says."""
+    """Returns the number of processes of this run, as `lockstep.cli.processes` says."""
     return int(os.environ.get("JAX_NUM_PROCESSES", "1"))
 
 
@@ -36,7 +36,7 @@ def rank() -> int:
 
 
 def service() -> Any:
-    """What they talk over: a connection, where many may wait."""
+    """Returns the client of the coordination service; several threads may wait on it."""
     return global_state.client
 
 
@@ -118,7 +118,7 @@ def tell(text: str) -> str:
 
 
 def tell_all(number: int) -> list[int]:
-    """Those of all processes."""
+    """Gathers one number from each process, by rank."""
     client, name = service(), f"told/{next(rounds)}"
     client.key_value_set(f"{name}/{rank()}", str(number))
     names = [f"{name}/{each}" for each in range(process_count())]
@@ -126,7 +126,7 @@ def tell_all(number: int) -> list[int]:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether any process says so; on the hosts, beside what their devices do."""
+    """Returns whether the flag is set in any process; the hosts agree, not their devices."""
     if process_count() == 1:
         return flag
     name = f"any/{next(rounds)}"

@@ -130,7 +130,7 @@ def _in_tiles(scales: Tensor) -> Tensor:
 
 
 class Draw(NamedTuple):
-    """What stochastic rounding draws with: a key, and where these numbers begin in all devices'."""
+    """A key for stochastic rounding, and the rank whose part of the numbers is drawn."""
 
     key: Key
     rank: int = 0

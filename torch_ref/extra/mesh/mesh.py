@@ -172,7 +172,7 @@ def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Of all devices' parts; every process calls it."""
+    """Gathers a tensor from all devices' parts; every process calls it."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 

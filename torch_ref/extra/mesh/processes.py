@@ -22,7 +22,7 @@ rounds = itertools.count()
 
 
 def process_count() -> int:
-    """Of this run, as torchrun says."""
+    """Returns the number of processes of this run, as torchrun says."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -39,7 +39,7 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def service() -> Any:
-    """What they talk over: a connection of its own, where nobody waits."""
+    """Returns a connection of its own to the store; no other thread waits on it."""
     store: Any = _get_default_store()
     return store.clone()
 
@@ -78,7 +78,7 @@ def tell(text: str) -> str:
 
 
 def tell_all(number: int) -> list[int]:
-    """Those of all processes."""
+    """Gathers one number from each process, by rank."""
     numbers = torch.zeros(process_count(), dtype=torch.int64)
     numbers[rank()] = number
     dist.all_reduce(numbers)
@@ -86,7 +86,7 @@ def tell_all(number: int) -> list[int]:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether any process says so; on the hosts, beside what their devices do."""
+    """Returns whether the flag is set in any process; the hosts agree, not their devices."""
     if process_count() == 1:
         return flag
     said = torch.tensor(float(flag))
