@@ -4,7 +4,7 @@
 """
 
 from lockstep.config.policy import Roles
-from lockstep.parity.tolerances import Tolerance
+from lockstep.judge.tolerances import Tolerance
 
 EXACT = Tolerance(bound=1e-9, reason="rounding alone")
 SINGLE = Tolerance(

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lockstep.config.policy import POLICIES
-from lockstep.parity import tolerances
-from lockstep.parity.tolerances import Tolerance
+from lockstep.judge import tolerances
+from lockstep.judge.tolerances import Tolerance
 
 # Rule -> its constant in `tolerances`.
 NAMES = {

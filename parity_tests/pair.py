@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
-from lockstep.parity.compare import norm_gap as norm_gap
+from lockstep.judge.compare import norm_gap as norm_gap
 from lockstep.parity.toy import FRAMEWORKS as FRAMEWORKS
 from lockstep.parity.toy import perturbed as perturbed
 from lockstep.parity.toy import start as start

@@ -14,7 +14,7 @@ from lockstep.check.program import Say
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Rung
 from lockstep.check.trace import Trace
-from lockstep.parity.compare import norm_gap
+from lockstep.judge.compare import norm_gap
 from lockstep_recorder.recording import STATISTICS
 
 ROUNDED = 1e-6  # relative: some ulps of float32

@@ -8,8 +8,8 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.layout import Axes, Entry, Shape, axes_between
+from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
-from lockstep.parity.compare import norm_gap
 from lockstep_recorder.calls import MOST, slot
 
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value

@@ -14,7 +14,7 @@ from lockstep.check.check import Result
 from lockstep.check.locate import Root
 from lockstep.check.rungs import Rung
 from lockstep.html import Cell, folded, picture, table
-from lockstep.parity.verdict import Finding, Outcome, Verdict
+from lockstep.judge.verdict import Finding, Outcome, Verdict
 
 WIDTH, HEIGHT, MARGIN = 760, 190, 12  # of a picture, in pixels
 LOWEST, HIGHEST = -17, 1  # powers of ten that a picture of gaps shows; zero is drawn at the lowest

@@ -14,9 +14,9 @@ from lockstep.check.rungs import labels_of
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError, require
 from lockstep.files import durable
+from lockstep.judge.compare import norm_gap
+from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
-from lockstep.parity.compare import norm_gap
-from lockstep.parity.tolerances import NORM
 from lockstep_recorder.main import write
 
 REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"

@@ -8,11 +8,11 @@ from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls, Pairing, call_of
 from lockstep.check.port import Port, Run
 from lockstep.check.trace import Trace
+from lockstep.judge.compare import norm_gap
+from lockstep.judge.envelope import compare_curves
+from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
+from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
-from lockstep.parity.compare import norm_gap
-from lockstep.parity.envelope import compare_curves
-from lockstep.parity.tolerances import FLOOR, NOISE, NORM, epsilon
-from lockstep.parity.verdict import Finding, Outcome, Verdict, check_bound
 
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 

@@ -21,9 +21,9 @@ from lockstep.config.fields import require_choice
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
 from lockstep.flags import add_device, add_flag, add_number, add_sections, read_device, say_places
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.machines import MACHINES
-from lockstep.parity.verdict import Verdict
 from lockstep.run import directory
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig)

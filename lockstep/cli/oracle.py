@@ -13,11 +13,11 @@ from lockstep.config.kinds import require_exact
 from lockstep.errors import require
 from lockstep.exits import DONE, FAILED
 from lockstep.flags import add_device, read_device
+from lockstep.judge.tolerances import FLOOR, NOISE
+from lockstep.judge.verdict import Finding, Outcome, Verdict, locate
 from lockstep.parity import oracle
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import FLOOR, NOISE
 from lockstep.parity.toy import require_devices
-from lockstep.parity.verdict import Finding, Outcome, Verdict, locate
 from lockstep.weights import llmc, llmc_state
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, read_json
+from lockstep.judge.envelope import compare_curves
+from lockstep.judge.tolerances import envelope_cap
 from lockstep.monitor.history import History, are_one_experiment, part
-from lockstep.parity.envelope import compare_curves
-from lockstep.parity.tolerances import envelope_cap
 
 FILE = "curves.json"
 LIMIT = 500_000_000  # bytes

@@ -7,11 +7,11 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
+from lockstep.judge.compare import changed_tensors
+from lockstep.judge.verdict import Finding, empty
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed_tensors
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Finding, empty
 from lockstep.train.schedule import learning_rates
 
 STEPS = 24

@@ -7,9 +7,9 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch, stack_batches
+from lockstep.judge.noise import disturb
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.noise import disturb
 from lockstep.parity.pair import Pair
 from lockstep.parity.side import Side
 

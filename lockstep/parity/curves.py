@@ -18,23 +18,23 @@ from lockstep.data import corpus
 from lockstep.data.batch import stack_batches
 from lockstep.errors import require
 from lockstep.files import durable
-from lockstep.model.state import initial_state
-from lockstep.parity import catalogue, ladder
-from lockstep.parity.envelope import (
+from lockstep.judge.envelope import (
     Comparison,
     compare_programs,
     curve_noise,
     perturbations,
     spread,
 )
-from lockstep.parity.noise import PLAIN, Perturbation
+from lockstep.judge.noise import PLAIN, Perturbation
+from lockstep.judge.tolerances import CURVE, envelope_cap
+from lockstep.judge.verdict import Verdict, check_bound
+from lockstep.model.state import initial_state
+from lockstep.parity import catalogue, ladder
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT, Pair, gpt
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import CURVE, envelope_cap
 from lockstep.parity.toy import require_devices
 from lockstep.parity.trajectories import train_side
-from lockstep.parity.verdict import Verdict, check_bound
 
 # Small enough for a CPU, learning slowly enough for an envelope that stays below its cap.
 DEFAULTS: dict[str, Any] = {

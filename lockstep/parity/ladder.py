@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from lockstep.judge.verdict import Finding, Outcome, Verdict
 from lockstep.parity import automaton, rungs, trajectories, worlds
 from lockstep.parity.case import Case
-from lockstep.parity.verdict import Finding, Outcome, Verdict
 
 WORLDS = 11  # the rung of several devices
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from lockstep.config import Config, ModelConfig, OptimConfig, PrecisionConfig, RunConfig
 from lockstep.data.batch import Batch
+from lockstep.judge.compare import norm_gap, norm_rule
+from lockstep.judge.noise import TENSOR_RUNS
+from lockstep.judge.tolerances import CURVE, ENVELOPE, FLOOR, NOISE, epsilon
+from lockstep.judge.verdict import Finding, check_bound
 from lockstep.model.params import Arrays
 from lockstep.model.state import initial_state
-from lockstep.parity.compare import norm_gap, norm_rule
-from lockstep.parity.noise import TENSOR_RUNS
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR, NOISE, epsilon
-from lockstep.parity.verdict import Finding, check_bound
 from lockstep.weights.llmc_state import DebugState
 
 STEPS = 10  # of llm.c's own check

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep import results
 from lockstep.errors import UserError
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import Bug
@@ -19,7 +20,6 @@ from lockstep.parity.ladder import RUNGS, Rung, verdict
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.toy import require_devices
-from lockstep.parity.verdict import Verdict
 
 STEPS = 24  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught

@@ -13,14 +13,14 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
+from lockstep.judge.compare import changed_tensors, compare_measures
+from lockstep.judge.tolerances import MEMORY
+from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed_tensors, compare_measures
 from lockstep.parity.matrix import NO_CLIP
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import MEMORY
-from lockstep.parity.verdict import Finding, check_bound, empty, locate
 from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu", "amaxes")

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import results
 from lockstep.errors import require
+from lockstep.judge.verdict import Finding, Verdict
 from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
@@ -21,7 +22,6 @@ from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine, lacking
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.toy import require_devices
-from lockstep.parity.verdict import Finding, Verdict
 
 SEEDED = ("fp64", "fp32", "bf16", "fp16")  # fresh seeds under a policy
 PARTS = (*SEEDED, "rewrites", *MACHINES)

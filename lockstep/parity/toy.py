@@ -9,8 +9,8 @@ import numpy as np
 from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.config.kinds import place
+from lockstep.judge.noise import disturb
 from lockstep.model.state import TrainState, initial_state
-from lockstep.parity.noise import disturb
 from lockstep.parity.side import Side
 from lockstep.twin import Twin
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
+from lockstep.judge.compare import changed_tensors
+from lockstep.judge.envelope import compare_programs, curve_noise, perturbations
+from lockstep.judge.noise import PLAIN, Perturbation
+from lockstep.judge.tolerances import CURVE, CURVE_NORM, envelope_cap
+from lockstep.judge.verdict import Finding, Verdict, check_bound, empty
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.compare import changed_tensors
-from lockstep.parity.envelope import compare_programs, curve_noise, perturbations
-from lockstep.parity.noise import PLAIN, Perturbation
 from lockstep.parity.side import Side, Steps
-from lockstep.parity.tolerances import CURVE, CURVE_NORM, envelope_cap
-from lockstep.parity.verdict import Finding, Verdict, check_bound, empty
 from lockstep.run import checkpoint
 
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.

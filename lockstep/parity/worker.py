@@ -16,9 +16,9 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import UserError
+from lockstep.judge.compare import stack
 from lockstep.model.params import Arrays
 from lockstep.parity import wire
-from lockstep.parity.compare import stack
 from lockstep.twin import VARIANTS, StepResult, Twin
 
 KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen configs

@@ -5,13 +5,13 @@ from contextlib import closing
 from dataclasses import replace
 
 from lockstep.config.mesh import Mesh
+from lockstep.judge.tolerances import CURVE
+from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.parity.automaton import loss_scale
 from lockstep.parity.case import Case
 from lockstep.parity.rungs import compare_update
 from lockstep.parity.side import Side
-from lockstep.parity.tolerances import CURVE
 from lockstep.parity.trajectories import compare_runs, train_program
-from lockstep.parity.verdict import Finding, check_bound, empty, locate
 from lockstep.parity.world import World
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from lockstep.judge.compare import norm_gap
+from lockstep.judge.noise import PLAIN
+from lockstep.judge.verdict import Verdict
 from lockstep.model.params import shapes
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
-from lockstep.parity.compare import norm_gap
-from lockstep.parity.noise import PLAIN
 from lockstep.parity.side import Side, Steps
 from lockstep.parity.trajectories import train_program
-from lockstep.parity.verdict import Verdict
 
 CURVES = ladder.RUNGS[7]
 

@@ -19,7 +19,7 @@ from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
-from lockstep.parity.tolerances import Tolerance
+from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
 from parity_tests.tiers import tier
 

@@ -22,11 +22,11 @@ from benchmarks.peers import bare_jax, nanogpt
 from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from lockstep.process import ROOT
 from parity_tests.benchmarks.peers import CURVES, Sides, assert_same_end, equal_runs
 from parity_tests.benchmarks.peers import sides as sides
@@ -50,7 +50,7 @@ def config_of(policy: str, **flags: Any) -> Config:
     return toy("gpt2", policy=policy, **{**usual, **flags})
 
 
-# In float64 over 20 steps, with each twin; by `lockstep/parity/tolerances.py:CURVE`, 1e-12 nats.
+# In float64 over 20 steps, with each twin; by `lockstep/judge/tolerances.py:CURVE`, 1e-12 nats.
 @tier("rest", guard="both at once", where=lambda flags: flags != {"remat": "block"})
 @pytest.mark.parametrize(
     "flags",

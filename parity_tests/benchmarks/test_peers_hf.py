@@ -18,11 +18,11 @@ from transformers.activations import ACT2FN
 from benchmarks.peers import hf_common, hf_state
 from lockstep.config import Config
 from lockstep.data.batch import Batch, stack_batches
+from lockstep.judge.verdict import Verdict
 from lockstep.model.state import TrainState
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
-from lockstep.parity.verdict import Verdict
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 from parity_tests.benchmarks.hf_runners import PEERS, load_runner

@@ -10,8 +10,8 @@ import torch
 from benchmarks.peers import hf_model
 from lockstep.data.batch import stack_batches
 from lockstep.errors import UserError
+from lockstep.judge.compare import changed_tensors
 from lockstep.model.params import initial
-from lockstep.parity.compare import changed_tensors
 from parity_tests.benchmarks.hf_runners import PEERS, load_runner
 from parity_tests.pair import perturbed, run, start, toy, window
 from parity_tests.tiers import tier

@@ -13,7 +13,7 @@ from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
-from lockstep.parity.compare import norm_gap
+from lockstep.judge.compare import norm_gap
 from lockstep_recorder import recording
 from lockstep_recorder.main import open_side, write
 from parity_tests.check.inside import check_inside

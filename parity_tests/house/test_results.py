@@ -13,8 +13,8 @@ from evidence import bounds, status, tables
 from evidence.parts import PARTS, Part
 from lockstep import process, provenance, results
 from lockstep.errors import UserError
-from lockstep.parity import tolerances
-from lockstep.parity.tolerances import Tolerance
+from lockstep.judge import tolerances
+from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
 
 

@@ -11,10 +11,10 @@ import pytest
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.files import durable
+from lockstep.judge.envelope import compare_curves
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import curves, operands
-from lockstep.parity.envelope import compare_curves
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.tiers import tier
 
 SMALL = {"device": "cpu", "n_layer": 1, "d_model": 16, "context": 32, "batch_size": 4}

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.config import Config
 from lockstep.data.batch import stack_batches
-from lockstep.parity.envelope import (
+from lockstep.judge.envelope import (
     Curves,
     Train,
     compare_curves,
@@ -18,9 +18,9 @@ from lockstep.parity.envelope import (
     perturbations,
     spread,
 )
-from lockstep.parity.noise import PLAIN, Perturbation
-from lockstep.parity.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
-from lockstep.parity.verdict import Verdict, median_finding
+from lockstep.judge.noise import PLAIN, Perturbation
+from lockstep.judge.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
+from lockstep.judge.verdict import Verdict, median_finding
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import start, toy, window
 from parity_tests.tiers import tier

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from lockstep.check.twins import describe_difference
+from lockstep.judge.noise import PLAIN
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import automaton, ladder, matrix, trajectories
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
-from lockstep.parity.noise import PLAIN
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.tiers import tier
 
 # Rungs 1 to 11 of each row of the matrix: q is climbed by `make quick`, t by `make test`, r by

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from lockstep.data.batch import Batch
-from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState, initial_state
-from lockstep.parity.compare import (
+from lockstep.judge.compare import (
     compare_measures,
     noise_rule,
     norm_gap,
     norm_rule,
 )
-from lockstep.parity.noise import Measure, nudge_weights, permute_rows, relative_gaps
-from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY, epsilon
-from lockstep.parity.verdict import Outcome, Verdict
+from lockstep.judge.noise import Measure, nudge_weights, permute_rows, relative_gaps
+from lockstep.judge.tolerances import FLOOR, NOISE, NORM, SENSITIVITY, epsilon
+from lockstep.judge.verdict import Outcome, Verdict
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
 from parity_tests.pair import perturbed, toy
 
 STATE = perturbed(toy())

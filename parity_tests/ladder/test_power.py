@@ -12,6 +12,7 @@ from lockstep.config import formats
 from lockstep.config.policy import resolve
 from lockstep.data.batch import blank_window
 from lockstep.errors import UserError
+from lockstep.judge.verdict import Verdict, check_bound
 from lockstep.parity import catalogue, machines, power, specificity
 from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
 from lockstep.parity.ladder import RUNGS, WORLDS, climb
@@ -19,7 +20,6 @@ from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, Record, cases
 from lockstep.parity.toy import start, toy
-from lockstep.parity.verdict import Verdict, check_bound
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 from parity_tests.tiers import tier
 

@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 
 from lockstep.config import from_flags
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.ladder.conv import CONV
 from parity_tests.tiers import tier
 

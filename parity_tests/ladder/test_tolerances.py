@@ -1,7 +1,7 @@
 """Every tolerance has a reason, and none is a figure of one machine."""
 
-from lockstep.parity import tolerances
-from lockstep.parity.tolerances import Tolerance
+from lockstep.judge import tolerances
+from lockstep.judge.tolerances import Tolerance
 
 
 def test_every_tolerance_has_a_reason() -> None:

@@ -13,7 +13,7 @@ from lockstep import chart
 from lockstep.chart import Line
 from lockstep.cli import commands
 from lockstep.exits import DONE
-from lockstep.parity.tolerances import ENVELOPE
+from lockstep.judge.tolerances import ENVELOPE
 from lockstep.run import directory
 from parity_tests.browser import Browser
 from parity_tests.browser import tab as tab

@@ -13,9 +13,9 @@ import pytest
 from lockstep import exits
 from lockstep.cli import trainers
 from lockstep.config import from_flags
+from lockstep.judge.compare import changed_tensors
+from lockstep.judge.tolerances import ENVELOPE_CAP
 from lockstep.model.state import initial_state
-from lockstep.parity.compare import changed_tensors
-from lockstep.parity.tolerances import ENVELOPE_CAP
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.train import loss_scale, trainer
 from lockstep.train.loop import Loop

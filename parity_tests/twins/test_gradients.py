@@ -4,13 +4,13 @@ import pytest
 
 from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.errors import UserError
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import GRADS
 from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.pair import toy
 from parity_tests.tiers import tier
 

@@ -9,13 +9,13 @@ import pytest
 
 from lockstep.config import Config, from_flags, islands
 from lockstep.errors import UserError
+from lockstep.judge.verdict import Verdict
 from lockstep.model.stacked import scans_layers
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.input.programs import Op, read
 from parity_tests.pair import FRAMEWORKS, toy
 from parity_tests.tiers import tier

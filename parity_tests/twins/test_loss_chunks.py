@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config import chunks
 from lockstep.data.batch import blank_window, split_tokens
-from lockstep.parity.tolerances import epsilon
+from lockstep.judge.tolerances import epsilon
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
 
 

@@ -13,13 +13,13 @@ import torch_ref.extra.rules
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
 from lockstep.devices import Capabilities
+from lockstep.judge.verdict import Verdict
 from lockstep.model.stacked import scans_layers
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.pair import toy
 from parity_tests.tiers import tier
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lockstep.data.batch import Batch, split_tokens
+from lockstep.judge.compare import norm_rule
+from lockstep.judge.verdict import Verdict
 from lockstep.model.params import Arrays
-from lockstep.parity.compare import norm_rule
-from lockstep.parity.verdict import Verdict
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
 

@@ -22,8 +22,8 @@ from transformers.models.qwen3 import modeling_qwen3
 from benchmarks.peers import hf_model, hf_state
 from lockstep.config import ModelConfig
 from lockstep.data.batch import Batch, split_tokens
+from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
-from lockstep.parity.tolerances import NORM
 from lockstep.train.schedule import learning_rates
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
 

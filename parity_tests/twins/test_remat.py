@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import torch_ref.remat
+from lockstep.judge.compare import norm_gap
 from lockstep.model.state import TrainState
-from lockstep.parity.compare import norm_gap
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
 from parity_tests.tiers import tier
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from lockstep.data.batch import split_tokens
+from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Verdict
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
 from parity_tests.tiers import tier
 from parity_tests.twins import test_native_formats as native

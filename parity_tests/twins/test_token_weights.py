@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lockstep.data.batch import Batch, stack_batches
-from lockstep.parity.compare import norm_rule
-from lockstep.parity.verdict import Verdict
+from lockstep.judge.compare import norm_rule
+from lockstep.judge.verdict import Verdict
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
 from parity_tests.tiers import tier
 

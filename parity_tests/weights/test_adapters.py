@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from lockstep.config import Config, ModelConfig
 from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
+from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
-from lockstep.parity.tolerances import NORM
 from lockstep.run import checkpoint
 from lockstep.weights import init
 from lockstep.weights.export import export

@@ -10,9 +10,9 @@ import torch
 
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, MISTAKE
+from lockstep.judge.verdict import Finding, Verdict
 from lockstep.parity import oracle
 from lockstep.parity.side import Side
-from lockstep.parity.verdict import Finding, Verdict
 from lockstep.weights import llmc, llmc_state
 from parity_tests.weights.test_other_formats import linear_weights, net_of, write_bin, write_ordered
 

@@ -15,8 +15,8 @@ from lockstep.config import ModelConfig
 from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
 from lockstep.exits import DONE, MISTAKE
+from lockstep.judge.tolerances import NORM
 from lockstep.model.state import initial_state
-from lockstep.parity.tolerances import NORM
 from lockstep.weights import init
 from lockstep.weights.init import open_source
 from parity_tests.pair import FRAMEWORKS, norm_gap, start, toy

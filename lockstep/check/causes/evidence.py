@@ -12,8 +12,8 @@ from lockstep.check.port import Port
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Spot
 from lockstep.check.trace import Trace
+from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
-from lockstep.parity.compare import norm_gap
 
 FITS = 1e-10  # relative: a formula in numpy sums in another order than either framework
 

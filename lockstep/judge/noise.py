@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.data.batch import Batch, stack_batches
+from lockstep.judge.tolerances import epsilon
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.tolerances import epsilon
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
 TENSOR_RUNS = 3

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from lockstep.judge.noise import Measure, Perturbation, relative_gaps, tensor_noise
+from lockstep.judge.tolerances import FLOOR, NOISE, NORM, SENSITIVITY
+from lockstep.judge.verdict import Finding, Verdict, check_bound, median_finding
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity.noise import Measure, Perturbation, relative_gaps, tensor_noise
-from lockstep.parity.tolerances import FLOOR, NOISE, NORM, SENSITIVITY
-from lockstep.parity.verdict import Finding, Verdict, check_bound, median_finding
 
 RESTARTS = 2  # from nearby weights: with the given ones three starts
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.config.policy import Roles
-from lockstep.parity.noise import PLAIN, Perturbation
-from lockstep.parity.tolerances import CURVE, ENVELOPE, FLOOR_ULPS, LAG
-from lockstep.parity.verdict import Finding, Verdict, median_finding
+from lockstep.judge.noise import PLAIN, Perturbation
+from lockstep.judge.tolerances import CURVE, ENVELOPE, FLOOR_ULPS, LAG
+from lockstep.judge.verdict import Finding, Verdict, median_finding
 
 NUDGED = 5  # runs from nudged weights
 PERMUTED = 1  # runs on permuted rows

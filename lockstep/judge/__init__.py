@@ -1,0 +1,4 @@
+"""How two programs' numbers are judged: findings, rules, noise, envelopes, tolerances.
+
+The ladder (`lockstep.parity`) and `lockstep check` judge by the same parts.
+"""
