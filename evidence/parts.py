@@ -34,7 +34,7 @@ CASES = ("parity_tests/input", *(f":!parity_tests/input/{name}" for name in (
     "test_*", "wrong*", "programs.py", "snapshots")))  # fmt: skip
 # Of untrusted files; they are fuzzed by the tests, which nothing imports.
 READERS = ("checkpoint", "config", "run", "log", "data", "rows", "parquet", "bin", "tokenizer",
-           "curves", "prepared", "cache", "plan", "weights", "llmc", "ckpt", "debug state",
+           "curves", "prepared", "cache", "plan", "weights", "llmc", "ckpt",
            "islands", "result", "trace", "map", "report")  # fmt: skip
 
 

@@ -19,7 +19,6 @@ COMMANDS = {  # name: its module, what it is for
     "batch": ("lockstep.monitor.batch", "what a step was trained on, decoded, with its masks"),
     "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
     "export": ("lockstep.cli.export", "write a run's weights as Hugging Face has them"),
-    "oracle": ("lockstep.cli.oracle", "hold both twins against llm.c's debug state"),
     "doctor": (
         "lockstep.doctor.command",
         "which policies run on this machine, and what is misconfigured?",

@@ -326,8 +326,6 @@ READERS = [
            weights.read_bin, weights.are_floats),
     Reader("ckpt", "a checkpoint of nanoGPT", alone("ckpt.pt", weights.ckpts()),
            weights.read_ckpt, weights.are_floats),
-    Reader("debug state", "a debug state of llm.c", alone("a.bin", weights.states()),
-           weights.read_state, weights.are_floats),
     Reader("islands", "patterns of `--fp32-islands`", patterns(), read_islands, same_config),
     Reader("result", "a result that `--out` adds to", alone("power.json", files(POWER)),
            lambda folder: results.read(folder / "power.json"),

@@ -54,7 +54,6 @@ def test_help(name: str) -> None:
         "batch",
         "data",
         "export",
-        "oracle",
         "doctor",
         "plan",
         "compile",

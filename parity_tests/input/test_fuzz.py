@@ -23,7 +23,7 @@ from lockstep.files import stream, tensors, untrusted
 from lockstep.monitor import gaps
 from lockstep.run import checkpoint, directory, record, runlog
 from lockstep.train import trainer
-from lockstep.weights import llmc, llmc_state, nanogpt
+from lockstep.weights import llmc, nanogpt
 from parity_tests.input import fuzz
 from parity_tests.input.bounds import TooSlow, limit
 from parity_tests.input.readers import READERS
@@ -89,7 +89,6 @@ BUGS: list[tuple[str, Any, str, Any]] = [
     ("weights", stream, "_entry", trusting_entry),
     ("llmc", llmc, "require", anything),
     ("ckpt", nanogpt, "require_fields", anything),
-    ("debug state", llmc_state, "require", anything),
     ("islands", islands, "translate", str),
     ("result", results, "parse_json", lambda line, **_: json.loads(line)),
     ("report", report, "UserError", ValueError),

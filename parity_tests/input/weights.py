@@ -1,5 +1,4 @@
-"""What `--init` and `lockstep oracle` read, for the fuzzers: a folder of Hugging Face's, nanoGPT's
-checkpoint, llm.c's checkpoint and debug state."""
+"""What `--init` reads, for the fuzzers: Hugging Face folders, checkpoints of nanoGPT and llm.c."""
 
 import contextlib
 import functools
@@ -20,7 +19,7 @@ from lockstep.config import ModelConfig, huggingface
 from lockstep.config.presets import GPT2
 from lockstep.model import params
 from lockstep.model.params import Arrays
-from lockstep.weights import init, llmc_state, names, nanogpt
+from lockstep.weights import init, names, nanogpt
 from lockstep.weights.source import Source
 from parity_tests.input.mutations import Files, damage, files
 from torch_ref.io import nanogpt as reader
@@ -53,11 +52,6 @@ def folders(draw: st.DrawFn) -> Files:
 
 def bins() -> st.SearchStrategy[bytes]:
     return _with_header(HEADER, 4 * 96 * b"\0")
-
-
-def states() -> st.SearchStrategy[bytes]:
-    """Of that checkpoint: a row of two tokens, their targets, logits, the loss, gradients."""
-    return _with_header([20240327, 2, 1, 2], 4 * (4 + 2 * 3 + 1 + 96) * b"\0")
 
 
 def _with_header(header: list[int], body: bytes) -> st.SearchStrategy[bytes]:
@@ -139,14 +133,6 @@ def read_ckpt(folder: Path) -> Arrays:
         mock.patch.object(nanogpt.atexit, "register"),
     ):
         return read_source(init.open_source(str(folder / "ckpt.pt")))
-
-
-def read_state(folder: Path) -> Arrays:
-    (folder / "w.bin").write_bytes(np.array([*HEADER, *[0] * 248], "<i4").tobytes() + bytes(384))
-    model = init.open_source(str(folder / "w.bin")).model
-    state = llmc_state.read(folder / "a.bin", model)
-    assert state.tokens.shape == state.targets.shape == state.numbers["logits"].shape[:2]
-    return state.numbers
 
 
 def are_floats(weights: Arrays, _: Path) -> bool:

@@ -1,6 +1,7 @@
-"""`lockstep oracle`: a debug state as llm.c makes it, of transformers in float32."""
+"""Both twins agree with a debug state as llm.c makes it, of transformers in float32."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.cli import commands
-from lockstep.exits import DONE, FAILED, MISTAKE
-from lockstep.judge.verdict import Finding, Verdict
-from lockstep.parity import oracle
+from lockstep.judge.verdict import Verdict
 from lockstep.parity.side import Side
-from lockstep.weights import llmc, llmc_state
+from lockstep.weights import llmc
+from parity_tests.weights import oracle
 from parity_tests.weights.test_other_formats import linear_weights, net_of, write_bin, write_ordered
 
 B, T, STEPS = 3, 8, 10  # fewer tokens than the model's longest sequence, which is 12
@@ -23,7 +22,7 @@ class Files(NamedTuple):
     weights: Path
     narrow: Path  # the same in bfloat16
     state: Path
-    losses: str
+    losses: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +45,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         losses.append(f"{loss.item():.6f}")
-    return Files(weights, narrow, state, ",".join(losses))
+    return Files(weights, narrow, state, losses)
 
 
 def write_state(path: Path, net: Any, x: Any, y: Any, logits: Any, loss: Any) -> Path:
     header = np.zeros(256, "<i4")
-    header[:4] = 20240327, 2, *x.shape
+    header[:4] = oracle.MAGIC, oracle.VERSION, *x.shape
     with path.open("wb") as file:
         for ints in (header, x.int().numpy(), y.int().numpy()):
             file.write(ints.tobytes())
@@ -61,77 +60,88 @@ def write_state(path: Path, net: Any, x: Any, y: Any, logits: Any, loss: Any) ->
     return path
 
 
-def run(*words: Any) -> int:
-    return commands.main(["oracle", *map(str, words)])
-
-
-def test_a_float32_program_is_within_what_is_derived(files: Files, capsys: Any) -> None:
-    assert run(files.weights, files.state, "--losses", files.losses) == DONE
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("equal:") for line in lines) == 3, lines
-    assert not any(line.startswith("different") for line in lines)
-
-
 class Held(NamedTuple):
     truth: oracle.Truth
-    state: llmc_state.DebugState
+    state: oracle.DebugState
     losses: list[str]
 
-    def wrong(self, **changes: Any) -> list[Finding]:
-        found = oracle.judge(self.truth, self.state._replace(**changes), self.losses)
-        return [finding for finding in found if finding.verdict is not Verdict.EQUAL]
+    def wrong(self, numbers: dict[str, np.ndarray] | None = None) -> list[str]:
+        """Where the twin calls the other program's numbers different."""
+        found = oracle.judge(self.truth, numbers or self.state.numbers, self.losses)
+        return [each.where for each in found if each.verdict is not Verdict.EQUAL]
 
 
-def hold(files: Files, weights: Path, *, rounded: bool = False, variant: str = "") -> Held:
-    source = llmc.open_file(weights)
-    state = llmc_state.read(files.state, source.model)
-    config = oracle.config_of(source.model, (B, T), STEPS, "cpu")
+def hold(
+    files: Files, *, narrow: bool = False, variant: str = "", token: int | None = None
+) -> tuple[Held, oracle.Answer | None]:
+    """Hold the torch twin against the state; the JAX twin's answer, too, where nothing is changed.
+
+    Args:
+        narrow: the weights are those that were rounded to bfloat16.
+        token: what the sixth token of the batch becomes.
+    """
+    source = llmc.open_file(files.narrow if narrow else files.weights)
+    state = oracle.read_state(files.state, source.model)
+    if token is not None:
+        state.batch.tokens[0, 5] = token
+    config = oracle.make_config(source.model, state, STEPS)
     stored = {name: x.astype(np.float64) for name, x in source.weights(config.model).items()}
-    side = Side("torch", "torch_ref.twin", small=True, variant=variant)
-    try:
-        truth = oracle.derive(side, config, stored, state, rounded=rounded)
-    finally:
-        side.close()
-    return Held(truth, state, files.losses.split(","))
+    with closing(Side("torch", "torch_ref.twin", small=True, variant=variant)) as side:
+        truth = oracle.derive(side, config, stored, state, rounded=narrow)
+    held = Held(truth, state, files.losses)
+    if narrow or variant or token is not None:
+        return held, None
+    with closing(Side("jax", "jax_impl.twin", small=True)) as side:
+        return held, oracle.ask(side, config, stored, state)
 
 
 @pytest.fixture(scope="module")
-def held(files: Files) -> Iterator[Held]:
-    yield hold(files, files.weights)
+def both(files: Files) -> Iterator[tuple[Held, oracle.Answer | None]]:
+    yield hold(files)
 
 
-def test_each_wrong_number_is_seen(held: Held) -> None:
+def test_a_float32_program_is_within_what_is_derived(
+    both: tuple[Held, oracle.Answer | None],
+) -> None:
+    held, jax = both
+    assert jax and held.wrong() == []
+    assert held._replace(truth=held.truth._replace(answer=jax)).wrong() == []
+    twins = oracle.compare_twins(jax, held.truth.answer)
+    assert {each.verdict for each in twins} == {Verdict.EQUAL}
+
+
+def test_each_wrong_number_is_seen(both: tuple[Held, oracle.Answer | None]) -> None:
     """One element off by 1e-3 of the largest, in each tensor in turn; no other is called wrong."""
-    assert held.wrong() == []
+    held, _ = both
     for name, right in held.state.numbers.items():
         off = right.copy()
         off.reshape(-1)[0] += 1e-3 * np.abs(right).max()
-        (found,) = held.wrong(numbers={**held.state.numbers, name: off})
-        assert found.where == name
-    wrong = held._replace(losses=[*held.losses[:4], "3.91", *held.losses[5:]]).wrong()
-    assert [finding.where for finding in wrong] == ["the loss of step 5"]
+        assert held.wrong({**held.state.numbers, name: off}) == [name]
+    losses = [*held.losses[:4], "3.91", *held.losses[5:]]
+    assert held._replace(losses=losses).wrong() == ["the loss of step 5"]
 
 
-def test_a_gradient_of_what_no_token_reaches_is_seen(held: Held) -> None:
-    for name, row in (("position.weight", T), ("embed.weight", 50)):
-        off = held.state.numbers[f"gradient of {name}"].copy()
+def test_a_gradient_of_what_no_token_reaches_is_seen(
+    both: tuple[Held, oracle.Answer | None],
+) -> None:
+    numbers = both[0].state.numbers
+    for name, row in (("gradient of position.weight", T), ("gradient of embed.weight", 50)):
+        off = numbers[name].copy()
         off[row] = 1e-3
-        numbers = {**held.state.numbers, f"gradient of {name}": off}
-        assert len(held.wrong(numbers=numbers)) == 1
+        assert both[0].wrong({**numbers, name: off}) == [name]
 
 
-def test_a_wrong_twin_is_seen(files: Files) -> None:
-    """Its norms' epsilon is 1e-6, and not 1e-5."""
-    wrong = {
-        finding.where for finding in hold(files, files.weights, variant="norm-eps=1e-6").wrong()
-    }
-    assert {"logits", "gradient of blocks.0.attn.qkv.weight"} <= wrong
+@pytest.mark.parametrize("change", [{"variant": "norm-eps=1e-6"}, {"token": 7}])
+def test_a_wrong_twin_and_another_token_are_seen(files: Files, change: dict[str, Any]) -> None:
+    """A norm's epsilon is 1e-6, and not 1e-5."""
+    held, _ = hold(files, **change)
+    assert {"logits", "gradient of blocks.0.attn.qkv.weight"} <= {*held.wrong()}
 
 
-def test_the_bounds_follow_the_sums(held: Held, files: Files) -> None:
+def test_the_bounds_follow_the_sums(both: tuple[Held, oracle.Answer | None], files: Files) -> None:
     """Weights that were rounded to bfloat16 need wider bounds: by its unit roundoff over that of
     float32 times the root of the longest sums (100 and more), as the noise has it."""
-    narrow = hold(files, files.narrow, rounded=True)
+    held, (narrow, _) = both[0], hold(files, narrow=True)
     assert narrow.wrong() == []
     ratio = np.median([narrow.truth.noise[n] / held.truth.noise[n] for n in held.truth.noise])
     longest = 4 * 24  # of most weights' sums, the MLP's width
@@ -139,42 +149,3 @@ def test_the_bounds_follow_the_sums(held: Held, files: Files) -> None:
     assert expected / 3 < ratio < expected * 3
     unaware = narrow._replace(truth=narrow.truth._replace(noise=held.truth.noise))
     assert len(unaware.wrong()) > len(held.state.numbers) / 2
-
-
-def test_another_token_is_seen(files: Files, tmp_path: Path, capsys: Any) -> None:
-    content = bytearray(files.state.read_bytes())
-    at = 1024 + 4 * 5  # the sixth token
-    content[at] = (content[at] + 1) % 50
-    (tmp_path / "state.bin").write_bytes(content)
-    assert run(files.weights, tmp_path / "state.bin") == FAILED
-    out = capsys.readouterr().out
-    assert "different: gap over derived rounding at torch: loss" in out
-    assert "at jax: gradient of blocks.0.attn.qkv.weight" in out
-
-
-def test_a_missing_device_is_said_before_the_work(
-    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(oracle, "derive", None)  # the work would be a crash
-    assert run(files.weights, files.state, "--device", "cuda") == MISTAKE
-    streams = capsys.readouterr()
-    assert "--device cuda: JAX" in streams.err and not streams.out
-
-
-def test_files_that_are_none_are_one_line(files: Files, tmp_path: Path, capsys: Any) -> None:
-    good = files.state.read_bytes()
-    bad = {
-        "short": (good[:-4], "bytes, not the"), "long": (good + b"\0", "bytes, not the"),
-        "magic": (b"\0" + good[1:], "is no debug state of llm.c"),
-        "header": (good[:901], "has 901 bytes"),
-        "rows": (good[:8] + b"\xff\xff\xff\x7f" + good[12:], "bytes, not the"),
-        "none": (good[:8] + bytes(4) + good[12:], "0 rows of 8 tokens"),
-        "wide": (good[:12] + b"\x0d" + good[13:], "the model takes 1 to 12"),
-        "token": (good[:1024] + b"\x32" + good[1025:], "beyond the vocabulary of 50"),
-    }  # fmt: skip
-    for name, (content, line) in bad.items():
-        (tmp_path / name).write_bytes(content)
-        assert run(files.weights, tmp_path / name) == MISTAKE
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"STATE {tmp_path / name}: " in said and line in said
