@@ -2,7 +2,7 @@
 
 jax: our step less a bare call of the compiled program, from a window on the host to its metrics
 there. torch: our step less a tutorial's loop on the same model. batches: drawing a tiny step's
-window. bar, live: what a terminal's bar and `--live` take of a row of the log, and to be drawn. On
+window. bar: what a terminal's bar takes of a row of the log, and to be drawn. On
 a narrow model of twelve layers, where the arithmetic is nothing. It is the calling thread's time:
 what others do to the clock is left out.
 """
@@ -84,18 +84,17 @@ ROW = {"kind": "train", "step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 1e-3, "l
        "skipped": False, "tokens_per_second": 12345.6, "mfu": 0.3, "peak_bytes": 2.5e9}  # fmt: skip
 
 
-def showing(*, live: bool, drawn: bool) -> Callable[[], float]:
-    """A row, or a drawing after a thousand rows; `--live` draws twice a second, a bar ten times."""
+def showing(*, drawn: bool) -> Callable[[], float]:
+    """Time a row, or a drawing after a thousand rows; a bar draws ten times a second."""
     with contextlib.redirect_stdout(Terminal()), contextlib.redirect_stderr(sys.stderr):
-        display = Display(10_000, 0, view=live).__enter__()  # takes both streams
+        display = Display(10_000, 0).__enter__()  # takes both streams
 
     def take() -> None:
-        display.note(ROW)
         display.train(ROW, 1.0)
 
     for _ in range(1000):
         take()
-    return lambda: milliseconds(display.shown.refresh if drawn else take)
+    return lambda: milliseconds(display.progress.refresh if drawn else take)
 
 
 def _load(framework: str) -> twin.Twin:
@@ -108,10 +107,8 @@ PARTS: dict[str, Callable[[], Callable[[], float]]] = {
     "jax": jax_step,
     "torch": torch_step,
     "batches": batches,
-    "bar, a row": partial(showing, live=False, drawn=False),
-    "bar, a drawing": partial(showing, live=False, drawn=True),
-    "live, a row": partial(showing, live=True, drawn=False),
-    "live, a drawing": partial(showing, live=True, drawn=True),
+    "bar, a row": partial(showing, drawn=False),
+    "bar, a drawing": partial(showing, drawn=True),
 }
 
 

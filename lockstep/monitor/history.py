@@ -11,7 +11,6 @@ from lockstep.config import Config
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.run import directory, runlog
 from lockstep.run.directory import Record
-from lockstep.train import spikes
 
 COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens_per_second", "mfu",
            "peak_bytes")  # fmt: skip
@@ -27,7 +26,6 @@ class History:
     columns: dict[str, np.ndarray]  # of COLUMNS, each float64 (rows,); NaN where there is none
     evaluations: dict[str, dict[int, float]]  # validation losses by set and step; "" is --data's
     norms: dict[str, dict[int, float]]  # of the gradient, by module and step
-    spikes: list[str]  # in words
     sample: str
 
     @property
@@ -41,12 +39,9 @@ def read(run: Path, name: str = "") -> History:
     train: dict[int, dict[str, Any]] = {}
     evaluations: dict[str, dict[int, float]] = {}
     norms: dict[str, dict[int, float]] = {}
-    found: list[str] = []
     for row in runlog.rows(run / "log.jsonl"):
         if row["kind"] == "train":
             train[row["step"]] = row
-        if row["kind"] == "spike":
-            found.append(spikes.describe(row))
         if row["kind"] == "norms":
             for module in filter(lambda key: key not in ("kind", "step"), row):
                 norms.setdefault(module, {})[row["step"]] = _number(row[module])
@@ -63,7 +58,6 @@ def read(run: Path, name: str = "") -> History:
         columns={c: np.array([_number(train[s].get(c)) for s in steps]) for c in COLUMNS},
         evaluations=evaluations,
         norms=norms,
-        spikes=found,
         sample=read_sample(run),
     )
 

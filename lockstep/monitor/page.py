@@ -35,7 +35,7 @@ def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
         table(["setting", *(run.name for run in histories)], [[n, *row] for n, row in differing])
         if differing else "<p class=dim>none</p>",
         _chart("loss", histories), _chart("val_loss", histories),
-        *_spikes(histories), *map(_gap, gaps),
+        *map(_gap, gaps),
         *[_chart(name, histories) for name in list(CHARTS)[2:]],
         *(drawn for run in histories for drawn in norms.charts(run)),
         *_samples(histories),
@@ -100,11 +100,6 @@ def _gap(gap: Gap) -> str:
     if not gap.gap.any():
         return f"<h2>Gap of the losses: {escape(gap.title)}</h2><p>equal bit for bit</p>"
     return f"{drawn}<p>{escape(gap.verdict)}</p>"
-
-
-def _spikes(histories: Sequence[History]) -> list[str]:
-    rows = [[run.name, line] for run in histories for line in run.spikes]
-    return ["<h2>Loss spikes</h2>", table(("run", "spike"), rows)] if rows else []
 
 
 def _samples(histories: Sequence[History]) -> list[str]:

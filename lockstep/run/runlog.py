@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,7 +25,6 @@ from rich.progress import (
 from lockstep.config import MOST_STEPS
 from lockstep.errors import UserError, printable, why
 from lockstep.files import durable, untrusted
-from lockstep.run.live import REFRESH, View
 
 LINE_LIMIT = 10_000  # bytes; a row has some 350
 LOG_LIMIT = 500_000_000  # bytes, of more than a million steps; its rows are held in memory
@@ -39,10 +37,6 @@ ROWS: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "eval": {"val_loss": (float, type(None))},
     "norms": {},
-    "spike": {
-        "spike": (int,), "batch": (int,),
-        "loss": (float,), "median": (float,), "deviation": (float,),
-    },
 }  # fmt: skip
 NUMBERS = (int, float, bool, type(None))  # the rest of it
 
@@ -187,8 +181,11 @@ class _Console(Console):
 class Display:
     """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
 
-    def __init__(self, steps: int, done: int, *, view: bool = False) -> None:
-        """`view`: more than a bar, on a terminal."""
+    def __init__(self, steps: int, done: int, *, wide: bool = False) -> None:
+        """
+        Args:
+            wide: whether a terminal's bar has the last step's numbers, and not its loss alone.
+        """
         # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
         self.console = _Console(
             file=sys.stdout,
@@ -205,47 +202,46 @@ class Display:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[last]}"),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.live,
         )
-        self.task = self.progress.add_task("training", total=steps, completed=done, loss="-")
-        self.view = View(self.progress) if view and self.live else None
-        drawn = Live(self.view, console=self.console, refresh_per_second=REFRESH)
-        self.shown = drawn if self.view else self.progress
+        self.task = self.progress.add_task("training", total=steps, completed=done, last="loss -")
+        self.wide = wide
 
     def __enter__(self) -> "Display":
-        self.shown.start()
+        self.progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.shown.stop()
-
-    def note(self, row: dict[str, Any]) -> None:
-        """A row of the log."""
-        if self.view:
-            self.view.note(row)
+        self.progress.stop()
 
     @property
     def abandoned(self) -> bool:
         """Whether the reader of stdout has gone."""
         return self.console.quiet
 
+    def show_cursor(self) -> None:
+        """Show the terminal's cursor again, which a bar hides."""
+        self.console.show_cursor()
+
     def say(self, line: str) -> None:
         self.console.print(printable(line, keep="\n\t"))
 
     def train(self, row: dict[str, Any], eta: float) -> None:
         step = row["step"]
-        self.progress.update(self.task, completed=step, loss=f"{row['loss']:.4f}")
+        loss = f"loss {row['loss']:.4f}"
+        numbers = (
+            f"{loss}  lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}  "
+            f"{row['tokens_per_second']:,.0f} tokens/s"
+        )
+        self.progress.update(self.task, completed=step, last=numbers if self.wide else loss)
         if not self.live and (step % self.every == 0 or step in (1, self.steps)):
-            self.say(
-                f"step {step:>{len(str(self.steps))}}/{self.steps}  loss {row['loss']:.4f}  "
-                f"lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}  "
-                f"{row['tokens_per_second']:,.0f} tokens/s  ETA {clock(eta)}"
-            )
+            place = f"step {step:>{len(str(self.steps))}}/{self.steps}"
+            self.say(f"{place}  {numbers}  ETA {clock(eta)}")
 
 
 def clock(seconds: float) -> str:

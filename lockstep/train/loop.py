@@ -16,7 +16,7 @@ from lockstep.model import flops, params
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import desync, loss_scale, nonfinite, spikes
+from lockstep.train import desync, loss_scale, nonfinite
 from lockstep.train.options import Watching
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
@@ -70,7 +70,6 @@ class Loop:
             if row["kind"] == "eval"
         }
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
-        self.spikes = spikes.SpikeWatch(log.kept)
         self.clock = desync.Clock()
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
@@ -84,7 +83,7 @@ class Loop:
         """
         total, every = self.config.optim.steps, self.config.run
         late: Callable[[], StepResult] | None = None
-        with StopSignal(self.display.console.show_cursor) as stop:  # the progress bar hides it
+        with StopSignal(self.display.show_cursor) as stop:  # the progress bar hides it
             if self.done == 0:
                 self.evaluate()
             window = self.draw(self.done)
@@ -147,9 +146,6 @@ class Loop:
         self.saver.report()
         for line in self.scale.lines(self.done, result):
             self.display.say(line)
-        if spike := self.spikes.read(self.done, result.loss, result.skipped):
-            self.write(spike)
-            self.display.say(spikes.describe(spike))
         if _due(self.done, self.watching.norms):
             self.write_norms(result)
         self.require_finite(result)

@@ -21,7 +21,7 @@ class Watching:
     norms: int = 0  # steps between two rows of the gradient's norms by module; 0: none
     files: Mapping[str, str] = field(default_factory=dict)  # evaluation sets, as --data names them
     track: tuple[str, ...] = ()  # trackers
-    live: bool = False  # a view in the terminal
+    live: bool = False  # more numbers in a terminal's progress bar
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
     def load(self, config: Config, *, resume: bool) -> "Watching":
@@ -51,12 +51,12 @@ def add_flags(parser: Any) -> None:
     group.add_argument("--eval-data", metavar="NAME=FILE", action="append",
                        help="evaluate on the held-out part of this too, and log its loss as "
                        "val_loss.NAME; may be repeated (default: none)")  # fmt: skip
-    group.add_argument("--track", metavar="|".join(track.BACKENDS), action="append",
+    group.add_argument("--track", metavar="|".join(track.TOOLS), action="append",
                        help="give the log's numbers to this tracker too; may be repeated "
                        "(default: none)")  # fmt: skip
     group.add_argument("--live", action="store_true",
-                       help="a view of the run, where the output is a terminal (default: "
-                       "off)")  # fmt: skip
+                       help="the last step's numbers in the progress bar of a terminal "
+                       "(default: off, its loss alone)")  # fmt: skip
 
 
 def take(given: dict[str, Any]) -> Watching:

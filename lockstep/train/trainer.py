@@ -1,5 +1,6 @@
 """A training run, for every twin: what the loop needs, the loop, and the exit status."""
 
+import contextlib
 import math
 import sys
 import time
@@ -21,7 +22,7 @@ from lockstep.train import closing, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Desynced, Diverged, Loop
 from lockstep.train.options import Watching
-from lockstep.train.track import Run, Trackers
+from lockstep.train.track import Tracker
 from lockstep.twin import Twin
 from lockstep.weights import about as beside
 from lockstep.weights import init
@@ -143,17 +144,19 @@ def _run_loop(
     config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str],
     watching: Watching,
 ) -> int:  # fmt: skip
-    display = Display(config.optim.steps, start.step, view=watching.live)
+    display = Display(config.optim.steps, start.step, wide=watching.live)
     try:
         with (
             RunLog(out / "log.jsonl", last_step=start.step) as log,
             display,
-            Trackers(watching.track, Run(out, config), display.say) as trackers,
+            contextlib.ExitStack() as trackers,
             Saver(out, config.run.keep, log, display.say, shared=twin.processes > 1) as saver,
         ):
             for notice in notices:
                 display.say(notice)
-            log.listeners += [trackers.put, display.note]
+            for name in watching.track:
+                tracker = Tracker(name, out, config, display.say)
+                log.listeners.append(trackers.enter_context(tracker).put)
             loop = Loop(config, twin, data, out, log, display, saver, start, watching)
             status = loop.run()
     except Diverged as error:

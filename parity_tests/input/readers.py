@@ -31,7 +31,7 @@ from lockstep.monitor import gaps
 from lockstep.process import ROOT
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.run.record import write_record
-from lockstep.train import loss_scale, spikes, trainer
+from lockstep.train import loss_scale, trainer
 from parity_tests.input import hostile_checkpoints, references, weights
 from parity_tests.input import tokens as tokens_of
 from parity_tests.input.mutations import Files, damage, files
@@ -48,10 +48,9 @@ RECORD = {
 }  # fmt: skip
 TRAIN = {"kind": "train", "loss": 5.5, "grad_norm": None, "lr": 1e-3, "loss_scale": 4.0,
          "skipped": True, "tokens": 64, "mfu": None}  # fmt: skip
-SPIKE = {"kind": "spike", "spike": 1, "batch": 1, "loss": 5.5, "median": 2.0, "deviation": 0.1}
 LOG = [
     {**TRAIN, "step": 1}, {"kind": "eval", "step": 1, "val_loss": 5.0, "val_loss.code": None},
-    {**TRAIN, "step": 2}, {**SPIKE, "step": 2}, {"kind": "norms", "step": 2, "embed": 1.5},
+    {**TRAIN, "step": 2}, {"kind": "norms", "step": 2, "embed": 1.5},
 ]  # fmt: skip
 LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,
@@ -130,11 +129,8 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     """Also as a resumed run does, whose readers look into the rows."""
     path = folder / "log.jsonl"
     rows = list(runlog.rows(path))
-    for row in rows:
-        assert row["kind"] != "spike" or spikes.describe(row)
     with mock.patch("lockstep.files.durable.sync"), runlog.RunLog(path, last_step=2) as log:
         loss_scale.ScaleWatch(CONFIG, 1.0, log.kept)
-        spikes.SpikeWatch(log.kept)
     assert list(runlog.rows(path)) == [row for row in rows if row["step"] <= 2]
     return rows
 

@@ -36,8 +36,6 @@ def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float
                 n: float(step * (3 + int(n[7])) if n[7:8].isdigit() else step) for n in MODULES
             }
             lines.append({"kind": "norms", "step": step, **sizes})
-    spike = {"spike": 9, "batch": 9, "loss": 4.0, "median": 2.0, "deviation": 0.1}
-    lines.append({"kind": "spike", "step": 10, **spike})
     lines.append({"kind": "eval", "step": rows, "val_loss": 5.5 / rows**0.5})
     (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
