@@ -17,19 +17,31 @@ Rows = list[dict[str, Any]]
 
 
 class Silence:
-    """What a loop writes to, and nothing comes of it: log and display."""
+    """Stands for the log and the display of a loop, and writes nothing."""
 
     problem, abandoned = "", False
 
     def __init__(self, kept: Rows) -> None:
-        """`kept`: the rows of the log so far, by which every process counts alike."""
+        """
+        Args:
+            kept: the rows of the log so far, by which every process counts alike.
+        """
         self.kept = kept
 
-    def __getattr__(self, name: str) -> Any:
-        return self
+    def write(self, row: dict[str, Any]) -> None:
+        """Drop a row of the log."""
 
-    def __call__(self, *args: Any) -> None:
-        pass
+    def sync(self) -> None:
+        """Write nothing to the disk."""
+
+    def say(self, line: str) -> None:
+        """Drop a line for a person."""
+
+    def train(self, row: dict[str, Any], eta: float) -> None:
+        """Draw no progress."""
+
+    def show_cursor(self) -> None:
+        """Change no terminal."""
 
 
 def follow(
@@ -39,7 +51,7 @@ def follow(
     """The steps and evaluations of the process that leads, and this one's part of checkpoints; its
     exit status."""
     silence: Any = Silence(kept)
-    with Saver(out, config.run.keep, silence, silence, shared=True) as saver:
+    with Saver(out, config.run.keep, silence, silence.say, shared=True) as saver:
         try:
             loop = Loop(config, twin, data, out, silence, silence, saver, start, watching)
             status = loop.run()

@@ -1,149 +1,114 @@
-"""Trackers: a run's scalars, given to another tool. No tracker can stop a run or slow it.
+"""Trackers: the numbers of a run's log, given to another tool by its own interface.
 
-Each runs in a thread of its own, which imports its package, and gets rows through a bounded queue.
-One that raises, or lets the queue fill, is left behind: the run says so once and goes on.
+No tracker can stop a run or slow it. Each runs in a thread of its own, which imports its package
+and takes rows from a bounded queue. One that raises, or lets the queue fill, is left behind: the
+run says so once and goes on.
 """
 
-import importlib
 import importlib.util
 import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from lockstep.config import Config
 from lockstep.errors import UserError, require
 
 WAITING = 1000  # rows at most
-FLUSHES = 5.0  # seconds between two, which wait for the disk
 PATIENCE = 10.0  # seconds for what waits when the run ends
 PROJECT = "lockstep"
 Row = dict[str, Any]
+Tool = tuple[Callable[..., Any], Callable[[], Any]]  # log(numbers, step=...), finish()
 
 
-class Run(NamedTuple):
-    """What a tracker is told of a run."""
+def open_tensorboard(folder: Path, settings: Row) -> Tool:
+    """Write event files into RUN/tensorboard, which `tensorboard --logdir` shows.
 
-    folder: Path
-    config: Config
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {k: v for fields in self.config.to_json().values() for k, v in fields.items()}
-
-
-class Backend(Protocol):
-    """A tool; every method may raise, or never return."""
-
-    def log(self, step: int, scalars: dict[str, float]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class Tensorboard:
-    """Event files in the run's folder, which `tensorboard --logdir` shows.
-
-    Without the package's SummaryWriter, which has another thread: a full disk ends that one with a
-    traceback, and whoever closes the writer waits for ever.
+    Without the package's SummaryWriter: a full disk ends its thread with a traceback, and whoever
+    closes it then waits for ever.
     """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
 
-    def __init__(self, run: Run) -> None:
-        folder = run.folder / "tensorboard"
-        folder.mkdir(exist_ok=True)
-        files = importlib.import_module("tensorboardX.event_file_writer")
-        self.proto = importlib.import_module("tensorboardX.proto.event_pb2")
-        self.writer, self.flushed = files.EventsWriter(str(folder / "events")), time.monotonic()
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    writer = EventsWriter(str(folder / "tensorboard" / "events"))
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        event = self.proto.Event(wall_time=time.time(), step=step)
-        for name, value in scalars.items():
+    def log(numbers: dict[str, float], *, step: int) -> None:
+        event = Event(wall_time=time.time(), step=step)
+        for name, value in numbers.items():
             event.summary.value.add(tag=name, simple_value=value)
-        self.writer.write_event(event)
-        if time.monotonic() - self.flushed > FLUSHES:
-            self.writer.flush()
-            self.flushed = time.monotonic()
+        writer.write_event(event)
+        writer.flush()
 
-    def finish(self) -> None:
-        self.writer.close()
+    return log, writer.close
 
 
-class Trackio:
-    def __init__(self, run: Run) -> None:
-        self.module = importlib.import_module("trackio")
-        self.module.init(project=PROJECT, name=run.folder.name, config=run.settings)
+def open_trackio(folder: Path, settings: Row) -> Tool:
+    import trackio
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        self.module.log(scalars, step=step)
-
-    def finish(self) -> None:
-        self.module.finish()
+    trackio.init(project=PROJECT, name=folder.name, config=settings)
+    return trackio.log, trackio.finish
 
 
-class Wandb:
-    """Offline, unless the environment says otherwise: a run asks for no network."""
+def open_wandb(folder: Path, settings: Row) -> Tool:
+    """Stay offline unless WANDB_MODE says otherwise: a run asks for no network."""
+    import wandb
 
-    def __init__(self, run: Run) -> None:
-        module = importlib.import_module("wandb")
-        self.run = module.init(
-            project=PROJECT, name=run.folder.name, dir=str(run.folder), config=run.settings,
-            mode=os.environ.get("WANDB_MODE", "offline"),
-        )  # fmt: skip
-
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        self.run.log(scalars, step=step)
-
-    def finish(self) -> None:
-        self.run.finish()
+    mode = os.environ.get("WANDB_MODE", "offline")
+    run = wandb.init(project=PROJECT, name=folder.name, dir=str(folder), config=settings, mode=mode)
+    return run.log, run.finish
 
 
-class Mlflow:
-    """Where MLFLOW_TRACKING_URI says, or in mlflow's local default."""
+def open_mlflow(folder: Path, settings: Row) -> Tool:
+    """Write to MLFLOW_TRACKING_URI, or to mlflow's local default."""
+    import mlflow
 
-    def __init__(self, run: Run) -> None:
-        self.module = importlib.import_module("mlflow")
-        self.module.set_experiment(PROJECT)
-        self.module.start_run(run_name=run.folder.name)
-        self.module.log_params(run.settings)
-
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        self.module.log_metrics(scalars, step=step)
-
-    def finish(self) -> None:
-        self.module.end_run()
+    mlflow.set_experiment(PROJECT)
+    mlflow.start_run(run_name=folder.name)
+    mlflow.log_params(settings)
+    return mlflow.log_metrics, mlflow.end_run
 
 
-BACKENDS: dict[str, tuple[str, Callable[[Run], Backend]]] = {  # name: its package, its class
-    "tensorboard": ("tensorboardX", Tensorboard),
-    "trackio": ("trackio", Trackio),
-    "wandb": ("wandb", Wandb),
-    "mlflow": ("mlflow", Mlflow),
+TOOLS: dict[str, tuple[str, Callable[[Path, Row], Tool]]] = {  # name: its package, what opens it
+    "tensorboard": ("tensorboardX", open_tensorboard),
+    "trackio": ("trackio", open_trackio),
+    "wandb": ("wandb", open_wandb),
+    "mlflow": ("mlflow", open_mlflow),
 }
 
 
 def require_installed(name: str) -> None:
     """Raises UserError: it is unknown, or its package is not installed."""
-    require(name in BACKENDS, "--track", name, f"unknown; use {', '.join(BACKENDS)}")
-    package = BACKENDS[name][0]
+    require(name in TOOLS, "--track", name, f"unknown; use {', '.join(TOOLS)}")
+    package = TOOLS[name][0]
     if importlib.util.find_spec(package) is None:
         remedy = f"pip install 'lockstep-gpt[{name}]'"
         raise UserError(f"--track {name}: needs the package {package}; {remedy}")
 
 
 class Tracker:
-    def __init__(self, name: str, run: Run, say: Callable[[str], None]) -> None:
-        self.name, self.run, self.say = name, run, say
+    """One tool, for as long as a `with` lasts."""
+
+    def __init__(self, name: str, run: Path, config: Config, say: Callable[[str], None]) -> None:
+        """
+        Args:
+            run: the run's folder.
+            say: gets one line if the tracker is left behind.
+        """
+        self.name, self.say = name, say
         self.rows: queue.Queue[Row | None] = queue.Queue(WAITING)
-        self.problem = ""
-        self.left_behind = False
-        self.thread = threading.Thread(target=self._work, daemon=True, name=f"track {name}")
+        self.problem, self.left_behind = "", False
+        self.thread = threading.Thread(
+            target=self._work, args=(run, config), daemon=True, name=f"track {name}"
+        )
         self.thread.start()
 
     def put(self, row: Row | None) -> None:
-        """Waits for nothing; None is the end."""
+        """Hand over a row of the log, without waiting; None is the end."""
         try:
             if not self.problem and not self.left_behind:
                 self.rows.put_nowait(row)
@@ -151,7 +116,10 @@ class Tracker:
             self.problem = f"{WAITING} rows wait for it"
         self._report()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         self.put(None)
         if not self.left_behind:
             self.thread.join(PATIENCE)
@@ -164,43 +132,23 @@ class Tracker:
             self.left_behind = True
             self.say(f"--track {self.name}: {self.problem}; the run goes on without it")
 
-    def _work(self) -> None:
+    def _work(self, run: Path, config: Config) -> None:
+        settings = {k: v for section in config.to_json().values() for k, v in section.items()}
         try:
-            backend = BACKENDS[self.name][1](self.run)
+            log, finish = TOOLS[self.name][1](run, settings)
             while (row := self.rows.get()) is not None:
-                if values := scalars(row):
-                    backend.log(row["step"], values)
-            backend.finish()
+                if numbers := finite_numbers(row):
+                    log(numbers, step=row["step"])
+            finish()
         except BaseException as error:  # SystemExit, too: some tools end the process
             self.problem = f"{type(error).__name__}: {error}"[:300]
 
 
-class Trackers:
-    """Those of a run, for as long as it goes on."""
-
-    def __init__(self, names: Sequence[str], run: Run, say: Callable[[str], None]) -> None:
-        self.each = [Tracker(name, run, say) for name in names]
-
-    def put(self, row: Row) -> None:
-        for tracker in self.each:
-            tracker.put(row)
-
-    def __enter__(self) -> "Trackers":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for tracker in self.each:
-            tracker.close()
-
-
-def scalars(row: Row) -> dict[str, float]:
-    """A row of the log under the names that every tracker gets; only what is finite."""
-
-    def numbers() -> Iterator[tuple[str, float]]:
-        for name, value in row.items():
-            if name not in ("kind", "step", "seconds") and value is not None:
-                yield (f"norm.{name}" if row["kind"] == "norms" else name), float(value)
-
-    if row["kind"] == "spike":
-        return {"spike": float(row["loss"])}
-    return {name: value for name, value in numbers() if math.isfinite(value)}
+def finite_numbers(row: Row) -> dict[str, float]:
+    """Name the finite numbers of a log's row as every tracker gets them."""
+    prefix = "norm." if row["kind"] == "norms" else ""
+    return {
+        prefix + name: float(value)
+        for name, value in row.items()
+        if name not in ("kind", "step", "seconds") and value is not None and math.isfinite(value)
+    }

@@ -18,32 +18,11 @@ import pytest
 from lockstep.exits import DONE
 from lockstep.process import ROOT
 from lockstep.train import track
+from lockstep.train.track import Tracker
 from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.small_disk import fill, mount
-
-Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-
-
-class Package(ModuleType):
-    """Writes down what is called, by the documented names alone."""
-
-    def __init__(self, name: str, *known: str) -> None:
-        super().__init__(name)
-        self.__spec__ = object()  # type: ignore[assignment]
-        self.known, self.calls = known, list[Call]()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self.known:
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> "Package":
-            self.calls.append((name, args, kwargs))
-            return self
-
-        return call
-
 
 APIS = {
     "trackio": ("init", "log", "finish"),
@@ -52,10 +31,23 @@ APIS = {
 }
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str) -> Package:
-    package = Package(name, *APIS[name])
-    monkeypatch.setitem(sys.modules, name, package)
-    return package
+class Package(ModuleType):
+    """Writes down what is called, by the documented names alone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = object()  # type: ignore[assignment]
+        self.calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in APIS[self.__name__]:
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> "Package":
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
 
 
 def expected() -> list[tuple[int, dict[str, float]]]:
@@ -73,7 +65,8 @@ def test_each_gets_the_same_numbers(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    package = install(monkeypatch, name)
+    package = Package(name)
+    monkeypatch.setitem(sys.modules, name, package)
     assert train(f"--track {name} --eval-data more=text.txt") == DONE
     log = "log_metrics" if name == "mlflow" else "log"
     found = [(kw["step"], args[0]) for called, args, kw in package.calls if called == log]
@@ -111,92 +104,76 @@ def test_tensorboard_s_files_have_them(place: Path) -> None:
 
 
 class Broken:
-    """A tracker that fails at a row; `release` ends one that hangs, if nobody waited for it."""
+    """A tracker that fails at step 4, or never; `release` ends one that hangs."""
 
-    how = "raises"
-    release = threading.Event()
-    waited_for, longest = False, 60.0
+    def __init__(self, how: str) -> None:
+        self.how, self.release, self.steps = how, threading.Event(), list[int]()
+        self.waited_for, self.longest = False, 60.0
 
-    def __init__(self, run: track.Run) -> None:
+    def open(self, folder: Path, settings: track.Row) -> track.Tool:
         if self.how == "at the begin":
             raise ImportError("no such symbol")
+        return self.log, lambda: None
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.steps.append(step)
         if step == 4:
-            if self.how == "hangs":
-                type(self).waited_for = not self.release.wait(self.longest)
+            if self.how.startswith("hangs"):
+                self.waited_for = not self.release.wait(self.longest)
             if self.how == "full":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if self.how == "exits":
                 sys.exit(3)
             raise RuntimeError("a tracker's bug")
 
-    def finish(self) -> None:
-        pass
+
+HOW = {
+    "raises": "RuntimeError: a tracker's bug",
+    "hangs": "rows wait for it",
+    "hangs at the end": "did not end within",
+    "full": "No space left on device",
+    "exits": "SystemExit: 3",
+    "at the begin": "ImportError: no such symbol",
+}
 
 
-@pytest.mark.parametrize(("how", "said"), [
-    ("raises", "RuntimeError: a tracker's bug"),
-    ("hangs", "rows wait for it"),
-    ("hangs at the end", "did not end within"),
-    ("full", "No space left on device"),
-    ("exits", "SystemExit: 3"),
-    ("at the begin", "ImportError: no such symbol"),
-])  # fmt: skip
-def test_no_tracker_stops_a_run(
-    how: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    Broken.how, Broken.release = how.removesuffix(" at the end"), threading.Event()
-    Broken.waited_for = False
-    monkeypatch.setitem(track.BACKENDS, "broken", ("json", Broken))
-    monkeypatch.setattr(track, "PATIENCE", 0.2 if Broken.how == "hangs" else 60)
-    if how == "hangs":
+def train_beside(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(track.TOOLS, "broken", ("json", broken.open))
+    monkeypatch.setattr(track, "PATIENCE", 0.2 if broken.how.startswith("hangs") else 60)
+    if broken.how == "hangs":
         monkeypatch.setattr(track, "WAITING", 3)
-    assert train("--track broken") == DONE and not Broken.waited_for
+    assert train("--track broken") == DONE and not broken.waited_for
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_no_tracker_stops_a_run(
+    how: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    broken = Broken(how)
+    train_beside(broken, monkeypatch)
     out = capsys.readouterr().out
     warned = [line for line in out.splitlines() if line.startswith("--track broken")]
-    assert len(warned) == 1 and said in warned[0] and "goes on without it" in warned[0]
+    assert len(warned) == 1 and HOW[how] in warned[0] and "goes on without it" in warned[0]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
-    Broken.release.set()
+    broken.release.set()
 
 
-def test_a_row_waits_for_no_tracker(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged, release = [], threading.Event()
-
-    class Slow(Broken):
-        how = "is slow"
-
-        def log(self, step: int, scalars: dict[str, float]) -> None:
-            release.wait(60)
-            logged.append(step)
-
-    monkeypatch.setitem(track.BACKENDS, "slow", ("json", Slow))
-    tracker = track.Tracker("slow", track.Run(Path("."), None), print)  # type: ignore[arg-type]
-    steps = list(range(1, track.WAITING // 2))
-    for step in steps:
-        tracker.put({"kind": "train", "step": step, "loss": 1.0})
-    assert not logged
-    release.set()
-    tracker.close()
-    assert logged == steps
+usual_put = Tracker.put
 
 
-usual_put = track.Tracker.put
-
-
-def wait_for_room(self: track.Tracker, row: track.Row | None) -> None:
+def wait_for_room(self: Tracker, row: track.Row | None) -> None:
     while self.rows.full() and self.thread.is_alive():
         time.sleep(0.01)
     usual_put(self, row)
 
 
-def wait_for_each(self: track.Tracker, row: track.Row | None) -> None:
+def wait_for_each(self: Tracker, row: track.Row | None) -> None:
     usual_put(self, row)
     while self.rows.qsize() > 0 and self.thread.is_alive():
         time.sleep(0.01)
 
 
-def close_and_wait(self: track.Tracker) -> None:
+def exit_and_wait(self: Tracker, *exc: object) -> None:
     self.put(None)
     self.thread.join()  # and not for a while alone
 
@@ -204,16 +181,17 @@ def close_and_wait(self: track.Tracker) -> None:
 @pytest.mark.parametrize(("how", "name", "bug"), [
     ("hangs", "put", wait_for_room),
     ("hangs at the end", "put", wait_for_each),
-    ("hangs at the end", "close", close_and_wait),
+    ("hangs at the end", "__exit__", exit_and_wait),
 ])  # fmt: skip
 def test_a_trainer_that_waits_is_seen(
-    how: str, name: str, bug: Any, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    how: str, name: str, bug: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the test above, whose tracker here hangs for two seconds instead of sixty."""
-    monkeypatch.setattr(track.Tracker, name, bug)
-    monkeypatch.setattr(Broken, "longest", 2.0)
+    monkeypatch.setattr(Tracker, name, bug)
+    broken = Broken(how)
+    broken.longest = 2.0
     with pytest.raises(AssertionError, match="waited_for"):
-        test_no_tracker_stops_a_run(how, "", place, monkeypatch, capsys)
+        train_beside(broken, monkeypatch)
 
 
 def test_a_disk_that_is_really_full_stops_no_run(place: Path) -> None:
