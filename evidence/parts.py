@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import best_islands, compiled, cuda_grid, estimators, exported, startup, worlds
+from benchmarks import compiled, cuda_grid, estimators, exported, startup, worlds
 from benchmarks.experiments import run as experiments
 from benchmarks.process import CODE
 from benchmarks.run import jobs
@@ -145,8 +145,6 @@ PARTS = [
           *PLANTED),
     _docs("sensitivity", "lockstep sensitivity --framework both --out {file}",
           lambda: twin.MODULES, *LADDER, alone=True),
-    _docs("best_islands", "python -m benchmarks.best_islands --out {file}",
-          lambda: [best_islands.FRAMEWORK], *LADDER, "benchmarks/best_islands.py", alone=True),
     _docs("fuzz", "python -m parity_tests.input.fuzz {some} --out {file}", lambda: READERS,
           "lockstep", *HANDED_ON, *CASES, "benchmarks/report.py", choose=shlex.join),
     _docs("worlds", "python -m benchmarks.worlds --out {file}", lambda: worlds.NAMES, *MEASURED,

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
-    best_islands,
     claims,
     cuda_grid,
     emulation,
@@ -79,7 +78,7 @@ LADDER: dict[str, tuple[str, Callable[[dict[str, Row]], str]]] = {  # table -> p
     "power": ("power", ladder.power), "smallest": ("smallest", ladder.smallest),
     "specificity": ("specificity", ladder.specificity),
     "sensitivity": ("sensitivity", ladder.sensitivity), "fuzz": ("fuzz", ladder.fuzz),
-    "worlds": ("worlds", worlds.table), "best_islands": ("best_islands", best_islands.table),
+    "worlds": ("worlds", worlds.table),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`--fp32-islands auto`: the flags that say how far, and the config that is written."""
+"""The flags of `--fp32-islands auto`, and the config that it becomes."""
 
 import math
 from typing import Any
@@ -20,10 +20,10 @@ def add_flags(parser: Any) -> None:
 
 
 def take(given: dict[str, Any]) -> dict[str, float]:
-    """Takes the flags out of `given`, and `auto` itself: the goal, or nothing.
+    """Take the flags and `auto` itself out of `given`; return the goal, or nothing.
 
     Raises:
-        UserError: not exactly one of them, or one without `auto`.
+        UserError: not exactly one of the flags is given, or one without `auto`.
     """
     asked = {name: given.pop(name) for name in FLAGS if name in given}
     if given.get("fp32_islands") != AUTO:
@@ -51,13 +51,11 @@ def _read(name: str, text: str) -> float:
 
 
 def resolve(framework: str, config: Config, goal: dict[str, float]) -> Config:
-    """With islands in place of `auto`, so that the run repeats wherever it does."""
+    """Put islands in place of `auto`, so that the run repeats wherever it does."""
     if not goal:
         return config
-    from lockstep.parity import best_islands  # asks the instruments, which others do not need
+    from lockstep.parity import greedy_islands  # imports the instruments, which others do not need
 
     if config.mesh.size > 1:
         raise UserError(f"--mesh {config.mesh}: --fp32-islands {AUTO} is for one device")
-    return config.replace(
-        fp32_islands=best_islands.choose(framework, config, best_islands.Goal(**goal))
-    )
+    return config.replace(fp32_islands=greedy_islands.choose(framework, config, **goal))

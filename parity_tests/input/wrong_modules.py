@@ -68,7 +68,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--steps 3", ["--steps", "3", "at least 4"]),
         ("--steps x", ["--steps", "'x'", "whole number"]),
     ],
-    "benchmarks.best_islands": [("stray", ["stray", "--help"])],
     "benchmarks.exported": [("stray", ["stray", "not a run"])],
     "benchmarks.reductions": [("stray", ["stray", "--help"])],
     "benchmarks.resnet_memory": [("stray", ["stray", "--help"])],
