@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import UserError, require
+from lockstep.extras import require_framework
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 
@@ -199,9 +200,9 @@ def require_known(framework: str) -> None:
 def _module(framework: str) -> Any:
     """The only place where a name becomes a framework."""
     require_known(framework)
+    require_framework(framework)
     try:
         return importlib.import_module(MODULES[framework])
     except ImportError as error:
-        raise UserError(
-            f"--framework {framework}: cannot be imported ({error}); install it"
-        ) from None
+        remedy = f"lockstep doctor --framework {framework} says why"
+        raise UserError(f"{framework}: cannot be imported ({error}); {remedy}") from None
