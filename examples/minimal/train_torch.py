@@ -153,8 +153,9 @@ def train_step(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, default in Config._field_defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+    choices = {"policy": tuple(POLICIES)}
+    for name, value in Config._field_defaults.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value, choices=choices.get(name))
     config = Config(**vars(parser.parse_args()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     place = partial(torch.tensor, dtype=torch.int64, device=device)

@@ -228,6 +228,13 @@ def test_a_file_runs_as_its_docstring_says(name: str, policy: str, tmp_path: Pat
                     done.stdout.decode())  # fmt: skip
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_refuses_an_unknown_policy(name: str) -> None:
+    command = [sys.executable, str(MINIMAL / f"{name}.py"), "--policy", "bf61"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, b"invalid choice: 'bf61'" in done.stderr) == (2, True)
+
+
 def test_the_schedules_are_the_same() -> None:
     config = train_torch.Config(steps=40)
     schedule = optax.warmup_cosine_decay_schedule(0, config.lr, 4, 40)
