@@ -29,6 +29,7 @@ code, pre { font: 13px ui-monospace, monospace; } pre { background: var(--box); 
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .dim { color: var(--dim); } .bad { color: var(--bad); font-weight: 600; }
 .good { color: var(--good); }
+img { width: 100%; background: #fff; }
 svg { width: 100%; height: auto; } svg text { fill: var(--dim); font-size: 11px; }
 summary { cursor: pointer; font-size: 1.1rem; font-weight: 600; margin: 2rem 0 .4rem; }
 :focus-visible { outline: 3px solid var(--a); outline-offset: 2px; }
@@ -61,7 +62,10 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 def policy(style: str) -> str:
     """The browser itself refuses whatever a page that was tampered with would run or load."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{digest}'"
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"style-src 'sha256-{digest}'"
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:

@@ -82,7 +82,8 @@ class Browser:
         if method in COMPLAINTS:
             self.complaints.append(json.dumps(message["params"]))
         elif method == "Network.requestWillBeSent":
-            self.requests.append(message["params"]["request"]["url"])
+            url = message["params"]["request"]["url"]
+            self.requests += [] if url.startswith("data:") else [url]
         return message
 
     def open(self, path: Path, scheme: str = "light") -> None:

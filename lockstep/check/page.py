@@ -49,7 +49,7 @@ def page(result: Result, command: str) -> str:
         "<h2>Sides</h2>", table(("", "reference", "port"), _sides(result)),
         *[f"<p class=dim>{escape(note)}</p>" for note in (*result.mapping.notes, *result.notes)],
     ]  # fmt: skip
-    return html.document(f"lockstep check: {result.verdict}", parts, STYLE + chart.STYLE)
+    return html.document(f"lockstep check: {result.verdict}", parts, STYLE)
 
 
 def _root(number: int, root: Root) -> str:
@@ -136,7 +136,7 @@ def _curves(curve: Rung) -> str:
         Line(name, np.arange(1, len(losses) + 1), losses)
         for name, losses in (("reference", theirs), ("port", ours))
     ]
-    return chart.draw("Loss curves", lines)
+    return f"<h2>Loss curves</h2>{chart.list_numbers(lines)}"
 
 
 def _sides(result: Result) -> list[tuple[str, str, str]]:

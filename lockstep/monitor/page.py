@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from lockstep import chart, html
-from lockstep.chart import Line, short
+from lockstep.chart import Line, shorten
 from lockstep.html import Cell, folded, table
 from lockstep.monitor import norms
 from lockstep.monitor.gaps import Gap
@@ -23,6 +23,7 @@ CHARTS = {
     "mfu": ("Model FLOPs utilization", "of the devices' peak", False),
     "peak_bytes": ("Peak memory", "bytes", False),
 }
+SKIPS = 20  # steps that are listed
 
 
 def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
@@ -40,7 +41,7 @@ def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
         *(drawn for run in histories for drawn in norms.charts(run)),
         *_samples(histories),
     ]  # fmt: skip
-    return html.document(f"lockstep report: {count}", filter(None, parts), chart.STYLE)
+    return html.document(f"lockstep report: {count}", filter(None, parts))
 
 
 def _summary(histories: Sequence[History]) -> str:
@@ -59,8 +60,8 @@ def _row(run: History) -> list[str | Cell]:
         f"{losses[-1]:.4f}" if len(losses) else "",
         f"{best:.4f}",
         f"{int(np.nansum(columns['skipped'])):,}",
-        short(float(np.median(rates[np.isfinite(rates)]))) if np.isfinite(rates).any() else "",
-        short(float(np.nanmax(peaks))) if np.isfinite(peaks).any() else "",
+        shorten(float(np.median(rates[np.isfinite(rates)]))) if np.isfinite(rates).any() else "",
+        shorten(float(np.nanmax(peaks))) if np.isfinite(peaks).any() else "",
     ]
     names = [run.name, run.record.framework, config.model.model, config.precision.policy]
     return [*names, *(Cell(figure, "figure") for figure in figures)]
@@ -80,12 +81,15 @@ def _chart(column: str, histories: Sequence[History]) -> str:
         return chart.draw(title, lines, unit=unit, log=log)
     if all((line.y == 1).all() for line in lines):  # no run has one
         return ""
-    skips = [
-        (int(step), f"{run.name} skipped step {step}")
-        for run in histories
-        for step in run.steps[run.columns["skipped"] > 0]
-    ]
-    return chart.draw(title, lines, unit=unit, log=log, marks=skips)
+    skips = [(run.name, run.steps[run.columns["skipped"] > 0]) for run in histories]
+    marks = sorted({int(step) for _, steps in skips for step in steps})
+    said = [f"<p>{escape(name)} skipped {_count(steps)}</p>" for name, steps in skips if len(steps)]
+    return chart.draw(title, lines, unit=unit, log=log, marks=marks) + "".join(said)
+
+
+def _count(steps: np.ndarray) -> str:
+    more = ", ..." if len(steps) > SKIPS else ""
+    return f"{len(steps):,} steps: {', '.join(map(str, steps[:SKIPS]))}{more}"
 
 
 def _points(losses: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lockstep import chart
 from lockstep.errors import UserError
 from lockstep.exits import DONE
 from lockstep.files import durable
@@ -30,6 +31,11 @@ def add(commands: Any) -> None:
 def _report(given: argparse.Namespace) -> int:
     out = Path(given.out)
     directory.require_writable_file(out)
+    try:
+        chart.import_pyplot()
+    except ImportError:
+        remedy = "pip install 'lockstep-gpt[plot]'"
+        raise UserError(f"lockstep report: needs the package matplotlib; {remedy}") from None
     paths = list(map(Path, dict.fromkeys(given.runs)))
     measured = [path for path in paths if (path / gaps.FILE).exists()]
     envelopes = [gaps.read(path) for path in measured]

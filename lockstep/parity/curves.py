@@ -29,7 +29,7 @@ from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import CURVE, envelope_cap
 from lockstep.judge.verdict import Verdict, check_bound
 from lockstep.model.state import initial_state
-from lockstep.parity import catalogue, ladder
+from lockstep.parity import catalogue, ladder, plot
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT, Pair, gpt
 from lockstep.parity.side import Side
@@ -169,12 +169,11 @@ def write(
         out.mkdir(parents=True, exist_ok=True)
         durable.replace(out / "curves.json", json.dumps(content) + "\n")
     try:
-        from lockstep.parity.plot import draw
+        with durable.writing(f"--out {out}"):
+            plot.draw(content, out / "curves.png")
     except ImportError:
         print("no plot: matplotlib is not installed")
         return [out / "curves.json"]
-    with durable.writing(f"--out {out}"):
-        draw(content, out / "curves.png")
     return [out / "curves.json", out / "curves.png"]
 
 

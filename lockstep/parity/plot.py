@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from lockstep.chart import import_pyplot
 
 STYLES = {"a": "-", "b": "--", "sick": ":"}
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
-    """Writes a PNG from what curves.json holds."""
+    """Write a PNG from what curves.json holds.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    plt = import_pyplot()
     shown = [(content[name], style) for name, style in STYLES.items() if name in content]
     scaled = any(max(side.get("loss_scale", [[1.0]])[0]) != 1.0 for side, _ in shown)
     names = [content[side]["name"] for side in content["compared"]]
