@@ -6,7 +6,6 @@ remat mode: it costs no matmul. With prevent_cse=False XLA may keep the result a
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +20,6 @@ Product = Callable[[Array, Array, Array | None], Array]  # of rows, a weight and
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
     """Rows (R, in) @ weight (in, out) + bias (out); torch's weight is out x in."""
     return jnp.matmul(x, weight) if bias is None else affine(x, weight, bias)
-
-
-def join_gradients(product: Product) -> Product:
-    """The product, its weight's gradient made together with that of the rows.
-
-    Otherwise XLA makes the weight's last, and keeps the logits' gradient until then.
-    """
-    return lambda x, weight, bias: product(*_together(x, weight), bias)
-
-
-_together = jax.custom_vjp(lambda x, weight: (x, weight))
-_together.defvjp(
-    lambda x, weight: ((x.value, weight.value), () if weight.perturbed else None),
-    # A frozen weight's gradient is not used, and XLA leaves it out.
-    lambda trained, grads: grads if trained is None else jax.lax.optimization_barrier(grads),
-    symbolic_zeros=True,
-)
 
 
 def affine_by(
@@ -79,11 +61,6 @@ def affine_by(
 affine = affine_by(jnp.matmul)
 
 
-def scale(x: Array, by: float) -> Array:
-    """x * by, rounded once: JAX would round the number to x's dtype first."""
-    return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * by).astype(x.dtype)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     """Rows (..., D) with mean 0 and variance 1, times weight (D,) plus bias (D,)."""
@@ -94,7 +71,7 @@ def layer_norm_forward(
     x: Array, weight: Array, bias: Array | None, eps: float
 ) -> tuple[Array, tuple]:
     """The norm, and what its backward pass needs."""
-    mean, variance = jax.lax.platform_dependent(x, cpu=moments, default=moments_in_one_pass)
+    mean, variance = moments(x)
     rstd = jax.lax.rsqrt(variance + eps)
     y = (x - mean) * rstd * weight
     biased = None if bias is None else ()
@@ -118,20 +95,6 @@ def moments(x: Array) -> tuple[Array, Array]:
     is large."""
     mean = x.mean(-1, keepdims=True)
     return mean, jnp.square(x - mean).mean(-1, keepdims=True)
-
-
-def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
-    """The same, x read once: counts, means and sums of squares are joined (Chan et al. 1979)."""
-
-    def join(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
-        (n, mean, squares), (m, other, other_squares) = left, right
-        weight, apart = m / jnp.maximum(n + m, 1), other - mean
-        return n + m, mean + apart * weight, squares + other_squares + apart * apart * n * weight
-
-    zero = jnp.zeros((), x.dtype)
-    ones, zeros = jnp.ones_like(x), jnp.zeros_like(x)
-    n, mean, squares = jax.lax.reduce((ones, x, zeros), (zero,) * 3, join, (x.ndim - 1,))
-    return mean[..., None], (squares / n)[..., None]
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
@@ -194,13 +157,3 @@ def logsumexp(x: Array) -> Array:
     zero, lowest = jnp.zeros((), x.dtype), jnp.array(jnp.finfo(x.dtype).min)  # -inf - -inf is NaN
     top, total = jax.lax.reduce((x, jnp.ones_like(x)), (lowest, zero), join, (x.ndim - 1,))
     return top + jnp.log(total)
-
-
-def split_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
-    split = partial(jnp.split, indices_or_sections=ends, axis=2)
-    return jax.lax.platform_dependent(x_BTHK, cpu=split, default=partial(cut_heads, ends=ends))
-
-
-def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
-    """Slices, for GPUs: their gradient is a sum, which XLA fuses with the bias's."""
-    return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]

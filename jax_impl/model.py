@@ -175,18 +175,19 @@ class Parts:
 
     def head(self) -> Any:
         """A `TiedHead` or a `Linear`."""
-        # The head's two gradients are made together, so that XLA frees the logits' gradient early.
         if self.config.tied:
-            return TiedHead(self.policy, F.join_gradients(F.linear))
-        head = self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
-        head.product = F.join_gradients(head.product)
-        return head
+            return TiedHead(self.policy, F.linear)
+        return self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
 
     def norm(self, d: int) -> Any:
         """A `LayerNorm` or an `RMSNorm`."""
         if self.config.norm == "layernorm":
             return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
         return RMSNorm(d, self.config.norm_eps)
+
+    def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:
+        """Queries, keys and values, whose heads end at these indices; the values' are the last."""
+        return jnp.split(y_BTHK, ends, axis=2)
 
     def attend(self, path: str) -> Attend:
         return partial(attend, policy=self.policy)
@@ -202,7 +203,7 @@ class Attention(nnx.Module):
         self.config, self.wide = config, parts.policy.output_dtype
         d, biased = config.d_model, config.bias or config.qkv_bias
         self.qkv = parts.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
-        self.attend = parts.attend(f"{path}.attend")
+        self.split_heads, self.attend = parts.split_heads, parts.attend(f"{path}.attend")
         self.proj = parts.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.d_head, config.norm_eps)
@@ -211,7 +212,7 @@ class Attention(nnx.Module):
     def __call__(self, x_RD: Array, places: Places) -> Array:
         heads, groups = self.config.n_head, self.config.kv_heads
         y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
-        q, k, v = F.split_heads(y_BTHK, (heads, heads + groups))
+        q, k, v = self.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":

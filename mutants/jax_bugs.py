@@ -15,7 +15,7 @@ import optax
 
 from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
-from jax_impl.extra import capabilities, chunks, cpu, rules
+from jax_impl.extra import capabilities, chunks, cpu, lora, rules
 from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
 from jax_impl.extra.mesh import mesh
@@ -211,7 +211,7 @@ BUGS: dict[str, Plant] = {
     "lora-scaled-twice-in-jax": scale_adapters(lambda scale: scale**2),
     "lora-b-frozen-in-jax": assign(LoRALinear, "adapt", lambda self, x: self.multiply(
         self.multiply(x, self.lora_a[...]), jax.lax.stop_gradient(self.lora_b[...]))),
-    "lora-scale-rounded": assign(functional, "scale", lambda x, by: x * by),
+    "lora-scale-rounded": assign(lora, "scale", lambda x, by: x * by),
     "base-trained-in-jax": train_all(bridge),
     "softmax-in-compute": assign(model, "attend", attend_in_compute),
     # they round after every operation, as transformers' gelu_new does

@@ -1,35 +1,80 @@
-"""LayerNorm in the form that XLA writes as one kernel on Ampere and later, in half precision."""
+"""Forms of the core's functions that XLA makes faster kernels of on a GPU or TPU."""
 
 from functools import partial
+from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from .. import model
-from ..functional import layer_norm_backward, layer_norm_forward, moments
+from ..functional import layer_norm_backward, moments
 
 
 class LayerNorm(model.LayerNorm):
-    """A `model.LayerNorm` that XLA writes as one kernel."""
+    """A `model.LayerNorm` whose rows are read once.
+
+    Args:
+        one_kernel: see `layer_norm`.
+    """
+
+    def __init__(self, d: int, eps: float, *, bias: bool, one_kernel: bool) -> None:
+        super().__init__(d, eps, bias=bias)
+        self.one_kernel = one_kernel
 
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
         bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return layer_norm(x_RD, weight, bias, self.eps)
+        return layer_norm(x_RD, weight, bias, self.eps, self.one_kernel)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """The forward pass makes moments of its own, other than those that the backward pass takes:
-    XLA then writes the norm as one kernel, and the others come from the kernel before it."""
-    return _forward(x, weight, bias, eps)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(
+    x: Array, weight: Array, bias: Array | None, eps: float, one_kernel: bool
+) -> Array:
+    """`functional.layer_norm`, its moments made in one pass.
+
+    Args:
+        one_kernel: the forward pass makes moments of its own, other than those that the backward
+            pass takes. XLA then writes the norm as one kernel on Ampere and later, in half
+            precision, and the others come from the kernel before it.
+    """
+    return layer_norm_forward(x, weight, bias, eps, one_kernel)[0]
 
 
-def _forward(x: Array, weight: Array, bias: Array | None, eps: float) -> tuple[Array, tuple]:
-    _, kept = layer_norm_forward(x, weight, bias, eps)
-    mean, variance = moments(x)
+def layer_norm_forward(
+    x: Array, weight: Array, bias: Array | None, eps: float, one_kernel: bool
+) -> tuple[Array, tuple]:
+    """The norm, and what its backward pass needs."""
+    mean, variance = moments_in_one_pass(x)
+    kept = x, weight, None if bias is None else (), mean, jax.lax.rsqrt(variance + eps)
+    mean, variance = moments(x) if one_kernel else (mean, variance)
     y = (x - mean) * jax.lax.rsqrt(variance + eps) * weight
     return y if bias is None else y + bias, kept
 
 
-layer_norm.defvjp(_forward, layer_norm_backward)
+layer_norm.defvjp(
+    layer_norm_forward, lambda eps, one_kernel, kept, dy: layer_norm_backward(eps, kept, dy)
+)
+
+
+def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
+    """Mean and variance of (..., D), each (..., 1), x read once.
+
+    Counts, means and sums of squares are joined (Chan et al. 1979).
+    """
+
+    def join(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
+        (n, mean, squares), (m, other, other_squares) = left, right
+        weight, apart = m / jnp.maximum(n + m, 1), other - mean
+        return n + m, mean + apart * weight, squares + other_squares + apart * apart * n * weight
+
+    zero = jnp.zeros((), x.dtype)
+    ones, zeros = jnp.ones_like(x), jnp.zeros_like(x)
+    n, mean, squares = jax.lax.reduce((ones, x, zeros), (zero,) * 3, join, (x.ndim - 1,))
+    return mean[..., None], (squares / n)[..., None]
+
+
+def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
+    """Slices: their gradient is a sum, which XLA fuses with the bias's."""
+    return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]

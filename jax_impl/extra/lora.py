@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from .. import functional as F
 from ..model import Linear
 
 
@@ -21,8 +20,13 @@ class LoRALinear(Linear):
 
     def __call__(self, x_RD: Array) -> Array:
         # Before the base: the last product of what remat recomputes is one that is not needed.
-        added_RD = F.scale(self.adapt(x_RD), self.scale)
+        added_RD = scale(self.adapt(x_RD), self.scale)
         return super().__call__(x_RD) + added_RD
 
     def adapt(self, x_RD: Array) -> Array:
         return self.multiply(self.multiply(x_RD, self.lora_a[...]), self.lora_b[...])
+
+
+def scale(x: Array, by: float) -> Array:
+    """x * by, rounded once: JAX would round the number to x's dtype first."""
+    return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * by).astype(x.dtype)

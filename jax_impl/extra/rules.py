@@ -33,6 +33,7 @@ from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import einsum_backward_in, linear_backward_in
 from .formats.products import rounded_einsum, rounded_product
 from .formats.stochastic import Stochastic, StochasticProduct
+from .head import join_gradients
 from .lora import LoRALinear
 from .mesh.gather import RegatheringLinear, SharedEmbedding, gathered, sum_widely
 from .mesh.mesh import OnMesh
@@ -71,17 +72,23 @@ class Rules(Parts):
         return kind(d_in, d_out, bias=bias, **rest)
 
     def head(self) -> Any:
+        head: Any = super().head()
         if self.config.tied:
             # The embedding is gathered by itself, for the look-up and for the head.
             roles = self.dtypes.at("head")
-            product = F.join_gradients(self.product(roles, shared=False))
-            return model.TiedHead(policy_of(roles), product)
-        return super().head()
+            head = model.TiedHead(policy_of(roles), self.product(roles, shared=False))
+        head.product = join_gradients(head.product)
+        return head
 
     def norm(self, d: int) -> Any:
-        if self.config.norm == "layernorm" and self.fused_norms:
-            return gpu.LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
+        if self.config.norm == "layernorm" and self.device.platform != "cpu":
+            how: dict[str, Any] = {"bias": self.config.bias, "one_kernel": self.fused_norms}
+            return gpu.LayerNorm(d, self.config.norm_eps, **how)
         return super().norm(d)
+
+    def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:
+        on_cpu = self.device.platform == "cpu"
+        return super().split_heads(y_BTHK, ends) if on_cpu else gpu.cut_heads(y_BTHK, ends)
 
     def attend(self, path: str) -> Attend:
         roles = self.dtypes.at(path)

@@ -26,8 +26,8 @@ ROOMS = ("extra", "inspect", "io")
 # What the other framework has in its library.
 ALONE = {
     "jax_impl": {
-        "functional", "pure", "extra/cpu", "extra/gpu", "extra/mesh/gather", "extra/mesh/service",
-        "extra/scan", "inspect/jaxprs", "io/stablehlo",
+        "functional", "pure", "extra/cpu", "extra/gpu", "extra/head", "extra/mesh/gather",
+        "extra/mesh/service", "extra/scan", "inspect/jaxprs", "io/stablehlo",
     },
     "torch_ref": {"extra/onednn", "inspect/live", "io/nanogpt"},
 }  # fmt: skip

@@ -109,7 +109,7 @@ def core(framework: str, family: str) -> dict[str, str]:
         for linear in ("attn.qkv", "attn.proj", *(f"mlp.{name}" for name in linears)):
             found[f"{block}.{linear}"] = "model.Linear"
             found[f"{block}.{linear}.product"] = "functional.linear"
-    joined = "functional.join_gradients" if framework == "jax" else "functional.linear"
+    joined = "extra.head.join_gradients" if framework == "jax" else "functional.linear"
     tied = toy(family).model.tied
     return found | {"head": "model.TiedHead" if tied else "model.Linear", "head.product": joined}
 
