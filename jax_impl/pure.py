@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, traverse_util
+from flax import nnx
 from jax import Array
 
 from lockstep.data.batch import Batch
@@ -45,25 +45,17 @@ class PureGPT:
 
     def __init__(self, make: Callable[[], GPT], param_dtype: str) -> None:
         """Traces `make`, so that no parameter is allocated."""
-        self.graph, abstract = nnx.split(nnx.eval_shape(make))
-        flat = traverse_util.flatten_dict(nnx.to_pure_dict(abstract))
-        self.abstract, self.paths = abstract, {".".join(map(str, path)): path for path in flat}
-        kinds = nnx.to_flat_state(abstract)
-        parameters = {path for path, variable in kinds if isinstance(variable, nnx.Param)}
-        shapes = {name: flat[path] for name, path in self.paths.items()}
-        self.shapes = {
-            name: jax.ShapeDtypeStruct(x.shape, param_dtype)
-            for name, x in shapes.items()
-            if self.paths[name] in parameters
-        }
+        self.graph, state = nnx.split(nnx.eval_shape(make))
+        self.variables = {".".join(map(str, p)): (p, x) for p, x in nnx.to_flat_state(state)}
+        params = {name: x for name, (_, x) in self.variables.items() if isinstance(x, nnx.Param)}
+        self.shapes = {n: jax.ShapeDtypeStruct(x.shape, param_dtype) for n, x in params.items()}
         # Variables that are no parameters: features of extra/ have some. Zeros unless given.
-        self.others = {name: x for name, x in shapes.items() if name not in self.shapes}
+        self.others = {name: x for name, (_, x) in self.variables.items() if name not in params}
 
     def __call__(self, params: Params) -> GPT:
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in self.others.items()}
-        given = {self.paths[name]: x for name, x in (zeros | params).items()}
-        state = jax.tree.map(lambda x: x, self.abstract)  # a copy: replacing is in place
-        nnx.replace_by_pure_dict(state, traverse_util.unflatten_dict(given))
+        given = [(*self.variables[name], x) for name, x in (zeros | params).items()]
+        state = nnx.from_flat_state([(path, variable.replace(x)) for path, variable, x in given])
         return nnx.merge(self.graph, state)
 
 
@@ -79,13 +71,13 @@ def jit_method(function: Callable) -> Callable:
     return wraps(function)(method)
 
 
-def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Array]:
+def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Any]:
     """`body(carry, (micro_step, batch))` for each micro-batch of a window (N, B, T).
 
-    Returns the last carry, and the losses (N,).
+    Returns the last carry, and what the body gives beside it, such as losses (N,).
     """
     n = window.tokens.shape[0]
     if n == 1:
         carry, loss = body(carry, (0, window.select(0)))
-        return carry, loss[None]
+        return carry, jax.tree.map(lambda x: x[None], loss)
     return jax.lax.scan(body, carry, (jnp.arange(n), window))

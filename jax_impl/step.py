@@ -232,13 +232,6 @@ class Trainer:
         """(P,): one number for each of `tensor_names`."""
         return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
 
-    def place(self, batch: Any) -> Any:
-        """Starts the copy of a batch's arrays to the device."""
-        return jax.device_put(batch, self.device)
-
-    def place_state(self, state: State) -> State:
-        return jax.device_put(state, self.device)
-
     def weights(self, state: State, dropout: Dropout) -> Params:
         """The model's variables. `extra/formats` adds scales, and keys drawn from dropout's."""
         return state.params

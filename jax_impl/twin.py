@@ -15,7 +15,7 @@ from lockstep.twin import StepResult, Trace
 
 from .extra.capabilities import find_capabilities
 from .extra.device import configure, describe, find_device
-from .extra.mesh.mesh import make_mesh, own_rows
+from .extra.mesh.mesh import make_mesh, own_rows, place_batch
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
@@ -78,7 +78,7 @@ class JaxTwin:
         self.temporaries = accounts.temp_size_in_bytes if accounts else 0
 
     def place(self, window: Batch) -> Batch:
-        return self.trainer.place(window)
+        return place_batch(window, self.device, self.mesh)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         wait = self.trainer.step(window)

@@ -26,6 +26,10 @@ def own_backward() -> None:
     products.rounded_linear.defvjp(products._linear_forward, scale_copy_otherwise)
 
 
+def join_last(found: dict[str, Array]) -> dict[str, Array]:
+    return {name: amaxes[-1] for name, amaxes in found.items()}
+
+
 of_skipped_step = wrap(
     Delayed,
     "update_amaxes",
@@ -36,5 +40,5 @@ of_skipped_step = wrap(
 
 BUGS: dict[str, Plant] = {
     f"{name}-in-jax": plant
-    for name, plant in bugs(jax_impl, jnp.roll, own_backward, of_skipped_step).items()
+    for name, plant in bugs(jax_impl, jnp.roll, join_last, own_backward, of_skipped_step).items()
 }

@@ -6,16 +6,20 @@ from typing import Any
 
 from lockstep.config import policy
 from lockstep.formats.table import E4M3, RECIPES
-from mutants.patch import Plant, wrap
+from mutants.patch import Plant, assign, wrap
 
 
-def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) -> dict[str, Plant]:
-    """Of a twin by its modules.
+def bugs(
+    twin: Any, roll: Callable, join_last: Callable, step_back: Plant, of_skipped_step: Plant
+) -> dict[str, Plant]:
+    """The mutants of one twin.
 
     Args:
-        roll: an array along its first axis.
-        step_back, of_skipped_step: the plants that differ between the twins: a backward pass of its
-            own, and a history that a skipped step moves.
+        twin: its package.
+        roll: rolls an array along its first axis.
+        join_last: does what `delayed.join` does, and takes the last micro-batch's amaxes.
+        step_back: plants a backward pass of the twin's own.
+        of_skipped_step: plants a history that a skipped step moves.
     """
     formats = twin.extra.formats
     delayed, products, rounding = formats.delayed, formats.products, formats.rounding
@@ -48,7 +52,7 @@ def bugs(twin: Any, roll: Callable, step_back: Plant, of_skipped_step: Plant) ->
         "first-layer-in-fp8": wrap(policy, "outside", lambda right, name, modules: (
             not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
         "amaxes-recorded-twice": wrap(delayed, "record", record_twice),
-        "amaxes-of-last-micro-batch": wrap(delayed, "join", lambda right, one, other: other),
+        "amaxes-of-last-micro-batch": assign(delayed, "join", join_last),
         "amaxes-of-skipped-step": of_skipped_step,
         "amaxes-of-scaled-loss": wrap(delayed, "record", lambda right, histories, found, scale:
             right(histories, found, scale / scale)),

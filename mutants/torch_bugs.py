@@ -238,13 +238,13 @@ def repeat_window(right: Callable, self: Any, window: Batch) -> Callable[[], Ste
 
 
 def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
-    healthy = self.eager_loss
-    self.eager_loss = lambda model, batch, roles, _, over: healthy(
+    healthy = self.batch_loss
+    self.batch_loss = lambda model, batch, roles, _, over: healthy(
         model, batch, roles, self.dropout(0), over)  # fmt: skip
     try:
         return right(self, batches)
     finally:
-        self.eager_loss = healthy
+        del self.batch_loss
 
 
 # --- dropout and remat

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from mutants.patch import Plant, after, assign, before, both, wrap
 from torch_ref import optim, step
+from torch_ref.extra import rules
 from torch_ref.optim import AdamW
 from torch_ref.step import Trainer
 
@@ -205,7 +206,7 @@ def clip_with_frozen(self: Trainer) -> tuple[Tensor, Tensor]:
 
 
 frozen_in_norm = both(
-    assign(step, "freeze", keep_gradients_of_all),
+    assign(rules, "freeze", keep_gradients_of_all),
     assign(Trainer, "params", property(only_trained)),
     wrap(step, "adamw", optimize_trained),
     assign(Trainer, "clip", clip_with_frozen),

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
-from lockstep.errors import UserError
 from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
@@ -29,8 +28,6 @@ from .model import GPT
 from .optim import adamw, clip_by_global_norm, gradient_norms
 from .precision import autocast, dtype, grad_scaler
 
-PINNED = ("cuda", "xpu")  # they copy from locked memory while the host goes on
-
 
 class Trainer:
     """Holds the training state and takes optimizer steps. Features of `extra/` are subclasses."""
@@ -38,37 +35,17 @@ class Trainer:
     def __init__(self, config: Config, model: GPT, device: torch.device) -> None:
         self.config, self.model, self.device = config, model, device
         self.roles: Roles = config.dtypes.policy
-        freeze(model, config.trained)
         self.names = list(self.params)
         self.module = self.wrap_model()
         self.optimizer = adamw(model, config.optim)
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.steps = self.updates = 0  # attempted, and not skipped
-        self.eager_loss = self.make_batch_loss()
-        compiled = config.execution.compile
-        self.batch_loss = torch.compile(self.eager_loss) if compiled else self.eager_loss
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
         """The trained parameters by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def compile(self, window: Batch) -> None:
-        """Compiles the loss ahead of time, for windows like this one, by running it once.
-
-        Raises:
-            UserError: the compiler fails, for want of a C++ compiler for example.
-        """
-        if not self.config.execution.compile:
-            return
-        try:
-            self.micro_batch_loss(window, self.mean_count(window), 0).backward()
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            reason = str(error).partition("\n")[0]
-            remedy = "install what it misses or drop --compile"
-            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
-        self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         """Starts one step on a window (N, B, T); the returned call waits for its result."""
@@ -162,7 +139,7 @@ class Trainer:
     def evaluate(self, batches: Batch) -> Tensor:
         """Mean loss of M batches (M, B, T) under the evaluation policy."""
         (model, roles), over = self.evaluation_model(), self.mean_count(batches)
-        losses = [self.eager_loss(model, each, roles, None, over) for each in batches.split()]
+        losses = [self.batch_loss(model, each, roles, None, over) for each in batches.split()]
         return torch.stack(losses).mean()
 
     @torch.no_grad()
@@ -181,32 +158,17 @@ class Trainer:
         """The module that a training pass calls; a mesh wraps the model."""
         return self.model
 
-    def make_batch_loss(self) -> Callable[..., Tensor]:
-        """Returns the function of a batch's loss, before torch.compile."""
-        return batch_loss
-
-    def place(self, batch: Batch) -> Batch:
-        """Starts the copy of a batch's arrays to the device."""
-        return batch.map_arrays(self.place_rows)
-
-    def place_rows(self, rows: Tensor) -> Tensor:
-        rows = rows if rows.dtype == torch.bool else rows.long()
-        if self.device.type in PINNED:
-            rows = rows.contiguous().pin_memory()
-        return rows.to(self.device, non_blocking=True)
-
     def mean_count(self, window: Batch) -> Tensor | None:
         return mean_count(window)
 
     def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
         return gradient_norms([p.grad for p in parameters if p.grad is not None])
 
-
-def freeze(model: GPT, trained: Iterable[str]) -> None:
-    """Lets only these parameters have gradients."""
-    names = set(trained)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in names)
+    def batch_loss(
+        self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
+        over: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return batch_loss(model, batch, roles, dropout, over)
 
 
 def batch_loss(

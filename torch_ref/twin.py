@@ -14,8 +14,9 @@ from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult, Trace
 
 from .extra.capabilities import find_capabilities
+from .extra.compiled import Compiled
 from .extra.device import configure, describe, find_device
-from .extra.mesh.mesh import make_mesh, own_rows
+from .extra.mesh.mesh import make_mesh, own_rows, place_batch
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
@@ -72,10 +73,11 @@ class TorchTwin:
     def prepare(self, window: Batch | None = None) -> None:
         window = blank_window(self.config) if window is None else window
         self.segments = window.segments is not None
-        self.trainer.compile(self.place(window))
+        if isinstance(self.trainer, Compiled):
+            self.trainer.compile(self.place(window))
 
     def place(self, window: Batch) -> Batch:
-        return self.trainer.place(window.map_arrays(torch.from_numpy))
+        return place_batch(window.map_arrays(torch.from_numpy), self.device, self.mesh)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         return self.trainer.step(window)

@@ -29,9 +29,7 @@ class LayerNorm(model.LayerNorm):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(
-    x: Array, weight: Array, bias: Array | None, eps: float, one_kernel: bool
-) -> Array:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, one_kernel: bool) -> Array:
     """`functional.layer_norm`, its moments made in one pass.
 
     Args:

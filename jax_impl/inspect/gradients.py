@@ -18,5 +18,5 @@ def loss_and_grads(trainer: Trainer, state: State, batch: Batch) -> tuple[Array,
     def loss(trained: Params) -> Array:
         return trainer.batch_loss(trainer.model(weights | trained), batch)
 
-    value, grads = trainer.backward(loss, trained, scale)
+    value, grads = Trainer.backward(trainer, loss, trained, scale)
     return value, scale.unscale(grads)

@@ -108,7 +108,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     if isinstance(trainer, delayed.Delayed):
         amaxes: Any = histories(trainer.config, state.amaxes)
         known = delayed.State(**vars(known), amaxes=amaxes)
-    trainer.state = trainer.place_state(known)
+    trainer.state = jax.device_put(known, shardings(known, mesh) if mesh else trainer.device)
 
 
 def pieces(tensors: Params, config: ModelConfig) -> Arrays:

@@ -1,6 +1,7 @@
 """What a GPU does in fewer kernels, for the loss, in LayerNorm and in attention; a CPU, which does
 not, checks the sums."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,18 +40,25 @@ def test_moments_in_one_pass_are_those_in_two() -> None:
     """
     far = jnp.asarray(ROWS + 1e5, "float32")
     exact = np.asarray(far, "float64").var(-1, keepdims=True)
-    mean, variance = F.moments_in_one_pass(far)
+    mean, variance = gpu.moments_in_one_pass(far)
     np.testing.assert_allclose(mean, np.asarray(far, "float64").mean(-1, keepdims=True), rtol=1e-6)
     np.testing.assert_allclose(variance, exact, rtol=1e-3)
     naive = jnp.square(far).mean(-1, keepdims=True) - jnp.square(far.mean(-1, keepdims=True))
     assert (np.abs(naive / exact - 1) > 0.1).any()
     with jax.enable_x64(True):
         rows = jnp.asarray(ROWS)
-        for found, wanted in zip(F.moments_in_one_pass(rows), F.moments(rows)):
+        for found, wanted in zip(gpu.moments_in_one_pass(rows), F.moments(rows)):
             np.testing.assert_allclose(found, wanted, rtol=1e-13)
 
 
-@pytest.mark.parametrize("layer_norm", [F.layer_norm, gpu.layer_norm], ids=["core", "gpu"])
+NORMS = {
+    "core": F.layer_norm,
+    "one pass": partial(gpu.layer_norm, one_kernel=False),
+    "one kernel": partial(gpu.layer_norm, one_kernel=True),
+}
+
+
+@pytest.mark.parametrize("layer_norm", NORMS.values(), ids=NORMS)
 def test_layer_norm_has_the_derivative_of_its_definition(layer_norm: Any) -> None:
     def definition(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - x.mean(-1, keepdims=True)
@@ -58,7 +66,7 @@ def test_layer_norm_has_the_derivative_of_its_definition(layer_norm: Any) -> Non
 
     with jax.enable_x64(True):
         args, dy = [jnp.asarray(a) for a in (ROWS, ROWS[0], ROWS[1])], jnp.asarray(ROWS[::-1])
-        found, backward = jax.vjp(lambda *args: layer_norm(*args, 1e-5), *args)
+        found, backward = jax.vjp(lambda *args: layer_norm(*args, eps=1e-5), *args)
         wanted, derivative = jax.vjp(definition, *args)
         for left, right in zip((found, *backward(dy)), (wanted, *derivative(dy))):
             # 257 terms of up to 486, each rounded by at most 3e-14.
@@ -68,7 +76,7 @@ def test_layer_norm_has_the_derivative_of_its_definition(layer_norm: Any) -> Non
 def test_heads_are_cut_as_they_are_split() -> None:
     """Grouped, so that keys and values are narrower than queries."""
     x = jnp.arange(2 * 3 * 8 * 2, dtype="bfloat16").reshape(2, 3, 8, 2)
-    for split in (F.split_heads, F.cut_heads):
+    for split in (partial(jnp.split, axis=2), gpu.cut_heads):
         parts, backward = jax.vjp(lambda x, split=split: split(x, (4, 6)), x)
         assert [part.shape[2] for part in parts] == [4, 2, 2]
         assert (backward(parts)[0] == x).all()

@@ -1,7 +1,5 @@
 """The loss in chunks of rows: the logits of one chunk alone are in memory."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,19 +18,14 @@ from ..remat import recompute
 class InChunks(step.Trainer):
     """A trainer that makes the logits of so many rows at a time (`--loss-chunks`)."""
 
-    def make_batch_loss(self) -> Callable[..., Tensor]:
-        return partial(batch_loss_in_chunks, chunks=self.config.chunks)
-
-
-def batch_loss_in_chunks(
-    model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-    over: Tensor | None = None, *, chunks: int,
-) -> Tensor:  # fmt: skip
-    """Mean loss of a batch (B, T) in nats; arguments as of `step.batch_loss`."""
-    over = loss.mean_count(batch.select(None)) if over is None else over
-    with autocast(roles, batch.tokens.device):
-        x_RD = model.hidden(batch, dropout)
-        return mean_loss_in_chunks(model, x_RD, batch, roles, chunks, over)
+    def batch_loss(
+        self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
+        over: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        over = loss.mean_count(batch.select(None)) if over is None else over
+        with autocast(roles, batch.tokens.device):
+            x_RD = model.hidden(batch, dropout)
+            return mean_loss_in_chunks(model, x_RD, batch, roles, self.config.chunks, over)
 
 
 def mean_loss_in_chunks(

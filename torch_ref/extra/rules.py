@@ -4,7 +4,7 @@ Every run gets its parts from `Rules`. For a plain policy these are the core's o
 products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..precision import dtype
 from . import onednn
 from .attention import choose_attention, make_attention
 from .chunks import InChunks
+from .compiled import Compiled
 from .evaluation import OtherPolicy
 from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import linear_backward_in, matmul_backward_in
@@ -144,6 +145,13 @@ def make_model(
     return model.to(dtype(dtypes.param))
 
 
+def freeze(model: GPT, trained: Iterable[str]) -> None:
+    """Lets only these parameters have gradients."""
+    names = set(trained)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+
+
 def make_trainer(
     config: Config,
     device: torch.device,
@@ -153,6 +161,7 @@ def make_trainer(
     """The trainer of a configuration: the core's, with what its features add."""
     dtypes, evaluated = config.dtypes, config.eval_dtypes
     features = {
+        Compiled: config.execution.compile,
         OnMesh: mesh is not None,
         OtherPolicy: evaluated != dtypes,
         InChunks: config.chunks > 1,
@@ -164,7 +173,9 @@ def make_trainer(
     if mesh is not None and dtypes.histories:
         given |= {"largest": staticmethod(largest), "processes": process_count()}
     kind: Any = type("Trainer", (*bases, step.Trainer), given) if bases else step.Trainer
-    trainer = kind(config, make_model(config, dtypes, device, capabilities), device)
+    model = make_model(config, dtypes, device, capabilities)
+    freeze(model, config.trained)
+    trainer = kind(config, model, device)
     if evaluated != dtypes:
         trainer.make_eval_model = partial(make_model, config, evaluated, device, capabilities)
     return trainer

@@ -9,8 +9,10 @@ Histories are in units of the whole batch's loss, not scaled: whatever the loss 
 of processes, the same numbers are rounded. A step that is skipped records nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ from lockstep.formats.table import DELAYED, Recipe
 
 from ... import step
 from ...dropout import Dropout
-from ...loss import mean_count
 from ...step import Carry, Params
 from .products import rounded_linear
 from .rounding import power_of_two
@@ -58,7 +59,8 @@ class Delayed(step.Trainer):
     """A trainer that records amaxes, and hands the model the scales that follow from them."""
 
     state: State
-    found: Named  # the amaxes of the step that is being traced
+    known: Named  # the scales of the step that is being traced
+    found: Named  # and its amaxes
 
     def weights(self, state: step.State, dropout: Dropout) -> Params:
         return super().weights(state, dropout) | self.scales(state)
@@ -76,32 +78,17 @@ class Delayed(step.Trainer):
     def accumulate(
         self, state: step.State, window: Batch, scale: jmp.LossScale
     ) -> tuple[Carry, Array]:
-        trained = {name: state.params[name] for name in self.trained}
-        carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
-        none = jax.tree.map(jnp.zeros_like, self.scales(state))
-        body = partial(self.micro_batch_with_amaxes, state, scale, mean_count(window))
-        (carry, self.found), losses = step.scan_window(body, (carry, none), window)
+        self.known = self.scales(state)
+        carry, (losses, found) = super().accumulate(state, window, scale)
+        self.found = join(found)
         return carry, losses
 
-    def micro_batch_with_amaxes(
-        self, state: step.State, scale: jmp.LossScale, over: Array | None,
-        carry: tuple[Carry, Named], numbered: tuple[Array, Batch],
-    ) -> tuple[tuple[Carry, Named], Array]:  # fmt: skip
-        """Does what `micro_batch` does, and takes the gradients of the scales, which are amaxes."""
-        ((trained, opt_state, finite), found), (micro_step, batch) = carry, numbered
-        dropout = self.dropout(state.step, micro_step)
-        weights = self.weights(state, dropout)
-        scales = self.scales(state)
-
-        def loss(params: Params) -> Array:
-            return self.micro_batch_loss(weights | params, batch, dropout, over)
-
-        value, grads = self.backward(loss, trained | scales, scale)
-        found = join(found, {name: grads.pop(name) for name in scales})
-        grads, finite = self.unscale(grads, finite, scale)
-        do_step = finite.all() & (micro_step == self.config.optim.accum - 1)
-        trained, opt_state = self.update(grads, opt_state, trained, do_step)
-        return ((trained, opt_state, finite), found), value
+    def backward(
+        self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
+    ) -> tuple[Any, Params]:
+        """Returns the loss with the amaxes, which are the gradients of the scales."""
+        value, grads = super().backward(loss, params | self.known, scale)
+        return (value, {name: grads.pop(name) for name in self.known}), grads
 
     def update_amaxes(
         self, state: State, scale: jmp.LossScale, finite: Array, found: Named
@@ -128,9 +115,9 @@ def units(loss_scale: Array) -> Array:
     return jnp.array([1.0, 1.0, loss_scale], jnp.float32)
 
 
-def join(one: Named, other: Named) -> Named:
-    """The larger amaxes of two micro-batches."""
-    return {name: jnp.maximum(one.get(name, found), found) for name, found in other.items()}
+def join(found: Named) -> Named:
+    """The largest amaxes (3,) of the micro-batches' (N, 3)."""
+    return {name: amaxes.max(0) for name, amaxes in found.items()}
 
 
 def record(histories: Named, found: Named, loss_scale: Array) -> Named:

@@ -50,18 +50,17 @@ class OnMesh(step.Trainer):
         """Sets the mesh, in which everything is compiled from here on."""
         self.mesh, self.jit = mesh, in_mesh(self.jit, mesh)
 
-    def place(self, batch: Batch) -> Batch:
-        return place_rows(batch, self.mesh)
-
-    def place_state(self, state: step.State) -> step.State:
-        return jax.device_put(state, shardings(state, self.mesh))
-
     def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
         after, metrics = super().step_function(state, window)
         # As the state came, so that it can be donated.
         after = jax.lax.with_sharding_constraint(after, shardings(after, self.mesh))
         norms = jax.lax.with_sharding_constraint(metrics.norms, everywhere(self.mesh))
         return after, metrics._replace(norms=norms)
+
+
+def place_batch(batch: Batch, device: jax.Device, mesh: Mesh | None) -> Batch:
+    """Starts the copy of a batch's arrays to the device, or to all devices of the mesh."""
+    return jax.device_put(batch, device) if mesh is None else place_rows(batch, mesh)
 
 
 def place_rows(batch: Batch, mesh: Mesh) -> Batch:

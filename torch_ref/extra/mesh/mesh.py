@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # a second of CPU time, which a run on one device is spared
     from torch.distributed.tensor import DTensor
 
 AXES = ("data", "fsdp")
+PINNED = ("cuda", "xpu")  # they copy from locked memory while the host goes on
 
 
 def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
@@ -54,9 +55,6 @@ class OnMesh(step.Trainer):
 
     def wrap_model(self) -> nn.Module:
         return distribute(self.model, self.mesh)
-
-    def place_rows(self, rows: Tensor) -> Tensor:
-        return super().place_rows(own_rows(rows, self.mesh))
 
     def accumulate(self, window: Batch) -> Tensor:
         return mean(super().accumulate(window), self.mesh)
@@ -131,6 +129,18 @@ def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager:
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return nullcontext()
+
+
+def place_batch(batch: Batch, device: torch.device, mesh: DeviceMesh | None) -> Batch:
+    """Starts the copy of a batch's arrays, or of this device's rows of them, to the device."""
+
+    def place_rows(rows: Tensor) -> Tensor:
+        rows = own_rows(rows if rows.dtype == torch.bool else rows.long(), mesh)
+        if device.type in PINNED:
+            rows = rows.contiguous().pin_memory()
+        return rows.to(device, non_blocking=True)
+
+    return batch.map_arrays(place_rows)
 
 
 def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
