@@ -271,8 +271,8 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
-    Inside, activations are R = B T rows: a weight's gradient is then a plain matmul. With (B, T, D)
-    XLA's CPU backend copies a transposed gradient first (docs/decisions/0007).
+    Inside, activations are R = B T rows.
+    A weight's gradient is then a plain matmul: docs/decisions/0007.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:

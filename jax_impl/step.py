@@ -1,8 +1,8 @@
-"""One optimizer step over a window of micro-batches, as one pure compiled function.
+"""One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
 
 A stage is a method of `Trainer`. `accumulate` runs `micro_batch` in a `lax.scan`: micro_batch_loss,
 backward, unscale, update. `update` feeds `optax.MultiSteps`, which clips and steps AdamW with the
-last micro-batch (optim.py). Then follow update_scale and metrics; report copies them to the host.
+last micro-batch (optim.py). Then follow, once a window, update_scale, metrics and report.
 
 Under float16 the whole window is one decision: if a gradient of any micro-batch is not finite,
 parameters, moments and schedule stay, and the loss scale shrinks. Other policies make no such
@@ -10,7 +10,7 @@ check; there `lockstep/train/loop.py` stops the run.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -187,7 +187,7 @@ class Trainer:
         )
 
     def report(self, metrics: Metrics) -> Callable[[], StepResult]:
-        """Returns a call that copies the metrics to the host."""
+        """The returned call copies the metrics to the host, and waits for them."""
 
         def wait() -> StepResult:
             *scalars, norms = jax.device_get(metrics)
@@ -196,13 +196,11 @@ class Trainer:
             norms = dict(zip(self.names, norms.tolist(), strict=True))
             if math.isfinite(norm):
                 return StepResult(loss, norm, rate, scale, skipped, norms=norms)
-            nonfinite = self.first_nonfinite(map(math.isfinite, norms.values()))
+            finite = {name: math.isfinite(norm) for name, norm in norms.items()}
+            nonfinite = first_nonfinite(finite.items(), self.config.model)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
-
-    def first_nonfinite(self, finite: Iterable[bool]) -> str:
-        return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     @jit_method
     def evaluate(self, state: State, batches: Batch) -> Array:

@@ -236,7 +236,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
 
-    In between are R = B T rows.
+    Inside, activations are R = B T rows.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:

@@ -9,7 +9,7 @@ check; there `lockstep/train/loop.py` stops the run.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,13 +127,11 @@ class Trainer:
             norms = dict(zip(self.names, each, strict=True))
             if math.isfinite(norm):
                 return StepResult(loss, norm, rate, scale, skipped, norms=norms)
-            nonfinite = self.first_nonfinite(map(math.isfinite, norms.values()))
+            finite = {name: math.isfinite(norm) for name, norm in norms.items()}
+            nonfinite = first_nonfinite(finite.items(), self.config.model)
             return StepResult(loss, norm, rate, scale, skipped, nonfinite)
 
         return wait
-
-    def first_nonfinite(self, finite: Iterable[bool]) -> str:
-        return first_nonfinite(zip(self.names, finite, strict=True), self.config.model)
 
     @torch.no_grad()
     def evaluate(self, batches: Batch) -> Tensor:

@@ -224,7 +224,7 @@ def test_the_stages_of_the_step_are_the_same() -> None:
 
 # The share of lines that differ between the files of the core. It may only fall: what is left is
 # JAX (a pure step, MultiSteps, options of XLA) against PyTorch (autograd, GradScaler).
-MAY_DIFFER = 0.60
+MAY_DIFFER = 0.55
 
 
 def matching_lines(a: list[str], b: list[str]) -> int:
@@ -249,7 +249,7 @@ def test_the_twins_read_side_by_side() -> None:
 
 
 # Lines of a twin's core. More is a sign that a feature has entered it.
-MOST_LINES = {"jax_impl": 1_220, "torch_ref": 830}
+MOST_LINES = {"jax_impl": 1_150, "torch_ref": 785}
 
 
 @pytest.mark.parametrize("twin", TWINS)
