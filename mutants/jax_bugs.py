@@ -22,11 +22,28 @@ from jax_impl.extra.mesh import mesh
 from jax_impl.extra.packed import Segments
 from jax_impl.extra.scan import Stacked
 from jax_impl.io import bridge
+from jax_impl.pure import PureGPT
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
 from mutants import jax_formats, module_formats
 from mutants.patch import Plant, after, assign, both, train_all, wrap
+
+# --- the model
+
+
+def round_forward(ending: str) -> Plant:
+    """Rounds parameters to bfloat16 in the forward pass; their gradients stay as they are."""
+
+    def wrong(right: Callable, self: Any, params: dict[str, jax.Array]) -> Any:
+        def rounded(w: jax.Array) -> jax.Array:
+            return w + jax.lax.stop_gradient(w.astype(jnp.bfloat16).astype(w.dtype) - w)
+
+        named = {name: rounded(w) if name.endswith(ending) else w for name, w in params.items()}
+        return right(self, named)
+
+    return wrap(PureGPT, "__call__", wrong)
+
 
 # --- accumulation and the loss scale
 
@@ -172,6 +189,10 @@ def share_mask(right: Callable, self: Any, x: jax.Array, layer: Any, site: str) 
 
 
 BUGS: dict[str, Plant] = {
+    "embedding-rounded-forward-in-jax": round_forward("embed.weight"),
+    "positions-rounded-forward-in-jax": round_forward("position.weight"),
+    "norm-gains-rounded-forward-in-jax": round_forward("norm1.weight"),
+    "norm-biases-rounded-forward-in-jax": round_forward("norm1.bias"),
     **jax_formats.BUGS,
     **{f"{name}-in-jax": plant for name, plant in module_formats.BUGS.items()},
     # optax's default, under float64 too

@@ -14,6 +14,7 @@ import torch._inductor.config  # strict numerics import it: once, and not in eac
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
@@ -170,6 +171,18 @@ def cast_whole_tree(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest
     kind = precision.dtype(roles.compute)
     weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
     return right(lambda *args: functional_call(gpt, weights, args), batch, roles, *rest)
+
+
+def round_forward(ending: str) -> Plant:
+    """Rounds parameters to bfloat16 in the forward pass; their gradients stay as they are."""
+
+    def wrong(right: Callable, gpt: Any, *rest: Any) -> Tensor:
+        chosen = {name: p for name, p in gpt.named_parameters() if name.endswith(ending)}
+        rounded = {name: p + (p.bfloat16().float() - p).detach() for name, p in chosen.items()}
+        with _reparametrize_module(gpt, rounded):
+            return right(gpt, *rest)
+
+    return wrap(model.GPT, "hidden", wrong)
 
 
 def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
@@ -333,6 +346,10 @@ BUGS: dict[str, Plant] = {
     "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
     "island-under-autocast": assign(rules, "outside_autocast", widen_under_autocast),
     "island-in-float32": wrap(policy, "as_under", widen_to_float32),
+    "embedding-rounded-forward": round_forward("embed.weight"),
+    "positions-rounded-forward": round_forward("position.weight"),
+    "norm-gains-rounded-forward": round_forward("norm1.weight"),
+    "norm-biases-rounded-forward": round_forward("norm1.bias"),
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
         assign(precision, "float32_matmul", lambda config: "tf32"),

@@ -152,6 +152,16 @@ BUGS: list[Bug] = [
     _bug("torch", 2, "logits-in-float32", "the head is not cast: better than allowed",
          **GPT2, **BF16 | LEAN),
     _bug("torch", 3, "whole-tree-cast", "all parameters are cast at once", **BF16 | LEAN),
+    *(
+        _bug(framework, 2, f"{name}-rounded-forward{suffix}", what, **GPT2, **BF16 | LEAN)
+        for framework, suffix in (("torch", ""), ("jax", "-in-jax"))
+        for name, what in (
+            ("embedding", "the embedding is rounded in the forward pass, under bf16"),
+            ("positions", "positions are rounded in the forward pass, under bf16"),
+            ("norm-gains", "gains of norms are rounded in the forward pass, under bf16"),
+            ("norm-biases", "biases of norms are rounded in the forward pass, under bf16"),
+        )
+    ),
     _bug("torch", 2, "island-under-autocast", "an island is widened, and narrowed by autocast",
          fp32_islands="blocks.*.mlp", **BF16 | LEAN),
     _bug("torch", 2, "island-in-float32", "islands are float32, under float64",
