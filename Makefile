@@ -8,7 +8,6 @@
 # make test-tpu   what our JAX step does on TPUs that are not here; .venv-tpu
 # make test-pages  the pages in a browser, chromium or chrome, if one is installed
 # make finetune  a small Llama, from end to end (docs/finetune.md): a minute
-# make evidence [NAME=...]    measure again what the documents show and is stale: hours
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +16,7 @@ PYTEST_FLAGS ?=  # PYTEST_FLAGS=--fresh-cache: with no program that a former run
 # Without bytecode the suite's many processes would compile our modules every time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup train quick test suite gate test-rest test-cuda test-tpu test-pages finetune check evidence
+.PHONY: setup train quick test suite gate test-rest test-cuda test-tpu test-pages finetune check
 
 setup: .venv/.ready
 
@@ -64,9 +63,6 @@ test-pages: setup
 
 finetune: setup
 	$(BIN)/python examples/finetune/finetune.py
-
-evidence: setup
-	$(BIN)/python -m evidence run $(NAME)
 
 check: setup
 	$(BIN)/ruff check .

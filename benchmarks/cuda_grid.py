@@ -1,8 +1,8 @@
 """`python -m benchmarks.cuda_grid`: JAX beside PyTorch over policies and remat, without a GPU.
 
 GPT-2, 8 sequences a step, as compiled (JAX) and traced (PyTorch) for an H100 and a T4: peak memory,
-bytes moved, and what breaks a rule. Adds a row for each cell that today's code has not been asked
-and prints a table; half an hour of one core. Needs the extra [aot].
+bytes moved, and what breaks a rule. Adds a row for each cell that has none, and prints a table;
+half an hour of one core. Needs the extra [aot].
 """
 
 import sys
@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.compiled import FOLDER, is_current
 from lockstep import results, twin
 from lockstep.compile import rules, targets
 from lockstep.compile.ask import Compiler
@@ -18,8 +17,9 @@ from lockstep.config import from_flags
 from lockstep.exits import DONE, FAILED, exit_status
 from lockstep.flags import Parser
 from lockstep.parity.matrix import FACTORS
+from lockstep.process import ROOT
 
-FILE = FOLDER / "cuda_grid.jsonl"
+FILE = ROOT / "benchmarks" / "results" / "cuda_grid.jsonl"
 POLICIES = {"h100": ("bf16", "fp16", "fp32", "tf32"), "t4": ("fp16", "fp32")}
 HEAD = ["device, policy, remat", "peak in GB, JAX", "PyTorch", "JAX over PyTorch",
         "moved in GB, JAX", "PyTorch"]  # fmt: skip
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     with closing(Compiler("jax")) as jax, closing(Compiler("torch")) as torch:
         compilers = dict(zip(twin.MODULES, (jax, torch), strict=True))
         for name, cell in names().items():
-            if not is_current(known.get(name)):
+            if name not in known:
                 results.put(FILE, [results.row(name, cell[0], **measure(cell, compilers))])
     stored = results.read(FILE)
     wrong = [f"{name}, {line}" for name, row in stored.items() for line in row["wrong"]]

@@ -12,15 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from lockstep import provenance, results
+from lockstep import results
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, parse_json
 from lockstep.flags import Parser
 from lockstep.process import NO_CHANGE, ROOT, last_line
 from lockstep.results import Row
 
-# What the figures of a benchmark depend on.
-CODE = (*provenance.TRAINING, "lockstep/parity/pair.py", "benchmarks")
 LIMIT = 4 * 3600.0  # seconds of a process that nothing else limits
 KEPT = 4_000  # bytes, the last that a failed process has printed
 Made = TypeVar("Made")

@@ -30,7 +30,6 @@ TITLES = {
     "gpt2": "gpt2 (124M)", "10m": "10m", "30m": "30m",
     "accumulation": "Accumulation: the same rows in N micro-batches",
     "remat": "Recomputing in the backward pass",
-    "plan": "What the plan knows of a CPU",
     "parity": "Verdicts of the rungs", "failures": "What has no result",
 }  # fmt: skip
 HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
@@ -158,6 +157,40 @@ def table(results: list[Result]) -> str:
     order = list(CONTENDERS)
     results = sorted(results, key=lambda r: (_rows(r), order.index(r["cell"]["contender"])))
     return markdown(HEAD, map(_row, results))
+
+
+FRAMEWORKS = {"JAX": ("jax", "bare-jax"), "PyTorch": ("torch", "torch-compiled", "nanogpt")}
+SHORT_HEAD = ["trainer", "policy", "tokens/s", "MFU", "peak, GiB", "its own account, GiB",
+              "compile, s", "steps", "final loss, nats"]  # fmt: skip
+
+
+def side_by_side(rows: dict[str, Result]) -> str:
+    """A table for each framework, of cells that were measured once, and why they are not one."""
+    parts = []
+    for framework, trainers in FRAMEWORKS.items():
+        own = [row for row in rows.values() if row["cell"]["contender"] in trainers]
+        why = refusal(own)
+        text = f"Refused: {why}." if why else markdown(SHORT_HEAD, map(_short_row, own))
+        parts += [f"{framework}:", text]
+    why = refusal([*rows.values()])
+    return "\n\n".join([*parts, f"One table of both is refused: {why}."] if why else parts)
+
+
+def _short_row(row: Result) -> list[str]:
+    steps = str(row["config"]["optim"]["steps"])
+    named = [row["cell"]["contender"], row["config"]["precision"]["policy"]]
+    if row["status"] != "ok":
+        return [*named, f"{row['status']}: {row['why']}", "", "", "", "", steps, ""]
+    seconds = row["seconds"]
+    return [
+        *named, f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}",
+        gibibytes(row["peak_bytes"]), gibibytes(row["predicted_bytes"]),
+        f"{seconds['compile'] + seconds['first step']:.1f}", steps, f"{row['final_loss']:.4f}",
+    ]  # fmt: skip
+
+
+def gibibytes(count: int | None) -> str:
+    return "n/a" if count is None else f"{count / 2**30:.2f}"
 
 
 def _rows(result: Result) -> tuple:

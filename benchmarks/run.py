@@ -1,8 +1,7 @@
 """`python -m benchmarks.run NAME`: a suite, every cell in a fresh process, then the report; or one
 of the experiments.
 
-Rows that today's code has measured are not measured again, so that an interrupted suite goes on
-where it stopped.
+Rows that are there are not measured again, so that an interrupted suite goes on where it stopped.
 """
 
 import signal
@@ -18,9 +17,9 @@ from benchmarks import report
 from benchmarks.cells import Cell
 from benchmarks.experiments import run as experiments
 from benchmarks.measure import about
-from benchmarks.process import CODE, ROOT, measure_apart, put, relative_path, run_apart, say
+from benchmarks.process import ROOT, measure_apart, put, relative_path, run_apart, say
 from benchmarks.suites import SUITES, Suite, Task, argv
-from lockstep import provenance, results
+from lockstep import results
 from lockstep.doctor import machine
 from lockstep.errors import UserError, require
 from lockstep.exits import DONE, STOPPED, exit_status
@@ -51,10 +50,9 @@ def jobs(suite: Suite) -> list[Job]:
 
 
 def is_finished(row: Row | None, job: Job) -> bool:
-    """Whether today's code has measured this very job."""
-    if row is None or (isinstance(job.task, Cell) and not row.items() >= about(job.task).items()):
-        return False
-    return provenance.is_current(row["measured"], CODE)
+    """Whether this very job has been measured."""
+    cell = about(job.task).items() if isinstance(job.task, Cell) else ()
+    return row is not None and all(row.get(name) == value for name, value in cell)
 
 
 def run(suite: Suite, out: Path, minutes: float, again: Container[str] = ()) -> int:

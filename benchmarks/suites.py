@@ -84,28 +84,6 @@ def drift(device: str) -> Suite:
     ])  # fmt: skip
 
 
-def plan(device: str) -> Suite:
-    """What `lockstep plan` knows of a CPU is fitted to these: wide, long, deep, and a preset."""
-    whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
-    small = {"n_head": 4, "d_model": 256, "n_layer": 4, "context": 128, "vocab": 256}
-    kinds: list[tuple[Flags, str]] = [
-        ({"model": "gpt2", **small, "n_head": 8, "d_model": 512, "vocab": 4096, "batch_size": 16},
-         "block"),
-        ({"model": "tiny", **small, "context": 512, "batch_size": 8}, "dots"),
-        ({"model": "gpt2", **small, "n_layer": 8, "batch_size": 16, "accum": 2}, "sqrt"),
-        ({"model": "10m", "batch_size": 8}, "sublayer"),
-    ]  # fmt: skip
-    rows = [
-        flags | {"remat": mode, "layers": "unroll" if mode == "none" else "scan"}
-        for shape, recomputed in kinds
-        for flags in policies(shape, "bf16", "fp32")
-        for mode in ("none", recomputed)
-    ]
-    return Suite("what the plan knows of a CPU", device, 1, [
-        *cells("plan", ("jax", "torch"), rows, **whole),
-    ])  # fmt: skip
-
-
 def emulation(device: str) -> Suite:
     rows = policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32", *NARROW)
     return Suite("what it costs a CPU to round to TF32 and to narrower formats", device, 2, [
@@ -181,7 +159,7 @@ def laws(device: str) -> list[Task]:
 
 
 SUITES: dict[str, Callable[[str], Suite]] = {
-    "smoke": smoke, "cpu": cpu, "drift": drift, "plan": plan, "emulation": emulation, "gpu": gpu,
+    "smoke": smoke, "cpu": cpu, "drift": drift, "emulation": emulation, "gpu": gpu,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Where a figure comes from, and whether today's code would still give it.
+"""Where a figure comes from: the release, the commit, the machine, the versions, the command.
 
 A commit is that of the working tree; a tree with changes has "+" and a digest of them behind it.
 Outside of git it is None, as in results from before commits were recorded.
@@ -14,23 +14,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import RESULTS, ROOT, git, git_commit
+from lockstep import __version__
+from lockstep.process import ROOT, git_commit
 
-TRAINING = (  # what decides the numbers of a run; `lockstep doctor` alone runs the probes
-    "lockstep/config", "lockstep/data", "lockstep/model", "lockstep/train", "lockstep/twin.py",
-    "jax_impl", "torch_ref", ":!jax_impl/inspect/probe.py", ":!torch_ref/inspect/probe.py",
-)  # fmt: skip
-# A twin's front hands on what the twin computes; what it keeps of freed memory decides no number.
-HANDED_ON = (":!jax_impl/twin.py", ":!torch_ref/twin.py", ":!lockstep/train/memory.py")
 PACKAGES = ("jax", "flax", "optax", "jmp", "torch", "numpy")
 # Instruction sets by which the kernels of XLA, oneDNN and MKL differ.
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def measured(device: str, seconds: float | None = None) -> dict[str, Any]:
-    """Of this process, to stand in a row as `measured`; `seconds` is how long the row took."""
+    """The origin of a row that this process has measured.
+
+    Args:
+        seconds: how long the row took.
+
+    Returns:
+        What stands in the row as `measured`.
+    """
     return {
-        "commit": git_commit() or None, "date": str(date.today()), "device": device, "cpu": cpu(),
+        "release": __version__, "commit": git_commit() or None, "date": str(date.today()),
+        "device": device, "cpu": cpu(),
         "python": platform.python_version(), "versions": versions(),
         "command": " ".join([_program(), shlex.join(sys.argv[1:])]).strip(), "seconds": seconds,
     }  # fmt: skip
@@ -80,29 +83,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@cache
-def changed_files(since: str | None, paths: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What differs from a commit under these paths; None where that commit is not known."""
-    if not since or "+" in since:
-        return None
-    others = (f":!{folder}" for folder in RESULTS)
-    names = git("diff", "--name-only", since, "--", *paths, *others)
-    return None if names is None else tuple(names.splitlines())
-
-
-def commits_since(commit: str | None) -> int | None:
-    """None where it is not known, or no ancestor of HEAD."""
-    if not commit or git("merge-base", "--is-ancestor", commit.partition("+")[0], "HEAD") is None:
-        return None
-    count = git("rev-list", "--count", f"{commit.partition('+')[0]}..HEAD")
-    return None if count is None else int(count)
-
-
-def is_current(former: dict[str, Any], paths: tuple[str, ...]) -> bool:
-    """Whether these libraries, this CPU and this code gave the row; `paths` is all that counts."""
-    today = measured(former["device"])
-    if any(former[name] != today[name] for name in ("cpu", "python", "versions")):
-        return False
-    return former["commit"] == today["commit"] or changed_files(former["commit"], paths) == ()

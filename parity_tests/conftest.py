@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from evidence import ladder
+from benchmarks import ladder
 from lockstep import results
 from lockstep.config.kinds import COMPARED
 from lockstep.parity.machines import MACHINES, lacking

@@ -170,16 +170,15 @@ def test_an_interrupted_grid_goes_on(
     assert len(second) == 3 + 5
 
 
-def test_a_row_of_other_code_or_of_another_cell_is_measured_again(
+def test_a_row_of_another_cell_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     performed, out = counting(monkeypatch), tmp_path / "rows.jsonl"
     run.run(small_suite(), out, float("inf"))
     rows = list(results.read(out).values())
-    other = {**rows[0], "measured": rows[0]["measured"] | {"commit": None}}
-    results.put(out, [other, {**rows[1], "cell": rows[1]["cell"] | {"steps": 9}}])
+    results.put(out, [{**rows[1], "cell": rows[1]["cell"] | {"steps": 9}}])
     run.run(small_suite(), out, float("inf"))
-    assert performed[5:] == [rows[0]["name"], rows[1]["name"]]
+    assert performed[5:] == [rows[1]["name"]]
 
 
 def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import process, report, run
+from benchmarks import ladder, process, report, run
 from benchmarks.cells import Cell
 from benchmarks.suites import Command, Suite, Task
-from evidence import ladder
 from lockstep import results
 from lockstep.errors import UserError
 from lockstep.files import durable

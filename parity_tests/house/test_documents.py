@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evidence import ladder, tables
+from benchmarks import documents, ladder
 from lockstep.process import ROOT
 from parity_tests.house.quoted import commands_in, refusal
 from parity_tests.tiers import tier
@@ -87,27 +87,27 @@ def test_commands_are_found() -> None:
     "python -m torch_ref.train --model tiny --policy fp16 --loss-scale-init 3",
     "python -m benchmarks.run nothing",
     "python -m benchmarks.nothing",
-    "python -m benchmarks.fit --nothing",
+    "python -m benchmarks.speed --nothing",
 ])  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str) -> None:
     assert refusal(wrong)
 
 
-@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
-    assert tables.render_blocks(text) == text, "write them anew: python -m evidence tables"
+    assert documents.render_blocks(text) == text, "write them anew: python -m benchmarks.documents"
 
 
 def test_the_documents_with_tables_are_found() -> None:
-    names = {path.name for path in tables.DOCUMENTS}
-    assert {"README.md", "results.md", "parity.md", "benchmarks.md", "plan.md"} <= names
+    names = {path.name for path in documents.DOCUMENTS}
+    assert {"README.md", "results.md", "parity.md", "benchmarks.md", "experiments.md"} <= names
 
 
 def test_a_figure_changed_by_hand_is_seen() -> None:
-    text = tables.render_blocks("<!-- table power -->\n<!-- end -->\n")
+    text = documents.render_blocks("<!-- table power -->\n<!-- end -->\n")
     changed = text.replace("· | ·", "x | ·", 1)
-    assert tables.render_blocks(changed) == text != changed
+    assert documents.render_blocks(changed) == text != changed
 
 
 def phrases(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from parity_tests.tiers import tier
 pytestmark = tier("quick", guard="house rules")
 
 PACKAGES = ("lockstep", "lockstep_recorder", "lockstep_compiler", "jax_impl", "torch_ref",
-            "mutants", "benchmarks", "evidence", "examples")  # fmt: skip
+            "mutants", "benchmarks", "examples")  # fmt: skip
 
 
 def unsaid(source: str) -> list[str]:

@@ -4,12 +4,11 @@ from copy import deepcopy
 
 import pytest
 
-from evidence import h200
-from evidence.parts import BY_NAME
-from lockstep import results
+from benchmarks import ladder, report
+from benchmarks.documents import TABLES
 from lockstep.process import ROOT
 
-CELLS, VERDICTS = (results.read(ROOT / BY_NAME[name].file) for name in ("h200", "parity-h200"))
+CELLS, VERDICTS = (TABLES[name].rows for name in ("h200", "parity_h200"))
 BF16 = "gpt2-{}-bf16-gpt2-l12-d768-t1024-n1-b32-none.{}"
 
 
@@ -34,7 +33,7 @@ def test_cases_are_counted_and_what_differs_is_named() -> None:
     assert "93 of them equal and 3 *different*" in page("docs/results.md")
     assert "93 are equal. Three are *different*" in page("docs/cuda.md")
     assert "96 cases of the default suite were climbed, of which 3" in page("docs/parity.md")
-    text = h200.verdicts(VERDICTS)
+    text = ladder.verdicts(VERDICTS)
     assert "| `bf16` | 24 | 7 of 9 | rung 4: gap over noise 2.13e+03 of 2 at trained" in text
 
 
@@ -44,7 +43,7 @@ def test_sentences_have_the_figures_of_the_rows() -> None:
     ours, theirs = rate("jax", 2) / rate("bare-jax"), rate("torch") / rate("nanogpt")
     assert f"jax takes {ours:.2f} of bare-jax's tokens/s, torch {theirs:.2f} of nanogpt's" in text
     needed, seconds = (
-        [row["peak_bytes"] / h200.GIB for row in (jax, torch)],
+        [row["peak_bytes"] / 2**30 for row in (jax, torch)],
         [32 * 1024 / row["tokens_per_second"] for row in (jax, torch)],
     )
     assert f"where {needed[0]:.2f} and {seconds[0]:.4f} are measured" in text
@@ -56,7 +55,9 @@ def test_sentences_have_the_figures_of_the_rows() -> None:
 
 
 def test_a_cell_that_failed_has_its_reason_and_no_figures() -> None:
-    (line,) = (line for line in h200.cells(CELLS).splitlines() if line.startswith("| jax | tf32 "))
+    (line,) = (
+        line for line in report.side_by_side(CELLS).splitlines() if line.startswith("| jax | tf32 ")
+    )
     assert line == "| jax | tf32 | failed: not ended after 80 s, and killed |  |  |  |  | 45 |  |"
 
 
@@ -65,6 +66,6 @@ def test_what_did_not_compute_the_same_is_no_table(trainer: str, shown: bool) ->
     """Of JAX one trainer alone took 45 steps, so that there is nothing to differ from."""
     rows = deepcopy(CELLS)
     rows[BF16.format(trainer, 1)]["final_loss"] += 0.05
-    text = h200.cells(rows)
+    text = report.side_by_side(rows)
     assert (f"| {trainer} | bf16 |" in text) is shown
     assert ("PyTorch:\n\nRefused: under bf16 the final losses" in text) is not shown

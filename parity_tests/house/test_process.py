@@ -1,15 +1,13 @@
 """A process that we have started and that has ended: it is named, with what it said last."""
 
-import signal
 import subprocess
 import sys
 from subprocess import PIPE
 
 import pytest
 
-from benchmarks import estimators, exported, speed
+from benchmarks import exported, speed
 from lockstep import process
-from lockstep.config import from_flags
 from lockstep.errors import UserError
 from lockstep.exits import STOPPED
 
@@ -44,13 +42,6 @@ def test_a_contender_that_has_ended_is_named() -> None:
 ])  # fmt: skip
 def test_the_last_line_says_why(printed: str, line: str) -> None:
     assert process.last_line(printed) == line
-
-
-def test_a_tracker_that_is_killed_in_silence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
-    monkeypatch.setattr(estimators.subprocess, "run", lambda *given, **options: killed)
-    with pytest.raises(UserError, match="^MemTracker: its process ended with status -9$"):
-        estimators.tracker(from_flags({"model": "tiny"}, accelerator=False))
 
 
 PIPE_BREAKS = """

@@ -80,7 +80,7 @@ def status_of(command: str, words: list[str]) -> int:
         print(done.stdout, end="")
         print(done.stderr, end="", file=sys.stderr)
         return done.returncode
-    module = importlib.import_module(command + (".__main__" if command == "evidence" else ""))
+    module = importlib.import_module(command)
     return exit_status(partial(module.main, words))
 
 

@@ -7,7 +7,7 @@ import pytest
 from lockstep.process import ROOT
 
 PACKAGES = ("lockstep", "lockstep_recorder", "lockstep_compiler", "jax_impl", "torch_ref",
-            "mutants", "benchmarks", "evidence")  # fmt: skip
+            "mutants", "benchmarks")  # fmt: skip
 # Modules that unpickle, or keep pickles; and some that load what runs.
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve",
            "yaml", "code", "codeop", "runpy"}  # fmt: skip

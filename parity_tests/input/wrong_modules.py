@@ -22,23 +22,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("policies --rehearse", ["--rehearse", "drop it"]),
         ("smoke --no", ["--no", "unknown"]),
     ],
-    "benchmarks.memory": [
-        ("", ["FRAMEWORK", "--help"]),
-        ("keras", ["--framework", "keras", "torch"]),
-        ("torch now", ["now", "--help"]),
-    ],
-    "benchmarks.compiled": [
-        ("", ["FRAMEWORK", "--help"]),
-        ("keras", ["--framework", "keras", "torch"]),
-        ("torch nonsense", ["GROUP", "nonsense", "unknown"]),
-    ],
-    "benchmarks.fit": [("now", ["now", "--help"])],
-    "benchmarks.estimators": [("stray", ["stray", "--help"])],
-    "benchmarks.plan": [("fit", ["fit", "--help"])],
-    "benchmarks.bandwidth": [
-        ("stray", ["stray", "--help"]),
-        ("--out half", ["--out", "half", "is a folder"]),
-    ],
     "benchmarks.matmul": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),
@@ -64,12 +47,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--out notes.md/x", ["--out", "notes.md"]),
     ],
     "benchmarks.startup": [("--turns 0", ["--turns", "0", "at least 1"])],
-    "benchmarks.overhead": [
-        ("--steps 3", ["--steps", "3", "at least 4"]),
-        ("--steps x", ["--steps", "'x'", "whole number"]),
-    ],
     "benchmarks.exported": [("stray", ["stray", "not a run"])],
-    "benchmarks.reductions": [("stray", ["stray", "--help"])],
     "benchmarks.resnet_memory": [("stray", ["stray", "--help"])],
     "benchmarks.cuda_grid": [("stray", ["stray", "--help"])],
     "benchmarks.loss_chunks": [
@@ -77,24 +55,10 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("--rounds x", ["--rounds", "'x'", "whole number"]),
         ("--rounds 0", ["--rounds", "0", "at least 1"]),
     ],
-    "benchmarks.resident": [
-        ("keras", ["FRAMEWORK", "keras", "torch"]),
-        ("torch --batch-size x", ["--batch-size", "'x'", "whole number"]),
-        ("jax --steps 1", ["--steps", "1", "at least 2"]),
-        ("--keep", ["--keep", "without FRAMEWORK", "name jax or torch"]),
-        ("--policy bf16", ["--policy", "without FRAMEWORK", "name jax or torch"]),
-        ("--batch-size 8", ["--batch-size", "without FRAMEWORK", "name jax or torch"]),
-    ],
     "benchmarks.optimizer_state": [
         ("", ["FRAMEWORK", "--help"]),
         ("keras", ["FRAMEWORK", "keras", "torch"]),
         ("torch --out half", ["--out", "half", "is a folder"]),
-    ],
-    "benchmarks.claims": [
-        ("--suite nowhere", ["--suite", "nowhere", "no such file"]),
-        ("--experiments half", ["--experiments", "half", "no such file"]),
-        ("--suite spoilt.jsonl", ["spoilt.jsonl", "invalid JSON", "name another"]),
-        ("stray", ["stray", "--help"]),
     ],
     "benchmarks.report": [
         ("", ["FILE", "--help"]),
@@ -108,11 +72,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
         ("[] name x", ["[]", "give its fields"]),
     ],
-    "benchmarks.estimators_tracker": [
-        ("", ["CONFIG", "--help"]),
-        ("{", ["'{'", "invalid JSON", "give JSON"]),
-        ("[]", ["config"]),
-    ],
     "benchmarks.experiments.work": [
         ("", ["ARM, NAME, FILE", "--help"]),
         ("{ name x", ["'{'", "invalid JSON", "give JSON"]),
@@ -123,12 +82,8 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("{}", ["ARMS", "'{}'", "no list"]),
         ("[3]", ["3", "give its fields"]),
     ],
-    "evidence": [
-        ("", ["COMMAND", "--help"]),
-        ("tables power", ["power", "--help"]),
-        ("learn nothing", ["CELL", "nothing", "unknown"]),
-        ("run nothing --list", ["NAME", "nothing", "parity"]),
-    ],
+    "benchmarks.documents": [("power", ["power", "--help"])],
+    "benchmarks.lesson": [("nothing", ["CELL", "nothing", "unknown"])],
     "parity_tests.bugs": [("no-clip", ["no-clip", "--help"])],
     "parity_tests.gate": [
         ("", ["COMMIT", "--help"]),

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from evidence import semantics
-from evidence.semantics import Row
+from benchmarks import semantics
+from benchmarks.semantics import Row
 from lockstep.process import ROOT
 
 DOC = ROOT / "docs" / "semantics.md"

@@ -22,7 +22,7 @@ import torch_ref.extra.rules
 import torch_ref.model
 import torch_ref.precision
 import torch_ref.step
-from evidence.semantics.row import (
+from benchmarks.semantics.row import (
     BF16,
     CPU,
     Row,

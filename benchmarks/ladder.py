@@ -1,10 +1,15 @@
-"""The tables of the parity ladder: its verdicts, its detection of mutants, its false positives."""
+"""The tables of the parity ladder: its verdicts, its detection of mutants, its false positives.
 
-from collections.abc import Iterable
+Under each stands how many of its rows were judged by other bounds than today's code has.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.tables import markdown
-from evidence import bounds
+from lockstep.config.policy import POLICIES
+from lockstep.judge import tolerances
+from lockstep.judge.tolerances import Tolerance
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
 from lockstep.parity.machines import ANOTHER_JAX, MACHINES
@@ -208,6 +213,67 @@ def fuzz(rows: Rows) -> str:
     return markdown(head, [*lines, ["all", "", *total]])
 
 
-def with_remark(table: str, rows: Rows) -> str:
-    """A table, and below it whether its rows were judged by today's bounds."""
-    return "\n\n".join(filter(None, [table, bounds.remark(list(rows.values()))]))
+def verdicts(rows: Rows) -> str:
+    """The table of `status`, and for each policy what is not equal: figure and place."""
+    lines = []
+    for policy in dict.fromkeys(row["policy"] for row in rows.values()):
+        own = [row for row in rows.values() if row["policy"] == policy]
+        other = [row for row in own if row["verdict"] != "equal"]
+        cases, equal = sum(row["cases"] for row in own), len(own) - len(other)
+        said = "; ".join(_describe_difference(row) for row in other)
+        lines.append([f"`{title(policy, rows)}`", str(cases), f"{equal} of {len(own)}", said])
+    head = ["policy", "cases", "rungs equal, of those climbed", "not equal"]
+    return "\n\n".join([status(rows), markdown(head, lines)])
+
+
+def _describe_difference(row: Row) -> str:
+    worst = row["worst"]
+    return f"rung {row['rung']}: {worst['rule']} {figure(worst)} at {worst['where']}"
+
+
+# --- bounds
+
+# Rule -> its constant in `tolerances`.
+NAMES = {
+    "relative gap": "NORM", "gap of the losses, in nats": "CURVE",
+    "gap of the gradient norms": "CURVE_NORM", "gap over envelope": "ENVELOPE",
+    "gap over noise": "NOISE", "noise over noise": "SENSITIVITY",
+}  # fmt: skip
+BY_POLICY = ("tapped against trained", "gap to what keeps everything")  # the norm rule, or noise
+
+
+def bounds_of(rule: str, policy: str) -> set[float]:
+    """The bounds by which today's code may judge a rule; any of its bounds if it is not listed."""
+    if rule.startswith("bytes of "):
+        return {tolerances.MEMORY[rule.split()[2]].bound}
+    if rule in BY_POLICY:
+        exact = POLICIES[policy].compute == "float64"
+        return {(tolerances.NORM if exact else tolerances.NOISE).bound}
+    if rule in NAMES:
+        return {getattr(tolerances, NAMES[rule]).bound}
+    known = [*vars(tolerances).values(), *tolerances.MEMORY.values()]
+    return {0.0, *(each.bound for each in known if isinstance(each, Tolerance))}
+
+
+def find_outdated(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Row -> the rules by which it was judged under another bound than today's, and both bounds."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        worst = row.get("worst", {})
+        judged = {worst["rule"]: worst} if "rule" in worst else worst
+        for rule, each in judged.items():
+            today = bounds_of(rule, row["policy"])
+            if each["bound"] not in today:
+                now = " or ".join(f"{bound:g}" for bound in sorted(today))
+                found.setdefault(row["name"], []).append(f"{rule} {each['bound']:g}, now {now}")
+    return found
+
+
+def with_remark(make: Callable[[Rows], str], rows: Rows) -> str:
+    """A table, and below it whether its rows were judged by other bounds than today's."""
+    found = find_outdated(rows.values())
+    if not found:
+        return make(rows)
+    rules = "; ".join(dict.fromkeys(rule for each in found.values() for rule in each))
+    remark = f"**Recorded under other bounds than the code's: {len(found)} of {len(rows)} rows**"
+    return f"{make(rows)}\n\n{remark} ({rules})."

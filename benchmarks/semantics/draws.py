@@ -10,7 +10,7 @@ from flax import nnx
 
 import jax_impl.dropout
 import torch_ref.dropout
-from evidence.semantics.row import Row, as_torch
+from benchmarks.semantics.row import Row, as_torch
 from lockstep.parity.toy import start, toy
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import jax_impl.loss
 import torch_ref.loss
-from evidence.semantics.row import BF16, Row, as_torch, normal
+from benchmarks.semantics.row import BF16, Row, as_torch, normal
 from lockstep.data.batch import Batch
 
 

@@ -15,7 +15,7 @@ from flax.training.dynamic_scale import DynamicScale
 
 import jax_impl.precision
 import torch_ref.precision
-from evidence.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
+from benchmarks.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
 from lockstep.data.batch import split_tokens
 from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates

@@ -14,7 +14,7 @@ from torch import Tensor
 import jax_impl.optim
 import torch_ref.model
 import torch_ref.optim
-from evidence.semantics.row import Row, error, gradient_of, normal
+from benchmarks.semantics.row import Row, error, gradient_of, normal
 from lockstep.config import OptimConfig
 from lockstep.parity.toy import toy
 

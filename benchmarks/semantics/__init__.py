@@ -1,6 +1,6 @@
 """Where JAX and PyTorch differ by default, and what the twins do about it, measured on a CPU.
 
-    python -m evidence.semantics
+    python -m benchmarks.semantics
 
 prints the table of docs/semantics.md. A row is one difference and one figure, taken twice: of the
 default (JAX's or a library's) and of the twins' own functions, the worse twin's where both have it.
@@ -12,10 +12,9 @@ from importlib.metadata import version
 
 import jax
 
-from benchmarks.tables import markdown
-from evidence.semantics.draws import bernoulli, initialisation
-from evidence.semantics.losses import cross_entropy, ignored_targets
-from evidence.semantics.numerics import (
+from benchmarks.semantics.draws import bernoulli, initialisation
+from benchmarks.semantics.losses import cross_entropy, ignored_targets
+from benchmarks.semantics.numerics import (
     embedding_gradient,
     excess_precision,
     gelu,
@@ -29,9 +28,9 @@ from evidence.semantics.numerics import (
     silu,
     softmax,
 )
-from evidence.semantics.optimizer import accumulator, bias_correction, clipping, decay
-from evidence.semantics.row import PACKAGES, Row
-from evidence.semantics.windows import (
+from benchmarks.semantics.optimizer import accumulator, bias_correction, clipping, decay
+from benchmarks.semantics.row import PACKAGES, Row
+from benchmarks.semantics.windows import (
     apply_if_finite_inside,
     first_growth,
     flattened_floor,
@@ -40,6 +39,7 @@ from evidence.semantics.windows import (
     scheduler,
     stretched_window,
 )
+from benchmarks.tables import markdown
 
 ROWS: tuple[Callable[[], Row | tuple[Row, ...]], ...] = (
     gelu, gelu_form, silu, linear, layer_norm_variance, layer_norm_bfloat16, norm_epsilon,

@@ -1,0 +1,250 @@
+"""Write the tables of the documents from recorded rows: `python -m benchmarks.documents`.
+
+A block `<!-- table NAME --> ... <!-- end -->` of README or of a page in `docs/` holds the table
+NAME of `TABLES`, and under it where its rows were measured, at which release and by which command.
+Nothing is measured here. The notebook of docs/learn.md is made, too.
+"""
+
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import (
+    cuda_grid,
+    emulation,
+    exported,
+    ladder,
+    laws,
+    lesson,
+    matmul,
+    optimizer_state,
+    report,
+    speed,
+    startup,
+    worlds,
+)
+from benchmarks.experiments.run import EXPERIMENTS, RECORDED, describe
+from benchmarks.process import relative_path, say
+from lockstep import results
+from lockstep.cli import commands
+from lockstep.exits import DONE, exit_status
+from lockstep.flags import Parser
+from lockstep.process import ROOT
+from lockstep.results import Row
+
+Rows = dict[str, Row]  # by name
+
+WRITTEN = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = tuple(path for path in WRITTEN if "<!-- table " in path.read_text(encoding="utf-8"))
+BLOCK = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+RELEASE = "0.1.0"  # of rows that do not name theirs: all that were recorded before it
+
+
+class Table(NamedTuple):
+    """A table that is made from rows: those of a file whose names begin with `prefix`.
+
+    `command` measures them; {file} stands for the file. Without a command the document names none.
+    """
+
+    file: str
+    command: str
+    make: Callable[[Rows], str]
+    prefix: str = ""
+
+    @property
+    def rows(self) -> Rows:
+        found = results.read(ROOT / self.file)
+        return {name: row for name, row in found.items() if name.startswith(self.prefix)}
+
+    def text(self) -> str:
+        command = self.command.format(file=self.file)
+        if not self.rows:
+            return f"Not measured yet. `{command}` does it."
+        return "\n\n".join(filter(None, [self.make(self.rows), self.command and self.origin()]))
+
+    def origin(self) -> str:
+        command = self.command.format(file=self.file)
+        return f"{describe_origin(self.rows.values())} Command: `{command}`"
+
+
+def list_values(values: Iterable[Hashable]) -> str:
+    """Each value, with how many rows have it where there are several; None is unknown."""
+    counts = Counter("unknown" if value is None else str(value) for value in values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{value} ({count})" for value, count in counts.items())
+
+
+def describe_origin(rows: Iterable[Row]) -> str:
+    """The release, commit, date, machine and versions at which rows were measured."""
+    measured = [row["measured"] for row in rows]
+    releases = list_values(each.get("release", RELEASE) for each in measured)
+    commits = list_values(each["commit"] for each in measured)
+    cpus, devices = (
+        list_values(map(_cpu, measured)),
+        list_values(each["device"] for each in measured),
+    )
+    dates = sorted({each["date"] for each in measured if each["date"]}) or ["unknown"]
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    software = list_values(map(_software, measured))
+    return f"Release {releases} (commit {commits}), {when}, on {devices} ({cpus}); {software}."
+
+
+def _cpu(measured: Row) -> str:
+    cpu = measured["cpu"]
+    cores = "" if cpu["cores"] is None else f", {cpu['cores']} cores"
+    flags = "".join(f" {flag}" for flag in cpu["flags"] or ())
+    family = f" {cpu['family']}" if cpu.get("family") else ""  # older rows have none
+    return f"{cpu['model'] or 'model unknown'}{family}{flags}{cores}"
+
+
+def _software(measured: Row) -> str:
+    if measured["versions"] is None:
+        return "versions unknown"
+    versions = (f"{name} {version}" for name, version in measured["versions"].items())
+    return ", ".join([f"Python {measured['python']}", *versions])
+
+
+LADDER = "pytest parity_tests/ladder/test_ladder.py"
+MEASURE = "python -m benchmarks"
+
+
+def _of_ladder(name: str, command: str, make: Callable[[Rows], str]) -> Table:
+    return Table(f"docs/results/{name}.jsonl", command, lambda rows: ladder.with_remark(make, rows))
+
+
+def _benchmark(file: str, command: str, make: Callable[[Rows], str], prefix: str = "") -> Table:
+    return Table(f"benchmarks/results/{file}.jsonl", f"{MEASURE}.{command}", make, prefix)
+
+
+def _first(make: Callable[[Row], str]) -> Callable[[Rows], str]:
+    return lambda rows: make(next(iter(rows.values())))
+
+
+def _cells(suite: str, table: str) -> Table:
+    make = lambda rows: report.table(report.merge_rounds(rows.values()))  # noqa: E731
+    return _benchmark(suite, f"run {suite} --out {{file}}", make, f"{table}-")
+
+
+def _of_framework(kind: str, make: Callable[[Row], str], suite: str = "cpu") -> dict[str, Table]:
+    return {
+        f"{suite}_{kind}_{framework}": _benchmark(
+            suite, f"{kind} {framework} --out {{file}}", _first(make), f"{kind} {framework}"
+        )
+        for framework in ("jax", "torch")
+    }
+
+
+def _races(suite: str, command: str) -> Table:
+    make = lambda rows: speed.markdown(list(rows.values()))  # noqa: E731
+    return _benchmark(suite, command, make, "race ")
+
+
+def _experiment(name: str) -> Table:
+    scale = RECORDED[name]
+    flag = "" if scale == "smoke" else f"--scale {scale} "
+    command = f"run {name} {flag}--out {{file}}"
+    make = lambda rows: describe(name, rows)  # noqa: E731
+    return _benchmark("experiments", command, make, f"{name} {scale} ")
+
+
+PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladder.status)
+TABLES: dict[str, Table] = {
+    "status": PARITY,
+    "policies": PARITY._replace(command="", make=ladder.policies),
+    "parity_h200": _of_ladder(
+        "parity-h200", f"{LADDER} --device cuda -k test_rung --status {{file}}", ladder.verdicts
+    ),
+    "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
+    "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
+    "specificity": _of_ladder(
+        "specificity", "lockstep specificity --out {file}", ladder.specificity
+    ),
+    "sensitivity": _of_ladder(
+        "sensitivity", "lockstep sensitivity --framework both --out {file}", ladder.sensitivity
+    ),
+    "fuzz": _of_ladder("fuzz", "python -m parity_tests.input.fuzz --out {file}", ladder.fuzz),
+    "worlds": Table(
+        "docs/results/worlds.jsonl", f"{MEASURE}.worlds --out {{file}}", worlds.table
+    ),
+    **{f"cpu_{name}": _cells("cpu", name) for name in ("frameworks", "accumulation", "remat")},
+    "cpu_speed": _races("cpu", "speed --pairs 60 --out {file}"),
+    "cpu312_speed": _races("cpu312", "speed jax --out {file}"),
+    **_of_framework("matmul", matmul.markdown),
+    **_of_framework("matmul", matmul.markdown, "cpu312"),
+    **_of_framework("growth", laws.table),
+    "h200": _benchmark("h200", "measure CELL NAME {file}", report.side_by_side),
+    "emulation": _benchmark("emulation", "run emulation --out {file}", emulation.table),
+    "startup": _benchmark("startup", "startup", startup.markdown),
+    "exported": _benchmark("exported", "exported runs/torch-tiny-fp32", exported.markdown),
+    "cuda_grid": _benchmark("cuda_grid", "cuda_grid", cuda_grid.markdown),
+    **{f"experiment_{name.replace('-', '_')}": _experiment(name) for name in EXPERIMENTS},
+    **{
+        f"state_{framework}": _benchmark(
+            "experiments", f"optimizer_state {framework} --out {{file}}",
+            _first(optimizer_state.markdown), f"optimizer-state {framework}",
+        )
+        for framework in ("jax", "torch")
+    },
+}  # fmt: skip
+LEARN = Table("docs/results/learn.jsonl", f"{MEASURE}.lesson", lambda rows: "")
+
+
+def print_plan() -> str:
+    """A command of the plan's, and what it prints."""
+    words = "plan --model gpt2 --device t4 --framework torch --tokens 1e9 --price 0.35"
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        commands.main(words.split())
+    lines = [f"$ lockstep {words}", *printed.getvalue().splitlines()]
+    return "\n".join(f"    {line}".rstrip() for line in lines)
+
+
+def render(name: str) -> str:
+    """The text of a block: a table and its origin, or what a cell of the lesson printed."""
+    if name == "plan_example":
+        return print_plan()
+    if name == "learn":
+        return LEARN.origin()
+    if name.startswith("learn_"):
+        page = lesson.PAGE.read_text(encoding="utf-8")
+        return lesson.table(name.removeprefix("learn_"), LEARN.rows, page)
+    return TABLES[name].text()
+
+
+def render_blocks(text: str) -> str:
+    """A document with every table made anew."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{render(block[2])}\n\n{block[4]}", text)
+
+
+def write() -> list[Path]:
+    """Makes every table anew, and the notebook of docs/learn.md.
+
+    Returns:
+        The documents that changed.
+    """
+    changed = []
+    texts = {path: render_blocks(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
+    texts[lesson.NOTEBOOK] = lesson.write_notebook(lesson.PAGE.read_text(encoding="utf-8"))
+    for path, text in texts.items():
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line, which takes no words."""
+    Parser(prog="python -m benchmarks.documents", description=__doc__).parse_args(argv)
+    for path in write():
+        say(f"written: {relative_path(path)}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))
