@@ -4,13 +4,11 @@ Dense peaks from the vendors' data sheets, in FLOP/s, with float32 accumulation;
 has no such unit. `lockstep plan` and MFU read this one table.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from lockstep.config.policy import BYTES, Dtypes, Roles
+from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import require
 from lockstep.formats.table import RECIPES, Recipe, find_recipe, native_recipes
 
@@ -20,10 +18,6 @@ TERA = 10**12
 # torch says yes to bfloat16 below it too.
 AMPERE, TENSOR_CORES = (8, 0), (7, 0)
 SINCE = {"float16": (5, 3), "bfloat16": AMPERE, "TF32": AMPERE}
-# What was measured on a CPU: `python -m benchmarks.plan` wrote it.
-CPU_FILE = Path(__file__).parent / "cpu.json"
-CPU = json.loads(CPU_FILE.read_bytes())
-RATES = CPU["rates"]
 
 
 def has_no_fused_attention(dtype: str, d_head: int) -> bool:
@@ -107,8 +101,6 @@ class Device:
     capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
     halves: tuple[str, ...] = ("float16", "bfloat16")  # multiplied natively, where no capability
     frameworks: tuple[str, ...] = ("jax", "torch")
-    resident: bool = False  # whether only the process's resident memory can be read
-    widens: tuple[str, ...] = ()  # frameworks that multiply 16 bit in float32 here
     # Bytes/s sent one way: over 16 lanes of PCIe (of version 3 16 GB/s, of 4 32, of 5 64), and over
     # all NVLinks of an SXM module; a bridge joins cards only in pairs, and counts as none.
     pcie: float = 32 * GB
@@ -121,17 +113,15 @@ class Device:
             return Capabilities(platform=self.platform, half=frozenset(self.halves))
         return Capabilities.of_cuda(self.capability)
 
-    def native(self, compute: str, tf32: bool, framework: str) -> bool:
+    def native(self, compute: str, tf32: bool) -> bool:
         """Whether a matmul in this dtype is done by units made for it."""
-        if framework in self.widens and BYTES[compute] < 4:
-            return False
         if tf32:
             return self.capabilities.tf32
         return compute == "float32" or (self.half > 0 and compute in self.capabilities.half)
 
-    def rate(self, compute: str, tf32: bool, framework: str) -> float:
+    def rate(self, compute: str, tf32: bool) -> float:
         """FLOP/s; what is not native is computed in float32."""
-        if not self.native(compute, tf32, framework):
+        if not self.native(compute, tf32):
             return self.single
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
 
@@ -146,7 +136,7 @@ class Device:
             return 0
         if roles.recipe in self.capabilities.recipes:
             return self.float4 if RECIPES[roles.recipe].bits == 4 else self.float8
-        return self.rate(roles.compute, roles.tf32, framework="")
+        return self.rate(roles.compute, roles.tf32)
 
 
 def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
@@ -187,11 +177,6 @@ DEVICES = {device.name: device for device in (
            tf32=0, single=163.4 * TERA, pcie=64 * GB),
     Device(name="max-1550", platform="xpu", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA,
            tf32=0, single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
-    # Two cores of the CPU that docs/plan.md names, as `python -m benchmarks.plan` found it; so much
-    # memory is a guess: `--memory` and `--measure` say what yours has.
-    Device(name="cpu", platform="cpu", memory=16 * GB, bandwidth=RATES["bandwidth"],
-           half=RATES["half"], single=RATES["single"], tf32=0, halves=tuple(RATES["halves"]),
-           widens=tuple(RATES["widens"]), resident=True),
 )}  # fmt: skip
 
 

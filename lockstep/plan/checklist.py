@@ -1,7 +1,6 @@
 """The classic checklist of mixed precision, beside what the formulas say."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep import devices
 from lockstep.plan import shape
@@ -10,8 +9,7 @@ from lockstep.plan.recommend import Choice, choices, rank
 TOKENS = 2**15  # a step, where the checklist does not say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     model: str
     device: str
     policy: str
@@ -26,12 +24,12 @@ class Advice:
 
 
 CHECKLIST = (
-    Advice(model="10m", device="m2", policy="bf16", splits=(1, 1), remat=False),
-    Advice(model="10m", device="t4", policy="fp16", splits=(1, 1), remat=False),
-    Advice(model="10m", device="a100-40", policy="bf16", splits=(1, 1), remat=False),
-    Advice(model="30m", device="t4", policy="fp16", splits=(2, 4), remat=False),
-    Advice(model="125m", device="t4", policy="fp16", splits=(4, 8), remat=True),
-    Advice(model="125m", device="a100-40", policy="bf16", splits=(1, 1), remat=False),
+    Advice("10m", "m2", "bf16", (1, 1), remat=False),
+    Advice("10m", "t4", "fp16", (1, 1), remat=False),
+    Advice("10m", "a100-40", "bf16", (1, 1), remat=False),
+    Advice("30m", "t4", "fp16", (2, 4), remat=False),
+    Advice("125m", "t4", "fp16", (4, 8), remat=True),
+    Advice("125m", "a100-40", "bf16", (1, 1), remat=False),
 )
 
 
@@ -42,22 +40,22 @@ def verdict(advice: Advice, framework: str) -> tuple[bool, str]:
     if not ordered:
         return False, f"nothing fits in {device.memory / 1e9:.0f} GB"
     best = ordered[0]
-    against = _differences(advice, best, device)
-    ours = f"{best.policy}, N = {best.setting.accum}, "
-    ours += "no remat" if best.setting.remat == "none" else f"remat {best.setting.remat}"
-    return not against, f"{ours}" + (f": {'; '.join(against)}" if against else "")
+    against, s = _differences(advice, best, device), best.setting
+    remat = "no remat" if s.remat == "none" else f"remat {s.remat}"
+    ours = f"{s.policy}, N = {s.accum}, {remat}"
+    return not against, f"{ours}: {'; '.join(against)}" if against else ours
 
 
 def _differences(advice: Advice, best: Choice, device: devices.Device) -> list[str]:
-    found = []
-    if advice.policy != best.policy:
+    found, s = [], best.setting
+    if advice.policy != s.policy:
         half, single = device.half / 1e12, device.single / 1e12
         found.append(f"its 16-bit units do {half:.3g} TFLOP/s, float32 {single:.3g}")
     low, high = advice.splits
-    if not low <= best.setting.accum <= high:
+    if not low <= s.accum <= high:
         share = best.bytes / device.memory
-        found.append(f"{best.setting.rows} rows take {share:.0%} of {device.memory / 1e9:.0f} GB")
-    if advice.remat != (best.setting.remat != "none"):
+        found.append(f"{s.rows} rows take {share:.0%} of {device.memory / 1e9:.0f} GB")
+    if advice.remat != (s.remat != "none"):
         found.append("memory is left without remat" if advice.remat else "it does not fit without")
     return found
 

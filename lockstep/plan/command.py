@@ -13,14 +13,26 @@ from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
-from lockstep.plan import checklist, exact, many, memory, recommend, report, shape, sizes, timing
+from lockstep.plan import (
+    checklist,
+    exact,
+    here,
+    memory,
+    recommend,
+    report,
+    shape,
+    sizes,
+    timing,
+    trainer,
+    world,
+)
 from lockstep.plan.recommend import Choice
 from lockstep.plan.shape import Shape
-from lockstep.plan.trainer import command, flags
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
 BEST = 3  # candidates that --exact and --measure ask about
+TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
 
 def add(commands: Any) -> None:
@@ -29,46 +41,57 @@ def add(commands: Any) -> None:
         "plan",
         description="Predicts memory and time of a training step for each policy and remat mode,\n"
         "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
-        "three, --measure times them here.",
+        "three, --measure times them here. A CPU's are not predicted: --measure alone.",
         epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
         "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35\n"
-        "  lockstep plan --model 1b --device h100 --devices 16 --inter 25",
+        "  lockstep plan --model 1b --device h100 --devices 16 --inter 25\n"
+        "  lockstep plan --model 10m --device cpu --measure",
     )
-    sub.add_argument("--model", required=True, metavar="|".join((*PRESETS, "FILE")),
-                     help="a preset, or a Hugging Face config.json")  # fmt: skip
-    sub.add_argument("--device", required=True, metavar="NAME",
-                     help=", ".join(devices.DEVICES))  # fmt: skip
-    sub.add_argument("--memory", type=reader(float), metavar="GB",
-                     help="the device's memory (default: its data sheet's)")  # fmt: skip
-    sub.add_argument("--context", type=reader(int), metavar="T",
-                     help="tokens a sequence (default: the model's)")  # fmt: skip
-    sub.add_argument("--tokens-per-step", type=reader(int), metavar="N",
-                     help=f"of an optimizer step (default: {TOKENS[0]}; from {LARGE // 10**6} M "
-                     f"parameters {TOKENS[1]})")  # fmt: skip
-    sub.add_argument("--micro-batch", type=reader(int), metavar="B",
-                     help="sequences in a micro-batch (default: chosen)")  # fmt: skip
-    sub.add_argument("--loss-chunks", metavar="N|auto",
-                     help="of head and loss, as trainers take them (default: chosen)")  # fmt: skip
-    sub.add_argument("--tokens", type=reader(float), metavar="X",
-                     help="of the whole run: how many days? (default: not asked)")  # fmt: skip
-    sub.add_argument("--price", type=reader(float), metavar="X",
-                     help="of the device for an hour, in any unit: what does the run cost? "
-                     "(default: not asked)")  # fmt: skip
-    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
-                     help="this one alone (default: both)")  # fmt: skip
+
+    def add(name: str, metavar: str, about: str, kind: Any = str, **how: Any) -> None:
+        sub.add_argument(name, type=reader(kind), metavar=metavar, help=about, **how)
+
+    links = "|".join(world.NAMES)
+    add("--model", "|".join((*PRESETS, "FILE")), "a preset, or a Hugging Face config.json",
+        required=True)  # fmt: skip
+    add("--device", "NAME", ", ".join([*devices.DEVICES, here.CPU]), required=True)
+    add("--memory", "GB", "the device's memory (default: its data sheet's)", float)
+    add("--context", "T", "tokens a sequence (default: the model's)", int)
+    add("--tokens-per-step", "N", f"of an optimizer step (default: {TOKENS[0]}; from "
+        f"{LARGE // 10**6} M parameters {TOKENS[1]}; on a CPU one micro-batch)", int)  # fmt: skip
+    add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; on a CPU "
+        f"{here.ROWS})", int)  # fmt: skip
+    add("--loss-chunks", "N|auto", "of head and loss, as trainers take them (default: chosen)")
+    add("--tokens", "X", "of the whole run: how many days? (default: not asked)", float)
+    add("--price", "X", "of the device for an hour, in any unit: what does the run cost? "
+        "(default: not asked)", float)  # fmt: skip
+    add("--framework", "|".join(twin.MODULES), "this one alone (default: both)")
     sub.add_argument("--exact", action="store_true",
                      help="compile or trace the best three for the device, which need not be here, "
                      "and say what the formula is off by (default: off)")  # fmt: skip
     sub.add_argument("--measure", action="store_true",
                      help="time the best three on this machine (default: off)")  # fmt: skip
-    many.add_flags(sub)
+    add("--devices", "N", "so many of the device: compare their meshes (default: one)", int)
+    add("--link", links, "between devices of a machine, one direction (default: nvlink where the "
+        "device has it, else pcie)")  # fmt: skip
+    add("--inter", links, "from a device to other machines (default: infiniband, 50)")
+    add("--per-machine", "N", f"devices of a machine (default: {world.PER_MACHINE})", int)
     sub.add_argument("--json", action="store_true", help="print it as JSON (default: off)")
     sub.set_defaults(command=_plan)
 
 
 def _plan(given: argparse.Namespace) -> int:
-    device, model = devices.find(given.device), shape.of(given.model, given.context)
+    on_cpu = given.device.lower() == here.CPU
+    if not on_cpu:
+        device = devices.find(given.device)
+    model = shape.of(given.model, given.context)
     _check(given)
+    if on_cpu:
+        here.check(given)
+        names = list(twin.MODULES) if given.framework is None else [given.framework]
+        twin.require_known(names[0])
+        plans = [here.plan(given, model, name) for name in names]
+        return _print(given, {"shape": vars(model), "plans": plans}, report.measured(model, plans))
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)
     names = list(device.frameworks) if given.framework is None else [given.framework]
@@ -76,26 +99,28 @@ def _plan(given: argparse.Namespace) -> int:
     remedy = f"does not run on {device.name}; use {', '.join(device.frameworks)}"
     require(names[0] in device.frameworks, "--framework", names[0], remedy)
     tokens = given.tokens_per_step or TOKENS[model.weights >= LARGE]
+    content: dict[str, Any] = {"shape": vars(model), "device": vars(device)}
     if given.devices is not None:
-        return many.run(given, model, device, names, tokens)
+        links = world.read_links(given, device)
+        plans = [world.plan(given, model, device, links, name, tokens) for name in names]
+        content |= {"links": vars(links), "devices": given.devices, "plans": plans}
+        text = report.many(model, device, tokens, given.devices, links, plans)
+        return _print(given, content, text)
     plans = [plan(model, device, name, tokens, given) for name in names]
     advice = checklist.rows(names)
-    if given.json:
-        result = {"shape": vars(model), "device": vars(device), "plans": plans,
-                  "checklist": advice, "assumptions": report.assumptions(device)}  # fmt: skip
-        print(json.dumps(result, indent=1))
-        return DONE
-    print(report.head(model, device, tokens))
-    for each in plans:
-        print(f"\n{report.text(each)}")
-    print(f"\n{checklist.text(advice)}\n\n{report.assumptions(device)}")
+    content |= {"plans": plans, "checklist": advice, "assumptions": report.assumptions(device)}
+    return _print(given, content, report.one(model, device, tokens, plans, advice))
+
+
+def _print(given: argparse.Namespace, content: dict[str, Any], text: str) -> int:
+    print(json.dumps(content, indent=1) if given.json else text)
     return DONE
 
 
 def _check(given: argparse.Namespace) -> None:
     for name in ("context", "tokens_per_step", "micro_batch"):
         if getattr(given, name) is not None:
-            require_range("--" + name.replace("_", "-"), getattr(given, name), 1, 2**31 - 1)
+            require_range(flag_name(name), getattr(given, name), 1, 2**31 - 1)
     if given.loss_chunks is not None:
         chunks.check(given.loss_chunks)
     for name in ("memory", "tokens", "price"):
@@ -111,7 +136,7 @@ def _check(given: argparse.Namespace) -> None:
     if given.exact:
         targets.find(given.device)
     if given.devices is None:
-        for name in many.TOGETHER:
+        for name in TOGETHER:
             value = getattr(given, name)
             require(value is None, flag_name(name), value, "is of several; give --devices, too")
 
@@ -129,36 +154,27 @@ def plan(model: Shape, device: Device, framework: str, tokens: int,
         best = ordered[0]
         result["recommended"] = describe(model, best)
         result["reason"] = recommend.reason(model, device, best, found)
-        result["command"] = command(given, framework, best)
+        result["command"] = trainer.command(given, best.setting)
         result["sizes"] = sizes.check(model, best.setting, device)
-        if given.tokens:
-            result |= run_cost(model, best, given)
+        result |= trainer.run_cost(given, best.setting.tokens(model) / best.seconds)
         if given.measure:
             result["measured"] = [
-                describe(model, c) | timing.measure(command(given, framework, c))
+                describe(model, c) | timing.measure(trainer.command(given, c.setting))
                 for c in ordered[:BEST]
             ]
         if given.exact:
-            rows = [describe(model, c) | {"flags": flags(given, framework, c)}
+            rows = [describe(model, c) | {"flags": trainer.flags(given, c.setting)}
                     for c in ordered[:BEST]]  # fmt: skip
             result["compiled"] = exact.ask(framework, device.name, rows)
     return result
 
 
 def describe(model: Shape, c: Choice) -> dict[str, Any]:
-    parts = memory.parts(model, c.setting)
-    tokens = c.setting.rows * c.setting.accum * model.context
+    """A row of the plan, as JSON."""
+    parts, s = memory.parts(model, c.setting), c.setting
     return {
-        "policy": c.policy, "remat": c.setting.remat, "rows": c.setting.rows,
-        "accum": c.setting.accum, "loss_chunks": c.setting.loss_chunks, "fits": c.fits,
-        "native": c.native, "bytes": vars(parts),
+        "policy": s.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
+        "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native, "bytes": vars(parts),
         "total_bytes": parts.total, "predicted_seconds": c.seconds,
-        "predicted_tokens_per_second": tokens / c.seconds,
+        "predicted_tokens_per_second": s.tokens(model) / c.seconds,
     }  # fmt: skip
-
-
-def run_cost(model: Shape, best: Choice, given: argparse.Namespace) -> dict[str, float]:
-    """Days and cost of the whole run."""
-    step = best.setting.rows * best.setting.accum * model.context
-    hours = given.tokens / step * best.seconds / 3600
-    return {"days": hours / 24} | ({"cost": hours * given.price} if given.price else {})

@@ -5,31 +5,73 @@ from typing import Any
 
 from lockstep.compile import targets
 from lockstep.config.policy import POLICIES
-from lockstep.devices import CPU, Device
-from lockstep.plan import sizes
+from lockstep.devices import Device
+from lockstep.plan import checklist, sizes
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.roofline import ASSUMED
 from lockstep.plan.shape import Shape
+from lockstep.plan.world import Links
 
 GIB, MIB = 2**30, 2**20
 ROW = "{:7}{:9}{:>9} " + "{:>9}" * 8 + "{:>9}  {}"
 PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum", "moments": "Adam",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
+MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
+MESH_ASSUMPTIONS = """\
+Memory of one device: the plan's own, what fsdp divides divided, and what is whole for a while.
+Sent: a ring's bytes of one device. s/step: from all sending hidden behind computing to none.
+None of it is measured; lockstep compile --mesh asks the compilers. docs/plan.md"""
 
 
-def head(shape: Shape, device: Device, tokens: int) -> str:
-    capability = ".".join(map(str, device.capability)) if device.capability else "none"
+def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]],
+        advice: list[dict[str, Any]]) -> str:  # fmt: skip
+    """The plan for one device."""
+    found = [_head(model, device, tokens)]
+    found += [f"\n{_plan(each)}" for each in plans]
+    return "\n".join([*found, f"\n{checklist.text(advice)}\n\n{assumptions(device)}"])
+
+
+def many(model: Shape, device: Device, tokens: int, count: int, links: Links,
+         plans: list[dict[str, Any]]) -> str:  # fmt: skip
+    """The plan for many devices."""
+    inside, between = links.inside / 1e9, links.between / 1e9
+    found = [
+        _head(model, device, tokens),
+        f"{count} devices, {links.per_machine} a machine; each sends {inside:.4g} GB/s "
+        f"inside of it, {between:.4g} outside",
+    ]
+    return "\n".join([*found, *(f"\n{_meshes(each)}" for each in plans), f"\n{MESH_ASSUMPTIONS}"])
+
+
+def measured(model: Shape, plans: list[dict[str, Any]]) -> str:
+    """What was timed on a CPU."""
+    found = [f"{_sizes(model)}\ncpu: nothing is predicted; each was trained here for a few steps"]
+    for each in plans:
+        found += ["", *(_measurement(each["framework"], row) for row in each["measured"])]
+        if each["recommended"]:
+            found.append(f"recommended: {shlex.join(each['command'])}")
+            found += _cost(each)
+    return "\n".join(found)
+
+
+def _sizes(shape: Shape) -> str:
     return (
         f"{shape.name}: {shape.weights / 1e6:,.1f} M parameters, L = {shape.n_layer}, "
-        f"D = {shape.d_model}, T = {shape.context}, V = {shape.vocab}; "
-        f"{tokens:,} tokens a step\n"
+        f"D = {shape.d_model}, T = {shape.context}, V = {shape.vocab}"
+    )
+
+
+def _head(shape: Shape, device: Device, tokens: int) -> str:
+    capability = ".".join(map(str, device.capability)) if device.capability else "none"
+    return (
+        f"{_sizes(shape)}; {tokens:,} tokens a step\n"
         f"{device.name}: {device.memory / 1e9:.0f} GB, {device.bandwidth / 1e9:,.0f} GB/s; "
         f"{device.half / 1e12:.3g} TFLOP/s in 16 bit, {device.single / 1e12:.3g} in float32; "
         f"compute capability: {capability}"
     )
 
 
-def text(plan: dict[str, Any]) -> str:
+def _plan(plan: dict[str, Any]) -> str:
     """The table, the recommendation, its cost."""
     large = max(row["total_bytes"] for row in plan["rows"]) >= GIB
     unit, name = (GIB, "GiB") if large else (MIB, "MiB")
@@ -43,14 +85,17 @@ def text(plan: dict[str, Any]) -> str:
     lines += [f"recommended: {shlex.join(plan['command'])}", f"  because {plan['reason']}"]
     if plan["sizes"]:
         lines.append(f"  {sizes.text(plan['sizes'])}")
-    if "days" in plan:
-        cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
-        lines.append(f"  the whole run: {plan['days']:,.2f} days{cost}")
-    for row in plan.get("compiled", []):
-        lines.append(f"  {_program(plan['framework'], row)}")
-    for row in plan.get("measured", []):
-        lines.append(f"  measured here: {_measurement(plan['framework'], row)}")
+    lines += _cost(plan)
+    lines += [f"  {_program(plan['framework'], row)}" for row in plan.get("compiled", [])]
+    lines += [f"  {_measurement(plan['framework'], row)}" for row in plan.get("measured", [])]
     return "\n".join(lines)
+
+
+def _cost(plan: dict[str, Any]) -> list[str]:
+    if "days" not in plan:
+        return []
+    cost = f", {plan['cost']:,.2f} in the unit of --price" if "cost" in plan else ""
+    return [f"  the whole run: {plan['days']:,.2f} days{cost}"]
 
 
 def _row(row: dict[str, Any], unit: int) -> str:
@@ -85,16 +130,34 @@ def _program(framework: str, row: dict[str, Any]) -> str:
 
 
 def _measurement(framework: str, row: dict[str, Any]) -> str:
-    what = _what(framework, row)
+    what = f"measured here: {_what(framework, row)}"
     if "failed" in row:
         return what + row["failed"]
-    rates = f"{row['tokens_per_second']:,.0f} tokens/s"
-    predicted = f"{row['predicted_tokens_per_second']:,.0f}"
-    return what + f"{rates} ({predicted} predicted), peak {_size(row['peak_bytes'])}"
+    predicted = row.get("predicted_tokens_per_second")
+    beside = "" if predicted is None else f" ({predicted:,.0f} predicted)"
+    rate = f"{row['tokens_per_second']:,.0f} tokens/s{beside}"
+    return what + f"{rate}, peak {_size(row['peak_bytes'])}"
 
 
 def _size(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def _meshes(plan: dict[str, Any]) -> str:
+    lines = [f"{plan['framework']}, of one device:",
+             MESH_ROW.format("mesh", "policy", "remat", "N x B", "GiB", "sent, GB", "computes",
+                             "sends", "s/step", "").rstrip()]  # fmt: skip
+    for row in plan["rows"]:
+        lines.append(MESH_ROW.format(
+            row["mesh"], row["policy"], row["remat"], f"{row['accum']} x {row['rows']}",
+            f"{row['bytes'] / GIB:,.2f}", f"{row['sent_bytes'] / 1e9:,.2f}",
+            f"{row['compute_seconds']:.3g}", f"{row['send_seconds']:.3g}",
+            f"{row['seconds_at_least']:.3g} to {row['seconds_at_most']:.3g}",
+            "" if row["fits"] else "does not fit",
+        ).rstrip())  # fmt: skip
+    if plan["recommended"] is None:
+        return "\n".join([*lines, "nothing fits: take more devices, or ones with more memory"])
+    return "\n".join([*lines, f"recommended: {shlex.join(plan['command'])}"])
 
 
 def proof(device: Device) -> str:
@@ -113,17 +176,8 @@ def assumptions(device: Device) -> str:
     if native:
         own = ", ".join(name for name in POLICIES if name in native)
         by_hand = f"Units of the device multiply {own}; in memory and time that is not counted yet"
-    emulated = f"Not planned: {narrow}. {by_hand}.\n"
-    if device.resident:
-        reached = ", ".join(f"{name} {share:.0%}" for name, share in CPU["efficiency"].items())
-        return emulated + (
-            "Seconds: what must be multiplied and moved, at the share of the roofline's speed that "
-            f"was measured on two CPU cores: {reached}.\n"
-            "Memory: what may be resident at most, since JAX's trainer keeps what it frees; fitted "
-            "to measured cells. docs/plan.md says how far both are off; --measure times the best "
-            "here."
-        )
-    return emulated + (
+    return (
+        f"Not planned: {narrow}. {by_hand}.\n"
         f"Seconds: what must be multiplied and moved, at {ASSUMED:.0%} of the roofline's speed: an "
         "assumption. Of accelerators one H200 is measured, with GPT-2: docs/benchmarks.md.\n"
         f"This device: {proof(device)}.\n"

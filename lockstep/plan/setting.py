@@ -3,21 +3,10 @@
 from dataclasses import dataclass
 
 from lockstep.config import chunks
-from lockstep.config.policy import BYTES, Roles
+from lockstep.config.policy import BYTES, POLICIES, Roles
 from lockstep.devices import Device
 from lockstep.model.segments import segments
 from lockstep.plan.shape import Shape
-from lockstep.train.memory import SPARE
-
-# The moments at which a step may need most memory: see `memory`.
-FORWARD, LOSS, LAST, ATTENTION, SEGMENT, FIRST, UPDATE = (
-    "forward", "loss", "last block", "attention", "first segment", "first block", "update",
-)  # fmt: skip
-
-Constants = dict[str, float]
-# On a CPU: how often the bytes of a step a trainer's process may have beside those in use. JAX's
-# gives all back when it keeps more than `SPARE` after a step, in which there was one more.
-KEPT = {"jax": SPARE + 1, "torch": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,18 +14,16 @@ class Setting:
     """N micro-batches of B rows."""
 
     framework: str
-    backend: str  # see `backend`
-    roles: Roles
+    ampere: bool  # see `counts_as_ampere`
+    policy: str
     remat: str
     rows: int
     accum: int = 1
     loss_chunks: str = "1"
-    libraries: float = 0.0  # bytes that these keep, where only resident memory can be read
-    spare: int = 0  # there: see `KEPT`
 
     @property
-    def cpu(self) -> bool:
-        return self.backend == "cpu"
+    def roles(self) -> Roles:
+        return POLICIES[self.policy]
 
     @property
     def scanned(self) -> bool:
@@ -57,18 +44,21 @@ class Setting:
     @property
     def written_out(self) -> bool:
         """Whether XLA has no fused attention, and blocks of queries are computed instead."""
-        return self.framework == "jax" and self.backend != "ampere"
+        return self.framework == "jax" and not self.ampere
 
-    @property
-    def programs(self) -> str:
-        """Those that are alike. XLA's differ with the device; torch's on CUDA do not."""
-        precision = "mixed" if self.roles.mixed else "single"
-        alike = self.backend == "ampere" or (self.framework == "torch" and not self.cpu)
-        return f"{self.framework} {precision}" + (f" {self.backend}" if not alike else "")
+    def group(self, shape: Shape) -> str:
+        """The programs that share their constants. XLA's differ before Ampere; torch's do not."""
+        words = [self.framework, "mixed" if self.roles.mixed else "single"]
+        words += ["before ampere"] if self.written_out else []
+        return " ".join([*words, "gated" if shape.gated else "plain"])
 
     def chunks(self, shape: Shape) -> int:
-        """Of the rows of head and loss."""
+        """Chunks of the rows of head and loss."""
         return chunks.count(self.loss_chunks, self.rows * shape.context, shape.vocab)
+
+    def tokens(self, shape: Shape) -> int:
+        """Tokens of an optimizer step."""
+        return self.accum * self.rows * shape.context
 
     def sizes(self, shape: Shape) -> tuple[float, float, float]:
         """How many numbers a block has inside, of which about half is as wide as its MLP; how many
@@ -84,14 +74,12 @@ class Setting:
         return [range(1)] * shape.n_layer
 
     def input_bytes(self, shape: Shape) -> float:
-        """Of what a block keeps to be recomputed from: its input, or its sublayers'."""
+        """Bytes of what a block keeps to be recomputed from: its input, or its sublayers'."""
         stream = self.rows * shape.context * shape.d_model
         return BYTES[self.roles.output] * stream * self.recomputes
 
 
-def backend(device: Device) -> str:
-    """Of what is not NVIDIA's nothing is known: it counts as Ampere."""
-    if device.resident:
-        return "cpu"
+def counts_as_ampere(device: Device) -> bool:
+    """Nothing is known of what is not NVIDIA's: it counts as Ampere."""
     able = device.capabilities
-    return "before ampere" if able.platform == "cuda" and not able.tf32 else "ampere"
+    return able.platform != "cuda" or able.tf32

@@ -18,7 +18,7 @@ def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
     """The multiple, and each size that is none -> the next that is; empty where none is wanted."""
     roles = setting.roles
     units = roles.tf32 or roles.mixed
-    native = device.native(roles.compute, roles.tf32, setting.framework)
+    native = device.native(roles.compute, roles.tf32)
     if not (units and native and device.capabilities.tensor_cores):
         return {}
     multiple = ROW // BYTES[roles.compute]

@@ -1,4 +1,4 @@
-"""The trainer of a choice: the fields of its config, and the command that a user types."""
+"""The trainer of a setting: the fields of its config, and the command that a user types."""
 
 import argparse
 from typing import Any
@@ -7,34 +7,38 @@ from lockstep import twin
 from lockstep.config import PRESETS
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh
-from lockstep.plan.recommend import ALL_AT_ONCE, Choice
+from lockstep.plan.recommend import ALL_AT_ONCE
+from lockstep.plan.setting import Setting
 
 
-def command(
-    given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh | None = None
-) -> list[str]:
+def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> list[str]:
     """For a preset; the flags alone otherwise. Of several machines the command of one:
     docs/distributed.md has how each is started."""
-    words = [word for name, value in flags(given, framework, c, mesh).items()
+    words = [word for name, value in flags(given, s, mesh).items()
              for word in (flag_name(name), str(value))]  # fmt: skip
     if given.model not in PRESETS:
         return words[2:]
-    module = ["-m", twin.trainer_module(framework)]
-    if framework == "torch" and mesh and mesh.size > 1:
+    module = ["-m", twin.trainer_module(s.framework)]
+    if s.framework == "torch" and mesh and mesh.size > 1:
         here = min(mesh.size, given.per_machine)
         return ["torchrun", "--nproc-per-node", str(here), *module, *words]
     return ["python", *module, *words]
 
 
-def flags(
-    given: argparse.Namespace, framework: str, c: Choice, mesh: Mesh | None = None
-) -> dict[str, Any]:
+def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> dict[str, Any]:
     """The fields of a config, the model first; `mesh` where a number of devices was asked for."""
-    s = c.setting
     found = {"model": given.model} | ({"mesh": str(mesh)} if mesh else {})
-    found |= {"policy": c.policy, "batch_size": s.rows, "accum": s.accum}
+    found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum}
     if s.remat != "none":
-        found |= {"remat": s.remat} | ({"layers": "scan"} if framework == "jax" else {})
+        found |= {"remat": s.remat} | ({"layers": "scan"} if s.framework == "jax" else {})
     if s.loss_chunks != ALL_AT_ONCE:
         found["loss_chunks"] = s.loss_chunks
     return found | ({"context": given.context} if given.context else {})
+
+
+def run_cost(given: argparse.Namespace, tokens_per_second: float) -> dict[str, float]:
+    """Days and cost of the whole run, where `--tokens` and `--price` ask for them."""
+    if not given.tokens:
+        return {}
+    hours = given.tokens / tokens_per_second / 3600
+    return {"days": hours / 24} | ({"cost": hours * given.price} if given.price else {})

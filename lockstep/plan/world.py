@@ -5,22 +5,24 @@ is that of one device, with what fsdp divides divided, and with what is whole fo
 of the sending hides behind computing is not known: both ends are given.
 """
 
+import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.config.mesh import Mesh
+from lockstep.config.mesh import MOST, Mesh
 from lockstep.config.policy import BYTES
 from lockstep.devices import Device
-from lockstep.errors import UserError, require
-from lockstep.plan import memory, recommend
-from lockstep.plan.recommend import ROOM, Choice
-from lockstep.plan.setting import LAST, LOSS, Setting
+from lockstep.errors import UserError, require, require_range
+from lockstep.plan import memory, recommend, trainer
+from lockstep.plan.recommend import ALL_AT_ONCE, ROOM, SAME, Choice
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
+from lockstep.plan.terms import LAST, LOSS, TERMS
 
 INFINIBAND = 50e9  # bytes a second, one way: one NDR port, of 400 Gb/s, for each device
 NAMES = ("nvlink", "pcie", "infiniband", "GB/s")
-# Of what a single device has at some moment, what is divided among several.
-DIVIDED = ("gradients", "copies", "accumulators", "slices")
+PER_MACHINE = 8
+ALONE = ("exact", "measure", "price", "tokens")  # flags of a plan for one device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,32 @@ class Links:
     per_machine: int
 
     def speed(self, devices: int) -> float:
-        """Of a ring of so many neighbours, no faster than its slowest link."""
+        """Bytes a second in a ring of so many neighbours, no faster than its slowest link."""
         return self.inside if devices <= self.per_machine else self.between
 
 
-def link(flag: str, text: str, device: Device) -> float:
+def read_links(given: argparse.Namespace, device: Device) -> Links:
+    """
+    Raises:
+        UserError: a flag that does not go with `--devices`, or no link.
+    """
+    require_range("--devices", given.devices, 1, MOST)
+    given.per_machine = PER_MACHINE if given.per_machine is None else given.per_machine
+    require_range("--per-machine", given.per_machine, 1, MOST)
+    for name in ALONE:
+        require(not getattr(given, name), f"--{name}", getattr(given, name),
+                f"is for one device; drop it or --devices {given.devices}")  # fmt: skip
+    at_once = given.devices == 1 or given.loss_chunks in (None, ALL_AT_ONCE)
+    remedy = f"is for one device, not for --devices {given.devices}; drop it"
+    require(at_once, "--loss-chunks", given.loss_chunks, remedy)
+    return Links(
+        inside=read_link("--link", given.link or usual_link(device), device),
+        between=read_link("--inter", given.inter or "infiniband", device),
+        per_machine=given.per_machine,
+    )
+
+
+def read_link(flag: str, text: str, device: Device) -> float:
     """
     Raises:
         UserError: it is no name and no number above 0; or this device has no NVLink.
@@ -95,7 +118,7 @@ def _kept_by_xla(shape: Shape, s: Setting, mesh: Mesh) -> float:
     turned = width * shape.d_model * reads * shape.n_layer / mesh.fsdp * s.scanned
     zeros = width * head * (mesh.data == 1)
     both = state + zeros + turned * (4 if s.accum > 1 else 1)
-    given = {moment: sum(n for name, n in found.items() if name not in DIVIDED)
+    given = {moment: sum(n for name, n in found.items() if not TERMS[name].divided)
              for moment, found in memory.moments(shape, s).items()}  # fmt: skip
     blocks = 0 if s.scanned else shape.block_weights  # gathered ahead, for the backward pass
     # The head, its gradient, and a device's part of that; zeros for two of the MLP's come early.
@@ -131,15 +154,34 @@ def send_seconds(shape: Shape, s: Setting, mesh: Mesh, links: Links) -> float:
     return among_fsdp / links.speed(mesh.fsdp) + among_data / links.speed(mesh.size)
 
 
+def plan(
+    given: argparse.Namespace, shape: Shape, device: Device, links: Links, framework: str,
+    tokens: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One framework's meshes, and the first of those that fit: of equally fast ones with least
+    fsdp, which sends less where links are worse than thought."""
+    found = [(mesh, best(shape, device, framework, tokens, mesh, links,
+                         given.micro_batch, given.loss_chunks))
+             for mesh in meshes(given.devices)]  # fmt: skip
+    rows = [describe(shape, c, mesh, links) for mesh, c in found]
+    result: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
+    if fitting := [(mesh, c) for mesh, c in found if c.fits and c.native]:
+        fastest = min(c.seconds for _, c in fitting)
+        mesh, c = next(each for each in fitting if each[1].seconds <= SAME * fastest)
+        result["recommended"] = str(mesh)
+        result["command"] = trainer.command(given, c.setting, mesh)
+    return result
+
+
 def best(
     shape: Shape, device: Device, framework: str, tokens: int, mesh: Mesh, links: Links,
     micro_batch: int | None = None, loss_chunks: str | None = None,
 ) -> Choice:  # fmt: skip
-    """Of a mesh; its seconds are those of computing, then sending. With the smallest memory where
-    nothing fits."""
+    """The best setting on a mesh; its seconds are those of computing, then sending. With the
+    smallest memory where nothing fits."""
     rows = max(1, -(-tokens // shape.context) // mesh.size)
     if mesh.size > 1:
-        loss_chunks = recommend.ALL_AT_ONCE  # the trainers have them for one device
+        loss_chunks = ALL_AT_ONCE  # the trainers have them for one device
     found = []
     for c in recommend.choices(
         shape, device, framework, rows * shape.context, micro_batch, loss_chunks
@@ -153,11 +195,12 @@ def best(
 
 
 def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any]:
+    """A row of the plan, as JSON."""
     s = c.setting
     seconds = send_seconds(shape, s, mesh, links)
     computing = c.seconds - seconds
     return {
-        "mesh": str(mesh), "policy": c.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
+        "mesh": str(mesh), "policy": s.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
         "fits": c.fits, "bytes": c.bytes, "sent_bytes": sum(sent(shape, s, mesh)),
         "compute_seconds": computing, "send_seconds": seconds,
         "seconds_at_least": max(computing, seconds), "seconds_at_most": c.seconds,

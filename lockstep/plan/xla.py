@@ -1,10 +1,13 @@
 """Bytes of a step that XLA compiles for CUDA, as its buffer assignment (`--xla_dump_to`) shows
 them."""
 
+from typing import NamedTuple
+
 from lockstep.config.policy import BYTES
 from lockstep.model.attention import query_blocks
-from lockstep.plan.setting import ATTENTION, FIRST, LAST, LOSS, SEGMENT, UPDATE, Constants, Setting
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
+from lockstep.plan.terms import ATTENTION, FIRST, LAST, LOSS, SEGMENT, UPDATE, Constants, Moments
 
 # How many arrays of a block's scores are there at once, in mixed precision or not; elsewhere four.
 # Under dots in float32 some of an earlier, shorter block wait beside them.
@@ -12,73 +15,90 @@ SCORES = {True: {"dots": 5.0}, False: {"dots": 6.5, "sublayer": 5.0}}
 MERGED = 64 * 2**20  # bytes of a matmul that XLA makes one with its neighbour
 
 
-def terms(shape: Shape, s: Setting) -> dict[str, Constants]:
-    """See `memory.terms`: all but attention that is written out is counted. In a loop over layers
-    all blocks need the same, and nothing is freed between them."""
-    found: dict[str, Constants] = {LOSS: {}, LAST: {}, UPDATE: {}}
+class Arrays(NamedTuple):
+    """How many arrays a block has at once in its backward pass."""
+
+    hidden: int  # as wide as the MLP, in the compute dtype
+    wide_hidden: int  # the same in the output dtype
+    attended: int  # what attention gives
+    heads: int  # queries, keys and values
+    rows: int  # as wide as the residual stream, in the compute dtype
+    wide_rows: int  # the same in the output dtype
+
+
+# (remat, mixed, gated) -> arrays. A block needs most where the activation has its derivative; of a
+# gated MLP later, when the stream gets its own; of sublayers, where something of the MLP still
+# waits, in attention. Without remat: beside what is kept.
+INSIDE = {
+    ("none", True, False): Arrays(2, 0, 0, 0, 0, 1),
+    ("none", True, True): Arrays(2, 0, 0, 0, 0, 1),
+    ("none", False, False): Arrays(1, 0, 0, 0, 0, 1),
+    ("none", False, True): Arrays(1, 0, 0, 0, 0, 1),
+    ("dots", True, False): Arrays(3, 0, 1, 1, 4, 2),
+    ("dots", True, True): Arrays(5, 0, 1, 1, 2, 1),
+    ("dots", False, False): Arrays(3, 0, 1, 2, 6, 0),
+    ("dots", False, True): Arrays(5, 0, 1, 1, 1, 1),
+    ("sublayer", True, False): Arrays(3, 1, 0, 0, 2, 3),
+    ("sublayer", True, True): Arrays(4, 0, 1, 2, 4, 2),
+    ("sublayer", False, False): Arrays(2, 0, 1, 2, 8, 2),
+    ("sublayer", False, True): Arrays(3, 0, 0, 0, 3, 3),
+    ("block", True, False): Arrays(3, 1, 1, 1, 3, 3),
+    ("block", True, True): Arrays(4, 0, 1, 1, 5, 3),
+    ("block", False, False): Arrays(3, 0, 1, 1, 2, 3),
+    ("block", False, True): Arrays(3, 0, 1, 1, 2, 3),
+}
+
+
+def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
+    """Counts the bytes of each moment, all but attention that is written out; see
+    `memory.moments`. In a loop over layers all blocks need the same, and nothing is freed between
+    them."""
+    names = [LOSS, LAST, UPDATE]
     if s.written_out:
-        found[ATTENTION] = {f"attended {s.remat}": s.sizes(shape)[1]}
+        names.append(ATTENTION)
     if not s.scanned:
-        found[FIRST] = {}
+        names.append(FIRST)
     elif _even(shape, s) < shape.n_layer:
-        found[SEGMENT] = {}
-    return found
+        names.append(SEGMENT)
+    return {moment: _moment(shape, s, moment, constants) for moment in names}
 
 
-def exact(shape: Shape, s: Setting, moment: str) -> Constants:
+def _moment(shape: Shape, s: Setting, moment: str, constants: Constants) -> dict[str, float]:
     """What the blocks keep, the logits, weights' copies, gradients, accumulators beside them."""
     found = weights(shape, s, moment) | {"kept": kept(shape, s, moment)}
+    c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
     if s.accum > 1:
         found["accumulators"] = BYTES[s.roles.param] * shape.weights
     if moment == ATTENTION:  # of the last block of queries, in the backward pass
         arrays = SCORES[s.roles.mixed].get(s.remat, 4)
         scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)
-        found["scores"] = arrays * BYTES[s.roles.compute] * scores
+        found["scores"] = arrays * c * scores
+        found["attended"] = constants.get(f"attended {s.remat}", 0.0) * stream
     if moment in (LAST, SEGMENT, FIRST):
         found["inside"] = s.rows * shape.context * inside(shape, s)
-    c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
     if s.chunks(shape) > 1 and moment not in (LOSS, UPDATE):  # what the head read
         found["stream"] = wide * stream
     elif s.accum > 1 and s.remat == "block" and moment == LAST:  # and its gradient
         found["stream"] = (wide + c) * stream
     if moment == LOSS:  # the gradient takes their place, but not that of what cuBLAS returns
-        arrays = 2 if s.backend == "before ampere" else 1
-        found["logits"] = arrays * c * s.sizes(shape)[2]
+        found["logits"] = (1 + s.written_out) * c * s.sizes(shape)[2]
         found["stream"] = (wide + 2 * c) * stream
     return found
 
 
 def inside(shape: Shape, s: Setting) -> float:
-    """Bytes for a token, in the backward pass of a block: hidden layers of its MLP, what attention
-    reads and gives, its norms' results, and the residual stream with its gradient. It needs most
-    where the activation has its derivative; of a gated MLP later, when the stream gets its own;
-    of sublayers, where something of the MLP still waits, in attention."""
+    """Bytes for a token, in the backward pass of a block."""
+    arrays = INSIDE[s.recomputed, s.roles.mixed, shape.gated]
+    if s.recomputed == "block" and not shape.gated:
+        if s.accum > 1:  # in a loop the bias of the first matmul is a slice
+            arrays = arrays._replace(hidden=4, wide_hidden=0)
+        if s.remat == "sqrt":
+            arrays = arrays._replace(rows=3)
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
     heads = shape.d_queries + 2 * shape.d_keys
-    mixed, looped = s.roles.mixed, s.accum > 1
-    if s.remat == "none":  # beside what is kept
-        return (1 + mixed) * c * shape.d_mlp + wide * d
-    if s.remat == "dots":
-        if shape.gated:
-            return 5 * c * shape.d_mlp + c * (heads + shape.d_queries + (1 + mixed) * d) + wide * d
-        if mixed:
-            return 3 * c * shape.d_mlp + c * (heads + shape.d_queries + 4 * d) + 2 * wide * d
-        return c * (3 * shape.d_mlp + 2 * heads + shape.d_queries + 6 * d)
-    if s.remat == "sublayer":
-        if mixed and not shape.gated:
-            return (3 * c + wide) * shape.d_mlp + (2 * c + 3 * wide) * d
-        if not mixed and shape.gated:
-            return c * (3 * shape.d_mlp + 3 * d) + 3 * wide * d
-        hidden, rows = (4, 4 * d) if mixed else (2, 8 * d)
-        return c * (hidden * shape.d_mlp + 2 * heads + shape.d_queries + rows) + 2 * wide * d
-    attended = c * (heads + shape.d_queries)
-    if shape.gated:
-        hidden = (4 if mixed else 3) * c * shape.d_mlp
-        return hidden + attended + (5 * c * d if mixed else 2 * c * d) + 3 * wide * d
-    # Alone, the first matmul's sum is rounded after it is written; in a loop its bias is a slice.
-    hidden = 4 * c if looped else 3 * c + wide * mixed
-    rows = (3 if mixed or s.remat == "sqrt" else 2) * c + 3 * wide
-    return hidden * shape.d_mlp + attended + rows * d
+    narrow = arrays.attended * shape.d_queries + arrays.heads * heads + arrays.rows * d
+    hidden = (c * arrays.hidden + wide * arrays.wide_hidden) * shape.d_mlp
+    return hidden + c * narrow + wide * arrays.wide_rows * d
 
 
 def kept(shape: Shape, s: Setting, moment: str) -> float:
@@ -108,14 +128,14 @@ def _whole_block(shape: Shape, s: Setting) -> float:
     merged = shape.gated and c * (tokens * (d + f) + d * f) <= MERGED
     hidden = (2 + shape.gated + merged) * f
     if s.roles.mixed:
-        stream = BYTES[s.roles.output] + c if s.backend == "ampere" else 2 * BYTES[s.roles.output]
+        stream = BYTES[s.roles.output] + (c if s.ampere else BYTES[s.roles.output])
     else:
-        again = s.backend == "ampere" and not shape.gated and s.accum == 1
+        again = s.ampere and not shape.gated and s.accum == 1
         stream = 0 if again else 2 * c
     return c * (hidden + 2 * shape.d_queries + 2 * shape.d_keys + 2 * d) + stream * d
 
 
-def weights(shape: Shape, s: Setting, moment: str) -> Constants:
+def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     """Gradients of stacked layers are filled with zeros before the loop. Where they are unscaled,
     or added to accumulators, there are two of each."""
     width = BYTES[s.roles.param]
@@ -130,7 +150,7 @@ def weights(shape: Shape, s: Setting, moment: str) -> Constants:
         return {"gradients": whole + stacked * (twice - 1)}
     # Chunks add up the head's in float32; all rows at once leave it in the compute dtype.
     of_head = width * head * twice * chunked
-    late = looped or s.backend == "before ampere"
+    late = looped or not s.ampere
     copies = half * head * (1 + looped) if half else width * head * (chunked or not late)
     if moment == LOSS and s.scanned:
         return {"gradients": of_head, "copies": copies}

@@ -8,7 +8,6 @@ from lockstep.compile import rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import BACKWARD, FORWARD, Program
 from lockstep.config import from_flags
-from lockstep.config.policy import POLICIES
 from lockstep.model.params import shapes
 from lockstep.plan import shape, world
 from lockstep.plan.setting import Setting
@@ -89,8 +88,8 @@ def test_the_plan_knows_what_xla_keeps_on_a_mesh(
     cell = from_flags({"policy": "bf16", "layers": "scan", **flags}, accelerator=True)
     setting = Setting(
         framework="jax",
-        backend="ampere",
-        roles=POLICIES["bf16"],
+        ampere=True,
+        policy="bf16",
         remat=flags["remat"],
         rows=cell.optim.batch_size,
         accum=cell.optim.accum,
@@ -114,7 +113,7 @@ def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None
             kept = sum(b.bytes for b in program.state if b.part in ("weights", "moments"))
             state.append(kept)
             model = shape.of("1b", None)
-            setting = Setting(framework=framework, backend="ampere", roles=POLICIES["bf16"],
+            setting = Setting(framework=framework, ampere=True, policy="bf16",
                               remat="block", rows=1)  # fmt: skip
             sent_there = sum(c.sent * c.times for c in program.collectives)
             # At 1,024 XLA reduces what is looked up whole, which is 0.4 GB more.

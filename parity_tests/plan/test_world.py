@@ -82,14 +82,14 @@ def test_what_does_not_fit_is_not_recommended(capsys: pytest.CaptureFixture[str]
 
 
 def test_links_have_names_and_rates() -> None:
-    assert world.link("--link", "nvlink", H100) == 450e9
-    assert world.link("--inter", "infiniband", H100) == 50e9
-    assert world.link("--inter", "12.5", H100) == 12.5e9
-    assert world.link("--link", "pcie", H100) == 64e9
-    assert world.link("--link", "pcie", devices.find("t4")) == 16e9
+    assert world.read_link("--link", "nvlink", H100) == 450e9
+    assert world.read_link("--inter", "infiniband", H100) == 50e9
+    assert world.read_link("--inter", "12.5", H100) == 12.5e9
+    assert world.read_link("--link", "pcie", H100) == 64e9
+    assert world.read_link("--link", "pcie", devices.find("t4")) == 16e9
     for wrong in ("", "-1", "nan", "inf", "ethernet"):
         with pytest.raises(UserError, match="--inter"):
-            world.link("--inter", wrong, H100)
+            world.read_link("--inter", wrong, H100)
 
 
 def test_a_link_is_the_device_s_and_not_its_name_s() -> None:
@@ -98,8 +98,8 @@ def test_a_link_is_the_device_s_and_not_its_name_s() -> None:
         other = dataclasses.replace(device, name="a device of tomorrow")
         usual = world.usual_link(device)
         assert world.usual_link(other) == usual
-        assert world.link("--link", usual, other) == world.link("--link", usual, device)
+        assert world.read_link("--link", usual, other) == world.read_link("--link", usual, device)
     found = {name for name, d in devices.DEVICES.items() if world.usual_link(d) == "nvlink"}
     assert found == {"v100", "a100-40", "a100-80", "h100", "h200", "b200"}
     with pytest.raises(UserError, match="--link nvlink: h100-pcie is not known to have it"):
-        world.link("--link", "nvlink", devices.find("h100-pcie"))
+        world.read_link("--link", "nvlink", devices.find("h100-pcie"))

@@ -1,4 +1,4 @@
-"""`lockstep plan --measure`."""
+"""`lockstep plan --measure`: what a CPU user is told to use, and what it times."""
 
 import json
 import subprocess
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.cli import commands
-from lockstep.plan import timing
+from lockstep.plan import here, timing
 from parity_tests.tiers import tier
-
-# --- --measure
 
 
 class Trainer:
@@ -40,7 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-MEASURED = ["plan", "--model", "tiny", "--device", "cpu", "--framework", "torch", "--measure"]
+TORCH = ["plan", "--model", "tiny", "--framework", "torch"]
+MEASURED = [*TORCH, "--device", "h100", "--measure"]
+ON_CPU = [*TORCH, "--device", "cpu"]
 
 
 def test_three_candidates_are_timed(
@@ -78,6 +78,39 @@ def test_a_candidate_that_fails_is_said_and_the_others_are_timed(
     assert said in lines[0] and "tokens/s" not in lines[0]
     assert all("100 tokens/s" in row for row in lines[1:]) and len(lines) == 3
     assert list(folder.iterdir()) == []
+
+
+def test_on_a_cpu_all_is_timed_and_nothing_predicted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fastest is recommended; the first is killed here."""
+    trainer = Trainer((-9, ""))
+    monkeypatch.setattr(subprocess, "run", trainer)
+    words = ["--measure", "--micro-batch", "4", "--tokens", "8640000", "--price", "2"]
+    assert commands.main([*ON_CPU, *words]) == 0
+    text = capsys.readouterr().out
+    assert text.count("measured here: torch, ") == len(trainer.commands) == len(here.CANDIDATES)
+    assert "killed" in text and "100 tokens/s, peak 1.00 GiB" in text and "predicted)" not in text
+    assert (
+        "recommended: python -m torch_ref.train --model tiny --policy bf16 --batch-size 4" in text
+    )
+    assert "the whole run: 1.00 days, 48.00 in the unit of --price" in text
+    assert commands.main([*ON_CPU, "--measure", "--tokens-per-step", "999", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["recommended"]["rows"] == here.ROWS
+    assert plan["recommended"]["accum"] == -(-999 // (here.ROWS * 256))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ([], "--device cpu: a CPU's memory and time are not predicted; add --measure, which times"),
+    (["--measure", "--memory", "4"], "--memory 4.0: is not for --device cpu; drop it"),
+    (["--measure", "--devices", "2"], "--devices 2: is not for --device cpu; drop it"),
+])  # fmt: skip
+def test_what_nobody_predicts_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.main([*ON_CPU, *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 @tier("rest", guard="what is made of its time")
