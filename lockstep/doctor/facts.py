@@ -47,16 +47,12 @@ class Machine:
     python: str
     cores: int
     packages: dict[str, str]  # distribution -> version: the frameworks' and NVIDIA's
-    duplicates: tuple[str, ...] = ()  # distributions installed in two versions
     cuda_majors: dict[str, tuple[int, ...]]  # framework -> the CUDA its packages are for
     environment: dict[str, str]  # those of VARIABLES that are set
-    library_folders: tuple[str, ...] = ()  # of LD_LIBRARY_PATH, with CUDA libraries inside
     driver: str = ""  # version of NVIDIA's driver; empty if there is none
     driver_error: str = ""  # nvidia-smi's error
     gpus: tuple[Device, ...] = ()  # as the driver sees them
     network: str = ""  # why processes of this machine cannot meet; empty if they can
-    memory: int | None = None  # free bytes
-    disk: int | None = None  # free bytes where runs go
 
 
 @dataclass(frozen=True, kw_only=True)

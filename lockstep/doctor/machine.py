@@ -1,9 +1,8 @@
-"""The machine's facts: packages, environment, NVIDIA's driver, memory and disk."""
+"""The machine's facts: packages, environment, NVIDIA's driver, whether processes can meet."""
 
 import os
 import platform
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -13,7 +12,6 @@ from pathlib import Path
 from lockstep.doctor.facts import Device, Machine
 
 PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
-CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cudnn|nccl)\b.*\.so")
 # What tells a process how many there are, and what it needs besides: JAX's and torchrun's.
 RANKS = {
     "JAX_NUM_PROCESSES": ("JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"),
@@ -33,35 +31,30 @@ QUERY = "driver_version,name,compute_cap,memory.total,memory.free"
 
 def read() -> Machine:
     installed = list(distributions())
-    packages, duplicates = versions(installed)
+    packages = versions(installed)
     driver, gpus, error = nvidia()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         cores=os.cpu_count() or 1,
         packages=packages,
-        duplicates=duplicates,
         cuda_majors=cuda_majors(packages, _requirements("torch", installed)),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        library_folders=cuda_folders(os.environ.get("LD_LIBRARY_PATH", "")),
         driver=driver,
         driver_error=error,
         gpus=gpus,
         network=network_error(),
-        memory=_free_memory(),
-        disk=_free_disk(),
     )
 
 
-def versions(installed: Iterable[Distribution]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The version of each package of `PACKAGES`, and those installed in several."""
-    found: dict[str, list[str]] = {}
+def versions(installed: Iterable[Distribution]) -> dict[str, str]:
+    """The version of each package of `PACKAGES`."""
+    found: dict[str, str] = {}
     for one in installed:  # in the order of sys.path: the first is the one that is imported
         name = _name(one).lower().replace("_", "-")
-        if PACKAGES.match(name) and one.version not in found.setdefault(name, []):
-            found[name].append(one.version)
-    duplicates = tuple(f"{name} {' and '.join(v)}" for name, v in found.items() if len(v) > 1)
-    return {name: found[name][0] for name in sorted(found)}, duplicates
+        if PACKAGES.match(name):
+            found.setdefault(name, one.version)
+    return dict(sorted(found.items()))
 
 
 def cuda_majors(packages: dict[str, str], required: list[str]) -> dict[str, tuple[int, ...]]:
@@ -91,19 +84,6 @@ def _name(distribution: Distribution) -> str:
     """Empty for one that is torn."""
     has_name = "Name" in distribution.metadata
     return distribution.metadata["Name"] if has_name else ""
-
-
-def cuda_folders(path: str) -> tuple[str, ...]:
-    """The folders of a library path that hold CUDA's libraries."""
-    folders = [Path(part) for part in path.split(os.pathsep) if part]
-    return tuple(str(f) for f in folders if any(map(CUDA_LIBRARY.match, _names(f))))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def nvidia() -> tuple[str, tuple[Device, ...], str]:
@@ -153,20 +133,3 @@ def network_error() -> str:
     except OSError as error:
         return f"this machine's name, {name}, has no address ({error.strerror or error})"
     return ""
-
-
-def _free_memory() -> int | None:
-    """Linux alone tells what could be had without swapping."""
-    try:
-        about = Path("/proc/meminfo").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"MemAvailable:\s+(\d+) kB", about)
-    return int(found[1]) * 1024 if found else None
-
-
-def _free_disk() -> int | None:
-    try:
-        return shutil.disk_usage(Path.cwd()).free
-    except OSError:
-        return None

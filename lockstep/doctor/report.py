@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config.kinds import PROOF
 from lockstep.doctor.facts import Device, Facts, Framework, Machine
 from lockstep.doctor.policies import Ability, tensor_cores, version_text
-from lockstep.doctor.rules import ERROR, NOTE, WARNING, Finding
+from lockstep.doctor.rules import ERROR, WARNING, Finding
 
 WIDTH = 80
 Table = dict[str, dict[str, Ability]]
@@ -33,7 +33,6 @@ def as_text(facts: Facts, table: Table, findings: list[Finding]) -> str:
 
 def _machine(m: Machine) -> Iterator[str]:
     yield f"{m.system}, {m.cores} cores, Python {m.python}"
-    yield from _line("free", f"{_gib(m.memory)} of memory, {_gib(m.disk)} of disk")
     yield from _line("NVIDIA", f"driver {m.driver}" if m.driver else "no driver")
     for gpu in m.gpus:
         yield from _line("", _device(gpu))
@@ -96,7 +95,7 @@ def _kinds(names: list[str]) -> Iterator[str]:
 def _findings(findings: list[Finding]) -> Iterator[str]:
     if not findings:
         yield "no problems found"
-    for severity in (ERROR, WARNING, NOTE):
+    for severity in (ERROR, WARNING):
         for finding in findings:
             if finding.severity == severity:
                 yield from textwrap.wrap(f"{severity}: {finding.what}", WIDTH,

@@ -12,11 +12,9 @@ from lockstep.doctor.machine import RANKS
 from lockstep.doctor.policies import NATIVE, UNSUPPORTED, Ability, lacks_kernels, version_text
 from lockstep.process import module_command
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
+ERROR, WARNING = "error", "warning"
 SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and below
 DRIVERS = {12: 525, 13: 580}  # the oldest driver for a major version of CUDA, on Linux
-MIB, GIB = 2**20, 2**30
-LEAST_MEMORY, LEAST_DISK = 2 * GIB, GIB  # a framework and a small model; a few checkpoints
 ANEW = "in an empty virtual environment: pip install -e '.[cuda12]', or '.[cuda13]'"
 REMEDIES = {
     "missing": "pip install -e . in Lockstep's folder",
@@ -29,23 +27,11 @@ REMEDIES = {
     "hang": "if nvidia-smi hangs too, reboot; CUDA_VISIBLE_DEVICES=-1 leaves the GPU out",
     "no facts": "look at PYTHONPATH: another module ends the process",
 }
-# variable -> severity, whether it matters on a GPU only, what it does
-ELSEWHERE = "changes other programs; in the trainers --policy sets this"
-VARIABLES = {
-    "JAX_DEFAULT_MATMUL_PRECISION": (NOTE, False, ELSEWHERE),
-    "JAX_ENABLE_X64": (NOTE, False, ELSEWHERE),
-    "NVIDIA_TF32_OVERRIDE": (WARNING, True, "overrides the trainers' switches: with 0 policy tf32 "
-                             "computes in float32, with 1 policy fp32 may compute in TF32"),
-    "PYTORCH_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
-    "PYTORCH_CUDA_ALLOC_CONF": (NOTE, True, "changes torch's peak memory"),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (NOTE, True, ELSEWHERE),
-}  # fmt: skip
 SLOW = 3  # times float32's: what is merely emulated takes 1.2
-FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # new name, old name
 
 
 class Finding(NamedTuple):
-    """error: this cannot work; warning: it works, but not as expected; note: good to know."""
+    """error: this cannot work; warning: it works, but not as expected."""
 
     severity: str
     what: str
@@ -87,9 +73,6 @@ def versions(facts: Facts) -> Iterator[Finding]:
         if (plugin or name == "jax") and jaxlib and apart:
             what = f"{name} {packages[name]} does not match jaxlib {jaxlib}"
             yield Finding(WARNING, what, f"pip install {name}=={jaxlib}")
-    for duplicate in facts.machine.duplicates:
-        remedy = f"pip uninstall {duplicate.split()[0]} until none is left, then install it"
-        yield Finding(WARNING, f"two versions are installed of {duplicate}", remedy)
 
 
 def stacks(facts: Facts) -> Iterator[Finding]:
@@ -111,12 +94,6 @@ def stacks(facts: Facts) -> Iterator[Finding]:
             yield Finding(WARNING, what, ANEW)
 
 
-def library_path(facts: Facts) -> Iterator[Finding]:
-    for folder in facts.machine.library_folders:
-        what = f"the CUDA libraries in {folder} may be loaded in place of the wheels'"
-        yield Finding(WARNING, what, "unset LD_LIBRARY_PATH")
-
-
 def driver(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     if machine.driver_error:
@@ -131,44 +108,15 @@ def driver(facts: Facts) -> Iterator[Finding]:
 
 
 def environment(facts: Facts) -> Iterator[Finding]:
-    for name, (severity, on_gpu, effect) in VARIABLES.items():
-        value = facts.machine.environment.get(name)
-        if value is not None and (_has_gpu(facts) or not on_gpu):
-            yield Finding(severity, f"{name}={value} {effect}", f"unset {name}")
-
-
-def xla_flags(facts: Facts) -> Iterator[Finding]:
-    flags, jax = facts.machine.environment.get("XLA_FLAGS"), facts.frameworks.get("jax")
-    if flags and jax:
-        severity, effect = NOTE, "no documented result was measured with any"
-        if "onednn" in flags and jax.on("cpu"):
-            severity, effect = WARNING, "with oneDNN's, jax 0.11 and 0.12 compute wrong gradients"
-        yield Finding(severity, f"XLA_FLAGS is set: {effect}", "unset XLA_FLAGS")
-
-
-def preallocation(facts: Facts) -> Iterator[Finding]:
+    """Variables under which a policy computes something else."""
     given, jax = facts.machine.environment, facts.frameworks.get("jax")
-    preallocate = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
-    if jax and jax.on("cuda") and preallocate not in ("false", "0"):
-        share = next((given[name] for name in FRACTIONS if name in given), "0.75")
-        what = f"JAX takes {share} of the GPU's memory when it starts, whatever else needs it"
-        remedy = "where another program shares the GPU: XLA_PYTHON_CLIENT_PREALLOCATE=false"
-        yield Finding(NOTE, what, remedy)
-
-
-def room(facts: Facts) -> Iterator[Finding]:
-    memory, disk = facts.machine.memory, facts.machine.disk
-    if memory is not None and memory < LEAST_MEMORY:
-        remedy = "end other programs, or take a smaller --model"
-        yield Finding(WARNING, f"only {memory / MIB:.0f} MiB of memory are free", remedy)
-    if disk is not None and disk < LEAST_DISK:
-        remedy = "make room, or name a folder on another disk with --out"
-        yield Finding(WARNING, f"only {disk / MIB:.0f} MiB of disk are free here", remedy)
-    for gpu in facts.machine.gpus:
-        if gpu.free is not None and gpu.total and gpu.free < gpu.total / 2:
-            what = f"{gpu.name} has {gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
-            remedy = "nvidia-smi names the processes that hold it; end one, or take another GPU"
-            yield Finding(WARNING, what, remedy)
+    if "NVIDIA_TF32_OVERRIDE" in given and _has_gpu(facts):
+        what = f"NVIDIA_TF32_OVERRIDE={given['NVIDIA_TF32_OVERRIDE']} overrides the trainers' "
+        what += "switches: with 0 policy tf32 computes in float32, with 1 policy fp32 may in TF32"
+        yield Finding(WARNING, what, "unset NVIDIA_TF32_OVERRIDE")
+    if jax and jax.on("cpu") and "onednn" in given.get("XLA_FLAGS", ""):
+        what = "with the oneDNN flags in XLA_FLAGS, jax 0.11 and 0.12 compute wrong gradients"
+        yield Finding(WARNING, what, "unset XLA_FLAGS")
 
 
 def starts(f: Framework, facts: Facts) -> Iterator[Finding]:
@@ -255,10 +203,7 @@ def talks(f: Framework, facts: Facts) -> Iterator[Finding]:
             yield Finding(WARNING, what, f"pip install --force-reinstall {f.name}, or one device")
 
 
-OF_MACHINE = (
-    versions, stacks, library_path, driver, environment, xla_flags, preallocation, network, ranks,
-    room,
-)  # fmt: skip
+OF_MACHINE = (versions, stacks, driver, environment, network, ranks)
 OF_FRAMEWORK = (starts, reports_facts, sees_gpu, has_kernels, bfloat16, matmuls, talks)
 
 
