@@ -49,7 +49,7 @@ def _sample(given: argparse.Namespace) -> int:
     require_range("--seed", given.seed, 0, 2**63 - 1)
     words = _tokenizer(config, run)
     try:
-        prompt = words.encode(given.prompt).tokens.tolist()
+        prompt = words.encode([given.prompt])[0].tokens.tolist()
     except ValueError:
         require(False, "--prompt", repr(given.prompt), "is no valid Unicode; use other characters")
     vocab = min(words.vocab, config.model.vocab)

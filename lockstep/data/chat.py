@@ -1,10 +1,11 @@
 """Messages -> text, and the parts of it that an assistant says."""
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from lockstep.data.template import render_template
 from lockstep.files.untrusted import open_regular
 
 Messages = list[dict[str, Any]]
@@ -16,31 +17,47 @@ class Unusable(ValueError):
     """Why a row is not taken."""
 
 
-def chatml(messages: Messages, header: bool) -> str:
-    """What a tokenizer without a template gets."""
+def render_chatml(messages: Messages, header: bool) -> str:
+    """Render messages for a tokenizer without a template."""
     turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     return turns + "<|im_start|>assistant\n" * header
 
 
-def by_template(template: str, tokens: dict[str, str], messages: Messages, header: bool) -> str:
-    """transformers' `apply_chat_template`, but for the day's date: a text must not change with it.
+def compile_template(template: str, special: dict[str, str]) -> Render:
+    """Compile a chat template, in jinja2's sandbox, that renders as transformers does.
+
+    It knows no date: a text must not change with the day.
 
     Args:
-        tokens: what the template calls bos_token, eos_token ...
-
-    Raises:
-        Unusable: the template refuses, or is none.
-        UserError: it takes too long, or too much memory.
+        special: what the template calls bos_token, eos_token ...
     """
-    given = {**tokens, "messages": messages, "add_generation_prompt": header}
-    text, problem = render_template(template, given)
-    if problem:
-        raise Unusable(f"the chat template refuses it: {problem[:100]}")
-    return text
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    extensions = ["jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's is for HTML
+    environment.globals["raise_exception"] = refuse
+    compiled = None
+
+    def render(messages: Messages, header: bool) -> str:
+        nonlocal compiled
+        try:
+            compiled = compiled or environment.from_string(template)
+            return compiled.render(special, messages=messages, add_generation_prompt=header)
+        except Exception as why:  # whatever the template does
+            problem = str(why) or type(why).__name__
+            raise Unusable(f"the chat template refuses it: {problem[:100]}") from None
+
+    return render
 
 
-def template_of(folder: Path, about: dict[str, Any], links: bool = True) -> str:
-    """chat_template.jinja, or what tokenizer_config.json has; "" where there is none."""
+def read_template(folder: Path, about: dict[str, Any], links: bool = True) -> str:
+    """Read chat_template.jinja, or what tokenizer_config.json has; "" where there is none."""
     file = folder / "chat_template.jinja"
     if file.exists():
         with open_regular(file, limit=LARGEST, links=links) as stream:
@@ -52,8 +69,8 @@ def template_of(folder: Path, about: dict[str, Any], links: bool = True) -> str:
     return found if isinstance(found, str) else ""
 
 
-def spans(messages: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and where in it an assistant's messages are, with what ends them.
+def find_spans(messages: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
+    """Render messages, and find where in the text an assistant's are, with what ends them.
 
     A message's part is what the text grows by when it is added, less the assistant's header.
 

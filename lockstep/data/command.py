@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     sub.add_argument("--tokenizer", default="", metavar="DIR",
                      help="a folder with a tokenizer.json (default: bytes)")  # fmt: skip
     sub.add_argument("--out", metavar="DIR", help="what to write (default: FILE.tokens)")
-    add_number(sub, "--jobs", 0, "processes; 0: one for each core")
+    add_number(sub, "--jobs", 0, "threads of the tokenizer; 0: one for each core")
     sub.set_defaults(command=_data)
 
 
@@ -57,7 +57,7 @@ def _prepare(given: argparse.Namespace, path: Path) -> Path:
     require(known, "FILE", given.data, remedy)
     out = Path(given.out) if given.out else _beside(path)
     require(out.parent.is_dir(), "--out", out, f"there is no folder {out.parent}; make it")
-    prepare.prepare(given.data, files, given.tokenizer, out, given.jobs or prepare.JOBS)
+    prepare.prepare(given.data, files, given.tokenizer, out, given.jobs or prepare.CORES)
     return out
 
 

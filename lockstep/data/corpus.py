@@ -1,14 +1,12 @@
 """Text -> tokens: the standard library's own source, users' files, or tokens made ahead.
 
-A corpus is known by its SHA-256. The standard library changes with the Python, so its tokens are
-also kept in a cache by that name: a run can go on after an upgrade.
+A corpus is known by its SHA-256. The standard library changes with the Python.
 """
 
 import hashlib
 import os
 import platform
 import sysconfig
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ from lockstep.data.stream import Tokens, join, map_file, map_tokens
 from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
 from lockstep.files.cache import cache_folder
-from lockstep.files.untrusted import open_regular
 
 CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
 # A corpus of more tokens is known by pieces of it: a run on 5 GB starts in a second.
@@ -47,7 +44,7 @@ class Corpus:
 
 
 def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
-    """The corpus that `--data` names.
+    """Load the corpus that `--data` names.
 
     Args:
         data: "stdlib"; a .txt, .jsonl or .parquet file or a folder of them; nanoGPT's raw uint16
@@ -115,18 +112,8 @@ def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
         require(context <= fits, "--context", context, f"{problem}; {shorter}")
 
 
-def load_cached(sha256: str) -> Corpus | None:
-    """The standard library's tokens of an earlier Python; None where absent or damaged."""
-    try:
-        with open_regular(_cache_file(sha256)) as file, np.load(file, allow_pickle=False) as arrays:
-            corpus = _corpus(arrays["train"], arrays["val"], str(arrays["source"]))
-    except Exception:
-        return None
-    return corpus if corpus.sha256 == sha256 else None
-
-
 def unigram_entropy(corpus: Corpus) -> float | None:
-    """H(token) of the train split, nats per token; None where vocab > 256,
+    """Compute H(token) of the train split, nats per token; None where vocab > 256,
     and of documents and what is not read whole.
 
     The loss of a model that knows how often each token comes, and nothing else.
@@ -139,7 +126,7 @@ def unigram_entropy(corpus: Corpus) -> float | None:
 
 
 def bigram_entropy(corpus: Corpus) -> float | None:
-    """H(token | the one before) of the train split, nats per token; None where vocab > 256,
+    """Compute H(token | the one before) of the train split, nats per token; None where vocab > 256,
     and of documents and what is not read whole.
 
     A model whose loss stays above this has not learned to look at one token of context.
@@ -184,7 +171,7 @@ def _prepared(folder: Path, source: str, rows: str) -> Corpus:
 
 
 def _from_tokens(data: str, path: Path) -> Corpus:
-    """Of a folder the files with `val` in their names are held out, of a file its last tenth."""
+    """Hold out a folder's files with `val` in their names, or the last tenth of a file."""
     if path.is_file():
         tokens = map_tokens(data, path)
         end = len(tokens) - len(tokens) // 10
@@ -205,7 +192,7 @@ def _corpus(train: Tokens, val: Tokens, source: str) -> Corpus:
 
 
 def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
-    """All of it or, of what is too large to be read at once, pieces from its begin to its end."""
+    """Read all tokens or, of what is too large to be read at once, pieces from begin to end."""
     whole = len(tokens) <= WHOLE
     starts = range(0, len(tokens), CHUNK)
     spread = np.linspace(0, len(tokens) - PIECE, PIECES).astype(np.int64).tolist()
@@ -224,8 +211,8 @@ def _countable(corpus: Corpus) -> bool:
 
 
 def _sha256(train: Tokens, val: Tokens) -> str:
-    """Of the tokens and of each split's dtype and length: a moved split point is other data.
-    Of what is too large to be read whole: of pieces of it."""
+    """Digest the tokens, and each split's dtype and length: a moved split point is other data.
+    What is too large to be read whole is digested by pieces of it."""
     digest = hashlib.sha256()
     for tokens in (train, val):
         digest.update(f"{tokens.dtype.str} {len(tokens)};".encode())
@@ -249,14 +236,8 @@ def _standard_library() -> Corpus:
     remedy = "this Python has no library source; use a .txt file or a folder"
     require(bool(train and val), "--data", "stdlib", remedy)
     name = f"standard library of Python {platform.python_version()}"
-    corpus = _corpus(_concatenate(train), _concatenate(val), name)
-    if load_cached(corpus.sha256) is None:
-        _write_cache(corpus)
-    return corpus
-
-
-def _concatenate(sources: list[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(sources), np.uint8)
+    tokens = [np.frombuffer(b"".join(each), np.uint8) for each in (train, val)]
+    return _corpus(tokens[0], tokens[1], name)
 
 
 def _modules(root: Path) -> list[PurePath]:
@@ -270,23 +251,6 @@ def _modules(root: Path) -> list[PurePath]:
     return sorted(found, key=PurePath.as_posix)
 
 
-def _cache_file(sha256: str) -> Path:
-    return cache_folder() / f"stdlib-{sha256}.npz"
-
-
-def _write_cache(corpus: Corpus) -> None:
-    """Writes the cache file, whole or not at all; a failure is ignored."""
-    try:
-        final = _cache_file(corpus.sha256)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=final.parent) as folder:
-            partial = Path(folder, final.name)
-            np.savez(partial, train=corpus.train, val=corpus.val, source=np.array(corpus.source))
-            os.replace(partial, final)
-    except OSError:
-        pass
-
-
 def _pair_counts(tokens: np.ndarray) -> np.ndarray:
     """int64 (256, 256): how often token j follows token i."""
     counts = np.zeros(BYTES * BYTES, np.int64)
@@ -297,6 +261,6 @@ def _pair_counts(tokens: np.ndarray) -> np.ndarray:
 
 
 def _entropy(counts: np.ndarray) -> float:
-    """Nats; of the distribution in proportion to the counts."""
+    """Compute the entropy, in nats, of the distribution in proportion to the counts."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

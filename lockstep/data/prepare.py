@@ -1,30 +1,48 @@
-"""Rows and text -> a folder of tokens: in parallel, and from where a stopped call left off."""
+"""Rows and text -> a folder of tokens. A batch of texts is tokenized at a time, in parallel by the
+package `tokenizers`."""
 
 import hashlib
 import json
-import multiprocessing
 import os
-import shutil
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
-from lockstep.data import encode, prepared, records, tokenizer
-from lockstep.data.prepared import Manifest
-from lockstep.data.records import Part, kind_of
+from lockstep.data import chat, prepared, records, tokenizer
+from lockstep.data.chat import Unusable
+from lockstep.data.prepared import Document, Manifest
+from lockstep.data.records import Row, kind_of
+from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import UserError, require
 
-JOBS = os.cpu_count() or 1
+CORES = os.cpu_count() or 1
+BATCH = 1 << 22  # characters of rows that are tokenized at a time
+
+
+class Text(NamedTuple):
+    """A row's text, before it is tokenized.
+
+    Args:
+        text: the text, or that of the messages.
+        spans: where in it the targets are that count; None: everywhere.
+        end: tokens that follow.
+    """
+
+    text: str
+    spans: list[tuple[int, int]] | None
+    end: list[int]
 
 
 def find(data: str, path: Path) -> list[Path]:
-    """The files of one kind that a path is or has, in the order of their names.
+    """Find the files of one kind that a path is or has, in the order of their names.
 
     Raises:
-        UserError: there is none, or they are of several kinds.
+        UserError: they are of several kinds.
     """
     if not path.is_dir():
         return [path]
@@ -36,91 +54,138 @@ def find(data: str, path: Path) -> list[Path]:
 
 
 def find_tokens(path: Path) -> list[Path]:
-    """The .bin files of a folder, in the order of their names; none of anything else."""
+    """Find the .bin files of a folder, in the order of their names; none of anything else."""
     return sorted(p for p in path.iterdir() if kind_of(p) == ".bin") if path.is_dir() else []
 
 
-def make_key(files: list[Path], words: tokenizer.Tokenizer) -> str:
-    """Of what the tokens are made of: names, sizes, times of the files, and the tokenizer.
+def make_key(files: list[Path], words: Tokenizer) -> str:
+    """Make a key of what the tokens are made of: names, sizes, times of the files, and the
+    tokenizer.
 
-    Of a name the kind is in small letters: what was once made of X.JSONL as if it were text is not
+    A name's suffix is in small letters: what was once made of X.JSONL as if it were text is not
     taken for its rows.
     """
     stats = [(f"{file.stem}{kind_of(file)}", file.stat()) for file in files]
     facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    content = json.dumps([prepared.VERSION, records.PART, words.name, facts])
+    content = json.dumps([prepared.VERSION, records.PIECE, words.name, facts])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = JOBS) -> Manifest:
-    """Writes the folder `out`, or finds it there; progress goes to stderr.
+def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = CORES) -> Manifest:
+    """Write the folder `out`, or find it there; progress goes to stderr.
 
     Args:
         folder: with a tokenizer.json; "" for bytes.
+        jobs: threads of the package `tokenizers`, if nothing has used it yet.
 
     Raises:
         UserError: `out` holds other things, or no two rows can be used.
     """
+    os.environ["RAYON_NUM_THREADS"] = str(jobs)
     words = tokenizer.load(folder)
     key = make_key(files, words)
     if out.exists():
         remedy = "holds other tokens or other things; remove it or name another"
         require(_is_there(out, key), "--out", out, remedy)
         return prepared.read_manifest(out)
-    parts = records.parts(data, files)
-    require(len(parts) > 0, "--data", data, "is empty; use other data")
-    work = out.with_name(f"{out.name}.{key[:12]}")  # of the same files, and of no others
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        named = [(work / f"{number:06}.npz", part) for number, part in enumerate(parts)]
-        _encode_missing(named, folder, jobs)
-        whole = work / f"whole.{os.getpid()}"
-        shutil.rmtree(whole, ignore_errors=True)
-        whole.mkdir()
-        names = [(file, Path(part.file).name) for file, part in named]
-        made = prepared.write(whole, names, key=key, source=data, words=words)
-        whole.rename(out)
-    except UserError:  # nothing of it is of use
-        shutil.rmtree(work, ignore_errors=True)
-        raise
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.") as temporary:
+            work = Path(temporary, out.name)
+            work.mkdir()
+            made = _write(work, data, files, words, key, jobs)
+            work.rename(out)
+            return made
     except OSError as error:
-        if not _is_there(out, key):  # or another process has just made the same
-            remedy = f"cannot be written ({error.strerror}); make room, or name another place"
-            raise UserError(f"--out {out}: {remedy}") from None
-        made = prepared.read_manifest(out)
-    shutil.rmtree(work, ignore_errors=True)
-    return made
+        if _is_there(out, key):  # another process has just made the same
+            return prepared.read_manifest(out)
+        remedy = f"cannot be written ({error.strerror}); make room, or name another place"
+        raise UserError(f"--out {out}: {remedy}") from None
 
 
 def _is_there(out: Path, key: str) -> bool:
     return (out / "data.json").exists() and prepared.read_manifest(out).key == key
 
 
-def _encode_missing(named: list[tuple[Path, Part]], folder: str, jobs: int) -> None:
-    """The parts whose files an earlier call has not made; a bar where stderr is a terminal."""
-    missing = [(part, file) for file, part in named if not file.exists()]
+def _write(
+    folder: Path, data: str, files: list[Path], words: Tokenizer, key: str, jobs: int
+) -> Manifest:
+    bad: list[str] = []
+    stream = kind_of(files[0]) == ".txt"
     console = Console(stderr=True)
-    for _ in track(encode_all(missing, folder, jobs), "tokenizing", len(missing),
-                   console=console, disable=not console.is_terminal):  # fmt: skip
-        pass
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tokenizing", total=sum(file.stat().st_size for file in files))
+
+        def documents() -> Iterator[Document]:
+            for batch in _batches(records.read(data, files), jobs if stream else 1):
+                yield from encode_rows(batch, words, bad)
+                progress.advance(task, sum(row.size for row in batch))
+
+        return prepared.write(
+            folder, documents(), bad, key=key, source=data, words=words, stream=stream
+        )
 
 
-def encode_all(missing: list[tuple[Part, Path]], folder: str, jobs: int) -> Iterator[None]:
-    """Something for each part that is done."""
-    if min(jobs, len(missing)) < 2:
-        encode.start_worker(folder)
-        for each in missing:
-            encode.encode_to(*each)
-            yield
-        return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, encode.start_worker, (folder,)) as pool:
-        futures = [pool.submit(encode.encode_to, *each) for each in missing]
+def _batches(rows: Iterator[Row], least: int) -> Iterator[list[Row]]:
+    """Divide rows in batches of BATCH bytes, and of `least` rows: a text's piece is large."""
+    batch, size = list[Row](), 0
+    for row in rows:
+        batch.append(row)
+        size += row.size
+        if size >= BATCH and len(batch) >= least:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode_rows(rows: Sequence[Row], words: Tokenizer, bad: list[str]) -> Iterator[Document]:
+    """Tokenize rows; those that cannot be used are named in `bad`, and left out.
+
+    Raises:
+        UserError: the tokenizer cannot encode a text.
+    """
+    texts: list[tuple[str, Text]] = []
+    for row in rows:
         try:
-            for future in as_completed(futures):
-                future.result()
-                yield
-        except BaseException:  # what is done stays, and need not be done again
-            pool.shutdown(cancel_futures=True)
-            raise
+            texts.append((row.place, find_text(row.content, words)))
+        except Unusable as why:
+            bad.append(f"{row.place} {why}")
+    try:
+        encoded = words.encode([each.text for _, each in texts])
+    except ValueError as why:
+        problem = f"tokenizer.json: cannot encode a text ({str(why)[:200]})"
+        raise UserError(f"{problem}; use another --tokenizer, or other data") from None
+    for (place, (_, spans, end)), found in zip(texts, encoded, strict=True):
+        counts = np.full(len(found.tokens) + len(end), spans is None)
+        for start, stop in spans or []:
+            counts |= (found.starts >= start) & (found.stops <= stop) & (found.starts < found.stops)
+        if len(counts) < 2:
+            bad.append(f"{place} has less than two tokens")
+        else:
+            yield Document(np.concatenate([found.tokens, np.array(end, np.uint32)]), counts)
+
+
+def find_text(content: Any, words: Tokenizer) -> Text:
+    """Find what a row has to say: a text, of which all counts, or messages.
+
+    Raises:
+        Unusable: the row is neither, or no valid Unicode.
+    """
+    if isinstance(content, Unusable):
+        raise content
+    if isinstance(content, str):
+        found = Text(content, None, [])
+    elif not isinstance(content, dict):
+        raise Unusable("is no object")
+    elif "messages" in content:  # which end themselves
+        found = Text(*chat.find_spans(content["messages"], words.render), [])
+    elif type(content.get("text")) is str:
+        found = Text(content["text"], None, words.end)
+    else:
+        raise Unusable("has neither text nor messages")
+    try:
+        found.text.encode()
+    except UnicodeEncodeError:  # half of a UTF-16 pair, which JSON can write
+        raise Unusable("is no valid Unicode") from None
+    return found

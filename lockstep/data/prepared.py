@@ -8,17 +8,17 @@ train.ends, val.ends      uint64, where each document ends; absent where the tex
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep.config.fields import require_fields
 from lockstep.data.documents import Documents
-from lockstep.data.encode import Encoded, Outline, dtype, load_outline, load_part
-from lockstep.data.records import kind_of
 from lockstep.data.stream import map_file
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.data.tokenizer import load as load_tokenizer
@@ -35,6 +35,8 @@ LARGEST = 1 << 20  # bytes of data.json
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
+    """What data.json holds."""
+
     version: int
     key: str  # of files, tokenizer and form
     sha256: str
@@ -52,7 +54,8 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """
+    """Read a folder's data.json.
+
     Raises:
         UserError: there is none, or it is not as `write` makes it.
     """
@@ -74,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_words(folder: Path, about: Manifest, tokenizer: str) -> Tokenizer:
-    """The tokenizer of these tokens.
+    """Load the tokenizer of these tokens.
 
     Raises:
         UserError: `--tokenizer` names another, or cannot be read.
@@ -86,7 +89,7 @@ def load_words(folder: Path, about: Manifest, tokenizer: str) -> Tokenizer:
 
 
 def open_splits(folder: Path, about: Manifest, rows: str) -> dict[str, Any]:
-    """Each split's tokens, or `Documents`, mapped.
+    """Map each split's tokens, or `Documents`.
 
     Raises:
         UserError: a file is missing or of another size.
@@ -117,96 +120,101 @@ def _open(folder: Path, about: Manifest, split: str, rows: str) -> Any:
     return Documents(tokens, counts, ends, alone=rows == "pad")
 
 
-def write(
-    folder: Path, parts: list[tuple[Path, str]], *, key: str, source: str, words: Tokenizer
-) -> Manifest:
-    """Joins what the parts hold; of every 20 documents the last is held out, of a stream its last
-    tenth.
+class Document(NamedTuple):
+    """A row's tokens, or a piece of a text's.
 
     Args:
-        parts: each with the name of the file whose rows it counts on.
+        tokens: (n,).
+        counts: bool (n,), whether each counts as a target.
+    """
+
+    tokens: np.ndarray
+    counts: np.ndarray
+
+
+class Writer:
+    """Write the files of one split, a document at a time."""
+
+    def __init__(self, stack: ExitStack, folder: Path, split: str, dtype: str) -> None:
+        self.dtypes = {"bin": dtype, "counts": "<u1", "ends": "<u8"}
+        self.files = {
+            name: stack.enter_context((folder / f"{split}.{name}").open("w+b"))
+            for name in self.dtypes
+        }
+        self.tokens = self.documents = 0
+        self.masked = False
+
+    def add(self, document: Document) -> None:
+        self.tokens += len(document.tokens)
+        self.documents += 1
+        self.masked |= not document.counts.all()
+        for name, items in (*zip(("bin", "counts"), document), ("ends", np.array([self.tokens]))):
+            self.files[name].write(items.astype(self.dtypes[name]).tobytes())
+
+    def take_last(self, count: int) -> Document:
+        """Take so many tokens back, as one document."""
+        self.tokens -= count
+        self.documents -= 1
+        taken = [self._take(name, count) for name in ("bin", "counts")]
+        self._take("ends", 1)
+        return Document(taken[0], taken[1].astype(bool))
+
+    def _take(self, name: str, count: int) -> np.ndarray:
+        file, dtype = self.files[name], np.dtype(self.dtypes[name])
+        start = file.seek(-count * dtype.itemsize, os.SEEK_END)
+        items = np.frombuffer(file.read(), dtype)
+        file.truncate(start)
+        file.seek(start)
+        return items
+
+    def finish(self, *, masked: bool, stream: bool) -> str:
+        """Keep the files that say something; the SHA-256 of each, one behind the other."""
+        digests = []
+        for name, file in self.files.items():
+            file.flush()
+            path = Path(file.name)
+            if {"bin": True, "counts": masked, "ends": not stream}[name]:
+                durable.sync(path)
+                with path.open("rb") as again:
+                    digests.append(hashlib.file_digest(again, "sha256").hexdigest())
+            else:
+                path.unlink()
+        return "".join(digests)
+
+
+def write(
+    folder: Path, documents: Iterable[Document], bad: list[str], *, key: str, source: str,
+    words: Tokenizer, stream: bool,
+) -> Manifest:  # fmt: skip
+    """Write documents, of which every twentieth is held out, or of a stream its last tenth.
+
+    Args:
+        bad: the rows that were left out, as `documents` goes on to name them.
+        stream: whether they are pieces of one text.
 
     Raises:
         UserError: there is too little for two splits.
     """
-    outlines = [load_outline(part) for part, _ in parts]
-    documents, tokens = (int(sum(f(each.sizes) for each in outlines)) for f in (len, np.sum))
-    stream, masked = kind_of(parts[0][1]) == ".txt", any(each.masked for each in outlines)
-    bad = list(_name_bad([name for _, name in parts], outlines))
-    total, least = (tokens, 20) if stream else (documents, 2)
-    remedy = f"{documents} rows of it can be used" + (f" ({bad[0]})" if bad else "")
-    require(total >= least, "--data", source, f"only {remedy}; two or more are needed")
-    writers = {split: Writer(folder, split, masked=masked, stream=stream) for split in SPLITS}
-    at = 0
-    for part, _ in parts:
-        found = load_part(part)
-        size = len(found.tokens) if stream else len(found.outline.sizes)
-        held = _held_out(np.arange(at, at + size), total, stream=stream)
-        for split, chosen in zip(SPLITS, (~held, held)):
-            writers[split].add(found, chosen)
-        at += size
-    train, val = (writers[split] for split in SPLITS)
+    dtype = "<u1" if words.vocab <= 1 << 8 else "<u2" if words.vocab <= 1 << 16 else "<u4"
+    with ExitStack() as stack:
+        train, val = (Writer(stack, folder, split, dtype) for split in SPLITS)
+        size = 0
+        for number, document in enumerate(documents):
+            (val if number % EVERY == EVERY - 1 and not stream else train).add(document)
+            size = len(document.tokens)
+        count = train.documents + val.documents
+        remedy = f"{count} rows of it can be used" + (f" ({bad[0]})" if bad else "")
+        enough = train.tokens >= 20 if stream else count >= 2
+        require(enough, "--data", source, f"only {remedy}; two or more are needed")
+        if stream or not val.documents:
+            val.add(train.take_last(train.tokens // 10 if stream else size))
+        masked = train.masked or val.masked
+        digests = [split.finish(masked=masked, stream=stream) for split in (train, val)]
     about = Manifest(
-        version=VERSION, key=key, sha256=_digest(train.close() + val.close()), source=source,
-        tokenizer=words.name, dtype=dtype(words.vocab), vocab=words.vocab, masked=masked,
-        train=train.tokens, val=val.tokens, train_documents=train.documents,
-        val_documents=val.documents, bad=len(bad), named=bad[:NAMED],
+        version=VERSION, key=key, sha256=hashlib.sha256("".join(digests).encode()).hexdigest(),
+        source=source, tokenizer=words.name, dtype=dtype, vocab=words.vocab, masked=masked,
+        train=train.tokens, val=val.tokens, train_documents=0 if stream else train.documents,
+        val_documents=0 if stream else val.documents, bad=len(bad), named=bad[:NAMED],
     )  # fmt: skip
     durable.replace(folder / "data.json", json.dumps(asdict(about), indent=1) + "\n")
     return about
-
-
-class Writer:
-    """The files of one split."""
-
-    def __init__(self, folder: Path, split: str, *, masked: bool, stream: bool) -> None:
-        suffixes = ["bin", *["counts"] * masked, *["ends"] * (not stream)]
-        self.files = {name: (folder / f"{split}.{name}").open("xb") for name in suffixes}
-        self.digests = {name: hashlib.sha256() for name in suffixes}
-        self.tokens = self.documents = 0
-
-    def add(self, found: Encoded, chosen: np.ndarray) -> None:
-        """chosen: bool, of the documents of a part, or of a stream's tokens."""
-        of_tokens = chosen
-        if "ends" in self.files:
-            sizes = found.outline.sizes
-            ends = np.cumsum(sizes[chosen]) + np.uint64(self.tokens)
-            self._write("ends", ends)
-            self.documents += len(ends)
-            of_tokens = np.repeat(chosen, sizes.astype(np.int64))
-        self._write("bin", found.tokens[of_tokens])
-        if "counts" in self.files:
-            self._write("counts", found.counts[of_tokens])
-        self.tokens += int(of_tokens.sum())
-
-    def _write(self, name: str, items: np.ndarray) -> None:
-        content = items.tobytes()
-        self.files[name].write(content)
-        self.digests[name].update(content)
-
-    def close(self) -> str:
-        """The SHA-256 of each file, one behind the other."""
-        for file in self.files.values():
-            file.close()
-            durable.sync(Path(file.name))
-        return "".join(digest.hexdigest() for digest in self.digests.values())
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _held_out(numbers: np.ndarray, total: int, *, stream: bool) -> np.ndarray:
-    """Which of these documents, or of a stream's tokens, are to validate."""
-    if stream:
-        return numbers >= total - total // 10
-    return numbers == total - 1 if total < EVERY else numbers % EVERY == EVERY - 1
-
-
-def _name_bad(names: list[str], outlines: list[Outline]) -> Iterator[str]:
-    """FILE:LINE WHY of each bad row."""
-    before, last = 0, ""
-    for name, outline in zip(names, outlines):
-        before = before if name == last else 0
-        yield from (f"{name}:{before + number} {why}" for number, why in outline.bad)
-        before, last = before + outline.rows, name

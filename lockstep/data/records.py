@@ -1,7 +1,7 @@
-"""The rows of .jsonl and .parquet files, and text, by parts that can be read alone."""
+"""Read the rows of .jsonl and .parquet files, and pieces of text; what is no row says why."""
 
-import os
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,56 +11,51 @@ from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, open_regular, parse_json
 
 KINDS = (".txt", ".jsonl", ".parquet")
-PART = 1 << 24  # bytes
+PIECE = 1 << 24  # bytes of a text that are tokenized at once, up to the end of a line
 LONGEST = 1 << 26  # bytes of a row
 
 
+class Row(NamedTuple):
+    """A row of a file.
+
+    Args:
+        place: FILE:NUMBER, the number from 1.
+        content: a text, an object, or the `Unusable` that says why it is neither.
+        size: bytes of the file that it takes, about.
+    """
+
+    place: str
+    content: Any
+    size: int
+
+
 def kind_of(file: str | Path) -> str:
-    """Its suffix: DATA.JSONL is what data.jsonl would be."""
+    """Return the suffix in small letters: DATA.JSONL is what data.jsonl would be."""
     return Path(file).suffix.lower()
 
 
-class Part(NamedTuple):
-    """Of a file: bytes, or the row group of this number."""
+def read(data: str, files: list[Path]) -> Iterator[Row]:
+    """Read all files in turn.
 
-    file: str
-    start: int
-    stop: int
-
-
-def parts(data: str, files: list[Path]) -> list[Part]:
-    """
     Raises:
         UserError: a file cannot be read.
     """
-    found = []
+    readers = {".txt": _read_text, ".jsonl": _read_lines, ".parquet": _read_parquet}
     for file in files:
-        grouped = kind_of(file) == ".parquet"
-        count = _group_count(data, file) if grouped else _size(data, file)
-        step = 1 if grouped else PART
-        found += [Part(str(file), at, min(at + step, count)) for at in range(0, count, step)]
-    return found
+        try:
+            for number, content, size in readers[kind_of(file)](file):
+                yield Row(f"{file.name}:{number}", content, size)
+        except Refused as why:
+            raise UserError(f"--data {data}: {file.name} is {why}; use other data") from None
 
 
-def read(part: Part) -> Iterator[Any]:
-    """Each row as it was parsed, or why it is none; None for an empty line. Of a .txt file the text
-    of the part, whole lines."""
-    kind = kind_of(part.file)
-    if kind == ".parquet":
-        yield from _group(part)
-    elif kind == ".jsonl":
-        for line in _lines(part):
-            yield _parse(line)
-    else:
-        lines = list(_lines(part))
-        yield b"".join(lines).decode("utf-8", "replace")
-        if any(len(line) > LONGEST for line in lines):
-            yield Unusable(f"a line is longer than {LONGEST} bytes, and is cut")
+def _read_lines(file: Path) -> Iterator[tuple[int, Any, int]]:
+    for number, (_, line) in enumerate(_lines(file), 1):
+        if line.strip():
+            yield number, _parse(line), len(line)
 
 
 def _parse(line: bytes) -> Any:
-    if not line.strip():
-        return None
     if len(line) > LONGEST:
         return Unusable(f"is longer than {LONGEST} bytes")
     try:
@@ -69,51 +64,51 @@ def _parse(line: bytes) -> Any:
         return Unusable(str(why).removesuffix(" in line 1"))  # the only one that it saw
 
 
-def _lines(part: Part) -> Iterator[bytes]:
-    """Those that begin in the part. Of one that is too long, its begin."""
-    with open_regular(Path(part.file), links=True) as file:
-        file.seek(max(part.start - 1, 0))
-        if part.start:
-            _skip_line(file)
-        while file.tell() < part.stop and (line := file.readline(LONGEST + 1)):
-            if len(line) > LONGEST and not line.endswith(b"\n"):
-                _skip_line(file)
-            yield line
+def _read_text(file: Path) -> Iterator[tuple[int, Any, int]]:
+    """Cut a text in pieces: each has the lines that begin in its PIECE bytes."""
+    for number, lines in groupby(_lines(file), key=lambda pair: pair[0] // PIECE):
+        piece = [line for _, line in lines]
+        text = b"".join(piece)
+        yield number + 1, text.decode("utf-8", "replace"), len(text)
+        if any(len(line) > LONGEST for line in piece):
+            yield number + 1, Unusable(f"a line is longer than {LONGEST} bytes, and is cut"), 0
 
 
-def _skip_line(file: Any) -> None:
-    while (line := file.readline(LONGEST)) and not line.endswith(b"\n"):
-        pass
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Read where each line begins, and the line; of one that is too long, its begin."""
+    with open_regular(file, links=True) as stream:
+        begin = 0
+        while line := stream.readline(LONGEST + 1):
+            yield begin, line
+            while len(line) > LONGEST and not line.endswith(b"\n"):
+                line = stream.readline(LONGEST + 1)
+            begin = stream.tell()
 
 
-def _size(data: str, file: Path) -> int:
-    try:
-        with open_regular(file, links=True) as stream:
-            return os.fstat(stream.fileno()).st_size
-    except Refused as why:
-        raise UserError(f"--data {data}: {file.name} is {why}; use other data") from None
-
-
-def _group_count(data: str, file: Path) -> int:
+def _read_parquet(file: Path) -> Iterator[tuple[int, Any, int]]:
+    """Read the columns `messages` and `text`; a group of rows that is damaged is one bad row."""
     parquet = require_package("pyarrow.parquet", "--data")
-    _size(data, file)
+    open_regular(file, links=True).close()
+    table = _open(parquet, file)
+    columns = [name for name in ("messages", "text") if name in table.schema_arrow.names]
+    size, number = file.stat().st_size // max(1, table.metadata.num_rows), 0
+    for group in range(table.num_row_groups):
+        for row in _read_group(table, group, columns):
+            number += 1
+            yield number, row, size
+
+
+def _open(parquet: Any, file: Path) -> Any:
     try:
-        return parquet.ParquetFile(file, memory_map=True).num_row_groups
+        return parquet.ParquetFile(file, memory_map=True)
     except Exception as why:  # pyarrow's own kinds, and OSError
-        reason = str(why).splitlines()[0][:200]
-        raise UserError(f"--data {data}: {file.name} is no parquet file ({reason})") from None
+        raise Refused(f"no parquet file ({str(why).splitlines()[0][:200]})") from None
 
 
-def _group(part: Part) -> Iterator[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
+def _read_group(table: Any, group: int, columns: list[str]) -> Iterator[Any]:
     try:
-        table = parquet.ParquetFile(part.file, memory_map=True)
-        columns = [name for name in ("messages", "text") if name in table.schema_arrow.names]
-        batches = table.iter_batches(batch_size=1024, row_groups=[part.start], columns=columns)
-        for batch in batches:
+        for batch in table.iter_batches(batch_size=1024, row_groups=[group], columns=columns):
             for row in batch.to_pylist():
                 yield {name: value for name, value in row.items() if value is not None}
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as why:
+    except Exception as why:  # pyarrow's own kinds, OSError, and text that is not UTF-8
         yield Unusable(f"the row group cannot be read: {str(why).splitlines()[0][:100]}")

@@ -2,10 +2,9 @@
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,64 +16,67 @@ LARGEST = 1 << 28  # bytes of a tokenizer.json
 
 
 class Encoded(NamedTuple):
-    tokens: np.ndarray  # uint32 (n,)
-    starts: np.ndarray  # (n,) of each token in the text, in characters
+    """The tokens of a text.
+
+    Args:
+        tokens: uint32 (n,).
+        starts: (n,), where each begins in the text, in characters.
+        stops: (n,), where each ends.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
     stops: np.ndarray
 
 
-class Tokenizer(Protocol):
-    @property
-    def name(self) -> str:
-        """By which two tokenizers that differ are told apart."""
-        ...
-
-    @property
-    def vocab(self) -> int:
-        """The largest token + 1."""
-        ...
-
-    @property
-    def end(self) -> list[int]:
-        """Of a document."""
-        ...
-
-    @property
-    def render(self) -> chat.Render: ...
-
-    def encode(self, text: str) -> Encoded:
-        """Raises ValueError where a text cannot be encoded."""
-        ...
-
-    def decode(self, tokens: np.ndarray) -> str: ...
-
-
 class Bytes:
-    """UTF-8. A document ends with byte 0, which text has no use for."""
+    """UTF-8. A document ends with byte 0, which text has no use for.
+
+    Args:
+        name: two tokenizers that differ have two.
+        vocab: the largest token + 1.
+        end: the tokens that end a document.
+    """
 
     name, vocab = "bytes", 256
     end = [0]  # noqa: RUF012
-    render = staticmethod(chat.chatml)
+    render = staticmethod(chat.render_chatml)
 
-    def encode(self, text: str) -> Encoded:
-        characters = [len(c.encode()) for c in text] if not text.isascii() else [1] * len(text)
-        places = np.repeat(np.arange(len(text)), characters)
-        return Encoded(np.frombuffer(text.encode(), np.uint8).astype(np.uint32), places, places + 1)
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Raises ValueError where a text cannot be encoded."""
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> Encoded:
+        tokens = np.frombuffer(text.encode(), np.uint8)
+        begins = (tokens & 0xC0) != 0x80  # the other bytes of a character go on with it
+        places = np.cumsum(begins) - 1
+        return Encoded(tokens.astype(np.uint32), places, places + 1)
 
     def decode(self, tokens: np.ndarray) -> str:
         return bytes(tokens.astype(np.uint8)).decode("utf-8", "replace")
 
 
 class FromFile:
-    """A folder's tokenizer.json; its tokenizer_config.json names the end and the chat template."""
+    """Tokenize as a folder's tokenizer.json says; its fields are those of `Bytes`.
+
+    The folder's tokenizer_config.json names the end of a document and the chat template.
+    """
 
     def __init__(self, folder: Path, *, links: bool = True) -> None:
-        """links: whether files may be symbolic links: what the user named, not what a run holds."""
+        """Read the folder.
+
+        Args:
+            links: whether files may be symbolic links: what the user named, not what a run holds.
+
+        Raises:
+            UserError: a file cannot be read, or a package is missing.
+        """
         tokenizers = require_package("tokenizers", "--tokenizer")
         try:
             with open_regular(folder / "tokenizer.json", limit=LARGEST, links=links) as file:
                 content = file.read()
-            about = _optional(folder / "tokenizer_config.json", links)
-            template = chat.template_of(folder, about, links)
+            about = _read_about(folder / "tokenizer_config.json", links)
+            template = chat.read_template(folder, about, links)
             special = dict(_special_tokens(about))
             self.inner = _ask(tokenizers.Tokenizer.from_str, content.decode())
             _ask(self.inner.no_truncation)
@@ -89,18 +91,22 @@ class FromFile:
         except ValueError as why:
             raise _problem(folder, f"is none: {str(why)[:200]}") from None
         self.end = [] if number is None else [number]
-        self.render = partial(chat.by_template, template, special) if template else chat.chatml
+        self.render: chat.Render = chat.render_chatml
         if template:
             require_package("jinja2", "--tokenizer")
+            self.render = chat.compile_template(template, special)
         digest = hashlib.sha256(content + repr((special, template)).encode())
         # Once their number was taken for the vocabulary: tokens made then are not taken for these.
         holes = f"-{self.vocab}" if self.vocab > len(ids) else ""
         self.name = digest.hexdigest() + holes
 
-    def encode(self, text: str) -> Encoded:
-        found = _ask(self.inner.encode, text, add_special_tokens=False)
-        offsets = np.array(found.offsets, np.int64).reshape(-1, 2)
-        return Encoded(np.array(found.ids, np.uint32), offsets[:, 0], offsets[:, 1])
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        encoded = _ask(self.inner.encode_batch, list(texts), add_special_tokens=False)
+        found = []
+        for each in encoded:
+            offsets = np.array(each.offsets, np.int64).reshape(-1, 2)
+            found.append(Encoded(np.array(each.ids, np.uint32), offsets[:, 0], offsets[:, 1]))
+        return found
 
     def decode(self, tokens: np.ndarray) -> str:
         try:
@@ -110,8 +116,8 @@ class FromFile:
 
 
 def _ask(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """A function of the package `tokenizers`, which raises plain Exceptions, and panics where its
-    file is odd.
+    """Call a function of the package `tokenizers`, which raises plain Exceptions, and panics where
+    its file is odd.
 
     Raises:
         ValueError: whatever it raised.
@@ -124,8 +130,11 @@ def _ask(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         raise
 
 
+Tokenizer = Bytes | FromFile
+
+
 def load(folder: str) -> Tokenizer:
-    """That of a folder; bytes where none is named.
+    """Load a folder's tokenizer; bytes where none is named.
 
     Raises:
         UserError: there is no tokenizer.json in it that can be read.
@@ -134,7 +143,7 @@ def load(folder: str) -> Tokenizer:
 
 
 def require_package(name: str, field: str) -> Any:
-    """A package of the extra `data`."""
+    """Import a package of the extra `data`, or raise UserError."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -142,12 +151,12 @@ def require_package(name: str, field: str) -> Any:
         raise UserError(f"{field}: needs the package {name}; {remedy}") from None
 
 
-def _optional(file: Path, links: bool) -> dict[str, Any]:
+def _read_about(file: Path, links: bool) -> dict[str, Any]:
     return read_json(file, limit=LARGEST, links=links, finite=False) if file.exists() else {}
 
 
 def _special_tokens(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """eos_token and its like: a text, or an object that has it."""
+    """Find eos_token and its like: a text, or an object that has it."""
     for name, value in sorted(about.items()):
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):

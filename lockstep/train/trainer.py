@@ -221,8 +221,6 @@ def load_data(config: Config, run: Path) -> Corpus:
     data = corpus.load(**vars(config.data))
     expected = directory.read_record(run).data_sha256
     if data.sha256 != expected:
-        data = corpus.load_cached(expected) or data
-    if data.sha256 != expected:
         raise UserError(
             f"--data {config.data.data}: its tokens have changed since {run} began "
             f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "

@@ -1,12 +1,11 @@
-"""Rows of text and messages -> tokens and masks: prepared in parallel, resumed, read back."""
+"""Rows of text and messages -> tokens and masks: prepared, and read back."""
 
 import json
 import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import pytest
 
 from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
-from lockstep.data import batches, corpus, encode, prepare, prepared, records, tokenizer
+from lockstep.data import batches, corpus, prepare, prepared, records, tokenizer
+from lockstep.data.chat import find_spans
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests.data.corpora import cache as cache
@@ -36,8 +36,8 @@ def write_rows(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def made(file: Path, out: Path, jobs: int = 1) -> prepared.Manifest:
-    return prepare.prepare(str(file), [file], "", out, jobs)
+def made(file: Path, out: Path) -> prepared.Manifest:
+    return prepare.prepare(str(file), [file], "", out)
 
 
 def test_an_assistant_s_tokens_count_and_no_others(tmp_path: Path, cache: Path) -> None:
@@ -110,93 +110,98 @@ def test_text_rows_are_one_stream_unless_asked(tmp_path: Path, cache: Path) -> N
     assert held_out == b"row 19\0row 39\0"
 
 
-def test_bad_rows_are_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their line in the file, whichever part they stand in."""
+@pytest.mark.parametrize("named", [False, True], ids=["bytes", "tokenizer"])
+def test_bad_rows_are_named_and_left_out(
+    named: bool, tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their line in the file, whichever batch they stand in."""
     bad = ["not json", '{"text": 3}', "", '{"messages": [{"role": "user"}]}', '{"text": "\\ud800"}',
            '{"messages": [{"role": "user", "content": "x"}]}', "[1]", '{"text": "a", "text": "b"}',
            "x" * 500]  # fmt: skip
-    monkeypatch.setattr(records, "PART", 256)
+    monkeypatch.setattr(prepare, "BATCH", 600)
     monkeypatch.setattr(records, "LONGEST", 400)
     lines: list[Any] = [each for pair in zip(chat(len(bad)), bad) for each in pair]
-    about = made(write_rows(tmp_path / "a.jsonl", lines), tmp_path / "out")
-    assert len(records.parts("", [tmp_path / "a.jsonl"])) > 5
+    file = write_rows(tmp_path / "a.jsonl", lines)
+    about = prepare.prepare("a", [file], str(words) * named, tmp_path / "out")
     assert about.train_documents + about.val_documents == len(bad)
     found = dict(line.split(" ", 1) for line in about.named)
     assert list(found) == [f"a.jsonl:{2 * n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)]
     assert about.bad == 8
-    for line, words in ((2, "invalid JSON"), (4, "neither text nor messages"), (18, "longer than")):
-        assert words in found[f"a.jsonl:{line}"]
+    for line, said in ((2, "invalid JSON"), (4, "neither text nor messages"),
+                       (10, "no valid Unicode"), (18, "longer than")):  # fmt: skip
+        assert said in found[f"a.jsonl:{line}"]
 
 
-def test_parts_and_processes_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_batches_change_nothing(
+    kind: str, tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_rows(tmp_path / "a.jsonl", chat(60))
-    whole = made(file, tmp_path / "whole")
-    monkeypatch.setattr(records, "PART", 4000)
-    assert len(records.parts("", [file])) > 2
-    for name, jobs in (("serial", 1), ("parallel", 2)):
-        assert made(file, tmp_path / name, jobs).sha256 == whole.sha256
+    """A text's pieces are cut at ends of lines."""
+    file = write_rows(tmp_path / f"a.{kind}", chat(60))
+    whole = prepare.prepare("a", [file], str(words), tmp_path / "whole")
+    monkeypatch.setattr(prepare, "BATCH", 4000)
+    monkeypatch.setattr(records, "PIECE", 2000)
+    assert len(list(records.read("a", [file]))) > 4
+    again = prepare.prepare("a", [file], str(words), tmp_path / "again", 2)
+    if kind == "jsonl":
+        assert again.sha256 == whole.sha256
+    decode, texts = tokenizer.load(str(words)).decode, []
+    for out in ("whole", "again"):
+        files = [tmp_path / out / f"{split}.bin" for split in prepared.SPLITS]
+        texts.append(decode(np.concatenate([np.fromfile(each, whole.dtype) for each in files])))
+    assert texts[0] == texts[1]
 
 
-def test_a_stopped_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_rows(tmp_path / "a.jsonl", chat(60))
-    monkeypatch.setattr(records, "PART", 4000)
-    right, encoded = encode.encode_to, list[Path]()
-
-    def stop(part: records.Part, target: Path) -> None:
-        if len(encoded) == 2:
-            raise KeyboardInterrupt
-        encoded.append(target)
-        right(part, target)
-
-    monkeypatch.setattr(encode, "encode_to", stop)
-    with pytest.raises(KeyboardInterrupt):
-        made(file, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-    def go_on(part: records.Part, target: Path) -> None:
-        encoded.append(target)
-        right(part, target)
-
-    monkeypatch.setattr(encode, "encode_to", go_on)
-    whole = made(file, tmp_path / "out")
-    assert len(encoded) == len({*encoded}) == len(records.parts("", [file]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]
-    assert made(file, tmp_path / "out") == whole  # it is there
+def test_what_is_there_is_taken(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", chat())
+    about = made(file, tmp_path / "out")
+    written = (tmp_path / "out" / "train.bin").stat().st_mtime_ns
+    assert made(file, tmp_path / "out") == about
+    assert (tmp_path / "out" / "train.bin").stat().st_mtime_ns == written
     os.utime(file, ns=(1, 1))
     with pytest.raises(UserError, match="--out .*out: holds other tokens"):
         made(file, tmp_path / "out")
 
 
-def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "a.jsonl", chat(10_000))
-    code = (
-        "from pathlib import Path; from lockstep.data import prepare, records; "
-        "records.PART = 4000; "
-        f"prepare.prepare('a', [Path({str(file)!r})], '', Path({str(tmp_path / 'out')!r}), 2)"
-    )
-    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
-    wait_for(lambda: any(tmp_path.glob("out.*/*.npz")))
-    killed.kill()
-    killed.wait()
+def test_what_is_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
 
-    def gone() -> bool:
-        try:
-            os.killpg(killed.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    wait_for(gone)
-    assert not (tmp_path / "out").exists()
+    file = write_rows(tmp_path / "a.jsonl", chat())
+    monkeypatch.setattr(prepared.Writer, "finish", stop)
+    with pytest.raises(KeyboardInterrupt):
+        made(file, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+@pytest.mark.parametrize(("count", "held_out"), [(2, [1]), (19, [18]), (20, [19]), (41, [19, 39])])
+def test_every_twentieth_document_is_held_out(
+    count: int, held_out: list[int], tmp_path: Path
+) -> None:
+    """Of fewer the last."""
+    rows = [{"text": f"row {n}"} for n in range(count)]
+    made(write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    splits = [(tmp_path / "out" / f"{split}.bin").read_bytes() for split in ("train", "val")]
+    texts = [f"row {n}\0".encode() for n in range(count)]
+    assert splits[1] == b"".join(texts[n] for n in held_out)
+    assert splits[0] == b"".join(texts[n] for n in range(count) if n not in held_out)
+
+
+def test_a_user_without_a_home_needs_a_place_for_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    file = write_rows(tmp_path / "a.jsonl", chat())
+    monkeypatch.delenv("LOCKSTEP_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    corpus.load(str(file))
+    assert list((tmp_path / "xdg" / "lockstep").glob("data-*/data.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UserError, match=f"^--data {file}: .*no home; set LOCKSTEP_CACHE"):
+        corpus.load(str(file))
 
 
 def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
@@ -363,7 +368,7 @@ def test_a_template_that_rewrites_is_refused() -> None:
         return str(len(messages)) + "".join(m["content"] for m in messages)
 
     with pytest.raises(ValueError, match="does not begin message 2 anew"):
-        encode.chat.spans([USER, ASSISTANT], render)
+        find_spans([USER, ASSISTANT], render)
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -221,41 +220,6 @@ def read_prepared(folder: Path) -> Corpus:
     return data
 
 
-@functools.cache
-def cache_files() -> tuple[str, dict[str, bytes]]:
-    """The SHA-256 of a small library, and the arrays of its cache as .npy files."""
-    train, val = (np.arange(n, dtype=np.uint8) for n in (50, 20))
-    data, members = corpus._corpus(train, val, "a library"), {}
-    for name, array in (("train", train), ("val", val), ("source", np.array("a library"))):
-        stream = io.BytesIO()
-        np.save(stream, array)
-        members[f"{name}.npy"] = stream.getvalue()
-    return data.sha256, members
-
-
-@st.composite
-def caches(draw: st.DrawFn) -> Files:
-    sha256, members = cache_files()
-    if draw(st.booleans()):
-        name = draw(st.sampled_from(sorted(members)))
-        members = {**members, name: draw(damage(members[name]))}
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-    whole = stream.getvalue()
-    return {f"stdlib-{sha256}.npz": draw(damage(whole)) if draw(st.booleans()) else whole}
-
-
-def read_cache(folder: Path) -> Corpus:
-    sha256, _ = cache_files()
-    with mock.patch.dict(os.environ, {"LOCKSTEP_CACHE": str(folder)}):
-        data = corpus.load_cached(sha256)
-    if data is None:  # which is how this reader refuses
-        raise UserError("none")
-    return data
-
-
 def read_plan(folder: Path) -> str:
     """By the command, for it is the shape that its loops run over."""
     out, err = io.StringIO(), io.StringIO()
@@ -311,8 +275,6 @@ READERS = [
            alone("curves.json", files(CURVES)), gaps.read, lambda found, _: found.noise.ndim == 1),
     Reader("prepared", "a folder that `lockstep data` wrote", prepared_files(), read_prepared,
            lambda data, folder: data.sha256 == read_prepared(folder / "given").sha256),
-    Reader("cache", "the standard library's cached tokens", caches(), read_cache,
-           lambda data, _: data.sha256 == cache_files()[0]),
     Reader("plan", "a Hugging Face config.json, by `lockstep plan`",
            alone("config.json", files(LLAMA) | files(GPT2)), read_plan,
            lambda text, _: "recommended" in text or "nothing fits" in text),

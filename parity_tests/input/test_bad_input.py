@@ -27,7 +27,6 @@ from parity_tests.input.wrong_place import place as place
 TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 # What another of our processes starts and speaks to, examples to copy, the tests' own trainer.
 NOT_FOR_USERS = {
-    "lockstep.data.template",
     "lockstep.parity.nursery",
     "lockstep_compiler.main",
     "jax_impl.inspect.probe",

@@ -99,7 +99,7 @@ def test_half_of_a_character_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_manifest_with_half_of_a_character_is_one_line(tmp_path: Path) -> None:
     rows, made = tmp_path / "a.jsonl", tmp_path / "made"
     rows.write_text('{"text": "row"}\n' * 40)
-    prepare.prepare(str(rows), [rows], "", made, 1)
+    prepare.prepare(str(rows), [rows], "", made)
     manifest = made / "data.json"
     about = json.loads(manifest.read_text()) | {"sha256": "\ud800"}
     manifest.write_text(json.dumps(about))

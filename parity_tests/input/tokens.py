@@ -52,7 +52,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """And as data are made: a text, a chat, and back again."""
     found = FromFile(folder)
     with suppress(ValueError):  # by which `encode` says that it cannot
-        encoded = found.encode(TEXT)
+        (encoded,) = found.encode([TEXT])
         assert len(encoded.tokens) == len(encoded.starts) == len(encoded.stops)
         found.decode(encoded.tokens)
     with suppress(Unusable):
@@ -76,7 +76,7 @@ def parquets() -> st.SearchStrategy[bytes]:
 def read_parquet(folder: Path) -> list[Any]:
     """Its rows, each or why it is none, as `corpus.load` encodes them."""
     file = folder / "a.parquet"
-    found = [row for part in records.parts(str(file), [file]) for row in records.read(part)]
+    found = [row.content for row in records.read(str(file), [file])]
     assert all(type(row) in (dict, Unusable) for row in found)
     return found
 
