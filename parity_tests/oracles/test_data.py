@@ -1,0 +1,136 @@
+"""Data: the tokens of a window and of a packed row, by hand."""
+
+import numpy as np
+import pytest
+
+from lockstep.data import batches
+from lockstep.data.batch import Batch
+from lockstep.data.documents import Documents
+from parity_tests.oracles import Check, checks
+from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.pair import toy
+
+CONTEXT, ROWS, LENGTH = 5, 3, 997
+TEXT = np.arange(LENGTH, dtype=np.uint16)  # a token says where it stands
+STEPS = (0, 1, 2, 999, 1000, 1001, 65_536, 123_456)
+# Another release that draws other windows cannot go on with a run.
+PINNED = {(0, "train", 0): [731, 338, 281], (0, "train", 1000): [808, 551, 954]}
+MASK = 2**64 - 1
+
+
+def philox(key: list[int], counter: list[int]) -> list[int]:
+    """Four numbers of Philox4x64-10 (Salmon et al. 2011), by the paper's constants."""
+    (a, b, c, d), (k, m) = counter, key
+    for _ in range(10):
+        left, right = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+        a, b, c, d = (right >> 64) ^ b ^ k, right & MASK, (left >> 64) ^ d ^ m, left & MASK
+        k, m = (k + 0x9E3779B97F4A7C15) & MASK, (m + 0xBB67AE8584CAA73B) & MASK
+    return [a, b, c, d]
+
+
+def starts_by_hand(seed: int, split: str, step: int, micro_step: int, positions: int) -> list[int]:
+    """The first token of each row; numpy counts from 1."""
+    key = [seed, ("train", "val").index(split)]
+    return [number % positions for number in philox(key, [1, 0, micro_step, step])[:ROWS]]
+
+
+def draw(seed: int, split: str, step: int, count: int, own: np.ndarray | None = None) -> Batch:
+    config = toy(context=CONTEXT, batch_size=ROWS, vocab=LENGTH, seed=seed, accum=count,
+                 eval_batches=count)  # fmt: skip
+    if split == "val":
+        return batches.validation(config, TEXT, own)
+    return batches.of_step(config, TEXT, step, own)
+
+
+def check_windows() -> None:
+    """Of both splits, three seeds, steps beyond 1000 and 2**16, and twelve micro-batches."""
+    places = [("train", step) for step in STEPS] + [("val", 0)]
+    for seed in (0, 1, 7):
+        for split, step in places:
+            window = draw(seed, split, step, 12)
+            every = range(12)
+            hand = [starts_by_hand(seed, split, step, n, LENGTH - CONTEXT) for n in every]
+            expected = np.array(hand)[..., None] + np.arange(CONTEXT)
+            assert np.array_equal(window.tokens, expected), (seed, split, step)
+            assert np.array_equal(window.targets, expected + 1), (seed, split, step)
+            assert window.counts is None and window.segments is None
+            assert hand[0] == PINNED.get((seed, split, step), hand[0])
+
+
+def check_own_rows() -> None:
+    """A process gets its own rows in their places, and zeros for the others."""
+    whole, own = draw(0, "train", 3, 2), np.array([0, 2])
+    part = draw(0, "train", 3, 2, own)
+    assert np.array_equal(part.tokens[:, own], whole.tokens[:, own])
+    assert np.array_equal(part.targets[:, own], whole.targets[:, own])
+    assert not part.tokens[:, 1].any() and not part.targets[:, 1].any()
+
+
+# Five documents of 4, 5, 3, 18 and 3 tokens, so of 3, 4, 2, 17 and 2 targets.
+STREAM = np.arange(1, 34, dtype=np.uint16)
+ENDS = np.array([4, 9, 12, 30, 33], np.uint64)
+COUNTS = (STREAM % 3 > 0).astype(np.uint8)  # a multiple of 3 is no target
+# The first document -> tokens and segments of a row of 9.
+PACKED = {
+    0: ([1, 2, 3, 5, 6, 7, 8, 10, 11], [1, 1, 1, 2, 2, 2, 2, 3, 3]),  # the third just fits
+    1: ([5, 6, 7, 8, 10, 11, 0, 0, 0], [1, 1, 1, 1, 2, 2, 0, 0, 0]),  # the fourth does not
+    2: ([10, 11] + 7 * [0], [1, 1] + 7 * [0]),
+    3: ([13, 14, 15, 16, 17, 18, 19, 20, 21], 9 * [1]),  # cut
+    4: ([31, 32, 1, 2, 3, 5, 6, 7, 8], [1, 1, 2, 2, 2, 3, 3, 3, 3]),  # after the last, the first
+}
+
+
+def check_packed_rows() -> None:
+    """Whole documents, several a row; each target is the next token of its document."""
+    numbers = np.array([0, 1, 2, 3, 4, 5 * 10**9 + 1], np.uint64)
+    rows = Documents(STREAM, COUNTS, ENDS).draw(numbers, 9)
+    tokens, segments = (np.array([PACKED[int(n) % 5][i] for n in numbers]) for i in (0, 1))
+    counts = (segments > 0) & ((tokens + 1) % 3 > 0)
+    for found, expected in zip(rows, (tokens, np.where(counts, tokens + 1, 0), counts, segments)):
+        assert np.array_equal(found, expected)
+
+
+def check_padded_rows() -> None:
+    """One document a row; without a mask each token of it counts."""
+    rows = Documents(STREAM, None, ENDS, alone=True).draw(np.arange(5, dtype=np.uint64), 9)
+    for row, (tokens, segments) in PACKED.items():
+        first = np.array(segments) == 1
+        expected = np.where(first, tokens, 0)
+        assert np.array_equal(rows.tokens[row], expected)
+        assert np.array_equal(rows.targets[row], np.where(first, expected + 1, 0))
+        assert np.array_equal(rows.counts[row], first) and np.array_equal(rows.segments[row], first)
+
+
+def check_masked_stream() -> None:
+    """Rows begin anywhere; only what the mask counts is a target, and there are no segments."""
+    starts = np.array([0, 23, 24 + 7], np.uint64)
+    rows = Documents(STREAM, COUNTS).draw(starts, 9)
+    tokens = 1 + np.array([0, 23, 7])[:, None] + np.arange(9)
+    counts = (tokens + 1) % 3 > 0
+    assert np.array_equal(rows.tokens, tokens) and rows.segments is None
+    assert np.array_equal(rows.counts, counts)
+    assert np.array_equal(rows.targets, np.where(counts, tokens + 1, 0))
+
+
+def check_documents_are_drawn() -> None:
+    """The row of a step begins with the document that its number names."""
+    config = toy(context=9, batch_size=ROWS, vocab=64, accum=2)
+    window = batches.of_step(config, Documents(STREAM, COUNTS, ENDS), 1234)
+    for n in range(2):
+        firsts = starts_by_hand(0, "train", 1234, n, len(ENDS))
+        assert window.tokens[n].tolist() == [PACKED[first][0] for first in firsts]
+
+
+@checks(
+    (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
+    (check_masked_stream,), (check_documents_are_drawn,),
+)  # fmt: skip
+def test_what_is_drawn_is_as_by_hand(check: Check) -> None:
+    check()
+
+
+@bugs_of(__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        globals()[bug.check](*bug.given)

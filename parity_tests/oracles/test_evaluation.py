@@ -1,0 +1,233 @@
+"""Evaluation and sampling: losses by numpy from logits, draws by transformers' own distribution."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process
+
+from lockstep.cli import commands
+from lockstep.data.batch import Batch
+from lockstep.judge.compare import norm_gap
+from lockstep.model.state import TrainState
+from lockstep.run import checkpoint
+from lockstep.train import sampling
+from lockstep.twin import Twin
+from parity_tests.oracles import Check, checks
+from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
+from parity_tests.weights.folders import run_of
+
+T = 6
+SMALL: dict[str, Any] = {"n_layer": 1, "d_model": 16, "context": T, "vocab": 40, "lr": 0.05,
+                         "warmup": 0, "accum": 3}  # fmt: skip
+# Loss by numpy from logits, in nats: float64's rounding; below it, one of float32's sums.
+GAPS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-3}
+
+
+def batches_of(count: int, *, masked: bool = False) -> Batch:
+    """Batches in which a quarter of the targets are token 0, and the last is masked if asked."""
+    random = np.random.default_rng(3)
+    tokens, targets = (random.integers(40, size=(count, 2, T)).astype(np.int32) for _ in "xy")
+    targets[random.random(targets.shape) < 0.25] = 0
+    counts = random.random(targets.shape) < 0.4
+    return Batch(tokens, np.where(counts, targets, 0) if masked else targets,
+                 counts if masked else None)  # fmt: skip
+
+
+def loss_by_hand(twin: Twin, batches: Batch) -> float:
+    """-log softmax at each target, from the scores after each prefix; the mean of what counts."""
+    found = []
+    fields = batches.tokens, batches.targets, batches.expand_counts()
+    for tokens, targets, counts in zip(*(field.reshape(-1, T) for field in fields)):
+        for t in np.flatnonzero(counts):
+            scores = twin.logits(tokens[: t + 1]).astype(np.float64)[:40]
+            found.append(np.log(np.exp(scores - scores.max()).sum()) + scores.max())
+            found[-1] -= scores[targets[t]]
+    return float(np.mean(found))
+
+
+def check_loss(framework: str, policy: str, form: str = "") -> None:
+    """The loss of an evaluation is numpy's; and a step's, before its update, is too."""
+    chunks = "3" if form == "chunks" else "1"
+    config = toy(**SMALL, policy=policy, loss_chunks=chunks)
+    twin, batches = (
+        start(framework, config, perturbed(config)),
+        batches_of(3, masked=form == "masked"),
+    )
+    hand = loss_by_hand(twin, batches)
+    assert abs(twin.evaluate(batches) - hand) < GAPS[policy]
+    assert abs(twin.evaluate(batches.select(slice(1))) - loss_by_hand(
+        twin, batches.select(slice(1)))) < GAPS[policy]  # fmt: skip
+    result = twin.step(twin.place(batches))()
+    assert abs(result.loss - hand) < GAPS[policy]
+
+
+def check_evaluation_follows(framework: str) -> None:
+    """Trained in fp64, evaluated in fp32, before and after: each time the loss, and the scores, of
+    a twin of fp32 with the weights of that moment. Training goes on as if nobody looked."""
+    config = toy(**{**SMALL, "vocab": 256}, policy="fp64", eval_policy="fp32", dropout=0.2)
+    plain = config.replace(policy="fp32", eval_policy="", dropout=0.0)
+    held_out, moments = batches_of(2), []
+    tokens, state = held_out.tokens[0, 0], perturbed(config)
+    twin = start(framework, config, state)
+    for step in (0, 2, 4):
+        run(twin, config, range(step, step + 2))
+        moments.append((twin.evaluate(held_out), twin.logits(tokens), twin.state()))
+    unseen = start(framework, config, state)
+    run(unseen, config, range(6))
+    end = unseen.state().params
+    assert all(np.array_equal(end[name], x) for name, x in moments[-1][2].params.items())
+    for loss, scores, now in moments:
+        fresh = start(framework, plain, narrow(now))
+        assert abs(loss - fresh.evaluate(held_out)) < 1e-6
+        assert norm_gap(scores, fresh.logits(tokens)) < 1e-6
+    assert len({round(loss, 3) for loss, *_ in moments}) == 3
+
+
+def narrow(state: TrainState) -> TrainState:
+    parts: Any = {part: {name: x.astype(np.float32) for name, x in getattr(state, part).items()}
+             for part in ("params", "mu", "nu")}  # fmt: skip
+    return replace(state, **parts)
+
+
+def check_scores_in_the_evaluation_s_policy(framework: str) -> None:
+    """What is sampled is computed in fp32 where bf16 trains."""
+    config = toy(**SMALL, policy="bf16", eval_policy="fp32")
+    state, tokens = perturbed(config), np.arange(T, dtype=np.int32)
+    exact, rounded = (
+        start(framework, config.replace(policy=policy, eval_policy=""), state).logits(tokens)
+        for policy in ("fp32", "bf16")
+    )
+    found = start(framework, config, state).logits(tokens)
+    assert norm_gap(found, exact) < 1e-6 < 1e-4 < norm_gap(found, rounded)
+
+
+# --- sampling
+
+
+class Scores:
+    """Stands for a twin: keeps what it is asked, and scores by the last token."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.asked = np.array(table, float), list[list[int]]()
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        self.asked.append(tokens.tolist())
+        return self.table[tokens[-1]]
+
+
+def draw(table: Any, prompt: list[int], **how: Any) -> tuple[list[int], list[list[int]]]:
+    twin: Any = Scores(table)
+    return sampling.sample(twin, prompt, vocab=len(twin.table), **how), twin.asked
+
+
+def check_context() -> None:
+    """The model is asked with all that there is, up to the whole context, and never more."""
+    follow = np.eye(10)[[(i + 3) % 10 for i in range(10)]]
+    written, asked = draw(follow, [4, 5], length=9, context=8, temperature=0)
+    assert written == [8, 1, 4, 7, 0, 3, 6, 9, 2]
+    whole = [4, 5, *written]
+    assert asked == [whole[max(0, n - 8) : n] for n in range(2, 11)]
+    _, asked = draw(follow, list(range(10)), length=1, context=8, temperature=0)
+    assert asked == [[2, 3, 4, 5, 6, 7, 8, 9]]
+
+
+SCORES = [0.3, -1.2, 2.0, 1.1, 0.3, -0.4, 1.7, -3.0]
+
+
+class Even:
+    """Stands for a generator: numbers that divide [0, 1) evenly."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = iter((np.arange(count) + 0.5) / count)
+
+    def random(self) -> float:
+        return float(next(self.numbers))
+
+
+def probabilities(scores: Any, temperature: float, top_k: int) -> np.ndarray:
+    """By transformers' warpers, in the order of its `generate`."""
+    x = torch.tensor([scores], dtype=torch.float64)
+    x = logits_process.TemperatureLogitsWarper(temperature)(None, x)
+    x = logits_process.TopKLogitsWarper(top_k)(None, x) if top_k else x
+    return torch.softmax(x, -1)[0].numpy()
+
+
+def check_distribution() -> None:
+    """Of 1000 even numbers each token gets its share, to within one."""
+    for temperature in (0.5, 0.8, 1.0, 3.0):
+        for top_k in (0, 1, 3, 5, 8, 40):
+            even: Any = Even(1000)
+            drawn = [sampling.choose(np.array(SCORES), temperature, top_k, even)
+                     for _ in range(1000)]  # fmt: skip
+            counts = np.bincount(drawn, minlength=len(SCORES))
+            expected = 1000 * probabilities(SCORES, temperature, min(top_k, len(SCORES)))
+            assert np.abs(counts - expected).max() <= 1 + 1e-6, (temperature, top_k)
+
+
+def check_draws_are_independent() -> None:
+    """Pairs of neighbours in a text of 4000 tokens: each pair as often as the product of its
+    probabilities says, to within five deviations; another seed writes another text."""
+    scores, length = SCORES[:4], 4000
+    how: Any = {"length": length, "context": 3, "temperature": 1.0, "top_k": 0}
+    texts = [draw([scores] * 4, [0], seed=seed, **how)[0] for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    alike = np.mean(np.array(texts[0]) == texts[2])
+    p = probabilities(scores, 1.0, 0)
+    assert abs(alike - (p**2).sum()) < 5 / np.sqrt(length)
+    pairs = np.zeros((4, 4))
+    np.add.at(pairs, (texts[0][:-1], texts[0][1:]), 1 / (length - 1))
+    expected = np.outer(p, p)
+    assert (np.abs(pairs - expected) < 5 * np.sqrt(expected / length)).all(), pairs
+
+
+def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lockstep sample` draws from the scores of its checkpoint under `--eval-policy`: bf16's, and
+    those of the first weights, give another text."""
+    config = toy(**{**SMALL, "vocab": 256, "context": 8}, policy="bf16", eval_policy="fp32")
+    state = run_of(folder / "run", "torch", config)
+    random = np.random.default_rng(0)
+    weights = {n: random.normal(0, 0.5, x.shape).astype("f4") for n, x in state.params.items()}
+    state = replace(state, params=weights, step=1)
+    checkpoint.save(folder / "run", state, keep=1)
+    words = (
+        f"sample {folder / 'run'} --prompt def --length 90 --temperature 2.0 --top-k 50 --seed 3"
+    )
+    assert commands.main([*words.split(), "--device", "cpu"]) == 0
+    how: Any = {"length": 90, "context": 8, "temperature": 2.0, "top_k": 50, "seed": 3}
+    written = []
+    for policy in ("fp32", "bf16"):
+        twin = start("torch", config.replace(policy=policy, eval_policy=""), state)
+        drawn = bytes(sampling.sample(twin, b"def", **how))
+        written.append(sampling.to_terminal(b"def" + drawn) + "\n")
+    assert capsys.readouterr().out == written[0] != written[1]
+
+
+@checks(
+    *((check_loss, framework, "bf16") for framework in FRAMEWORKS),
+    *((check_loss, "torch", "fp64", form) for form in ("masked", "chunks")),
+    *((check_loss, "jax", "fp64", form) for form in ("masked", "chunks")),
+    *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
+    *((check_scores_in_the_evaluation_s_policy, framework) for framework in FRAMEWORKS),
+    (check_context,), (check_distribution,), (check_draws_are_independent,),
+)  # fmt: skip
+def test_it_is_numpy_s_or_transformers(check: Check) -> None:
+    check()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_the_command(tmp_path, capsys)
+
+
+@bugs_of(__name__)
+def test_a_planted_bug_is_found(
+    bug: Bug, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bug.plant(monkeypatch)
+    given: Any = {"folder": tmp_path, "capsys": capsys} if bug.check == "check_the_command" else {}
+    with pytest.raises(AssertionError):
+        globals()[bug.check](*bug.given, **given)

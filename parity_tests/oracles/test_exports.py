@@ -1,0 +1,177 @@
+"""Exports: transformers' own model with the weights merged by hand; int8 by the formula of affine
+quantization."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from jax import export as jax_export
+from onnx import numpy_helper
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+from benchmarks.peers import hf_model
+from lockstep.config import Config
+from lockstep.data import batches, corpus
+from lockstep.judge.compare import norm_gap
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
+from lockstep.run import checkpoint
+from lockstep.weights import onnx_export
+from lockstep.weights.export import export
+from lockstep.weights.onnx_export import export_onnx
+from lockstep.weights.stablehlo import PROGRAM, WEIGHTS, export_stablehlo
+from parity_tests.oracles import Check, checks
+from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.pair import start, toy
+from parity_tests.weights.folders import run_of
+
+BOUND = 2e-6  # of the logits' norm, in float32
+T = 12
+SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": T, "vocab": 256}
+LLAMA = {"family": "tiny", "n_kv_head": 2, "qk_norm": True, "mlp_dim": 48}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"family": "gpt2", "norm_eps": 1e-3},
+    "llama": {**LLAMA, "norm_eps": 1e-3, "padded_vocab": 264},
+    "gpt2-lora": {"family": "gpt2", "lora_rank": 3, "lora_alpha": 7.0},
+    "llama-lora": {**LLAMA, "lora_rank": 3, "lora_targets": "*.qkv,blocks.1", "rope": "base=500"},
+}
+FORMATS = ("safetensors", "onnx", "stablehlo")
+
+
+def trained(run: Path, name: str) -> tuple[Config, TrainState]:
+    """A run whose weights, adapters too, are far from where they began; its loss is not ln 256."""
+    config = toy(**{**SMALL, **MODELS[name]}, policy="fp32")
+    run_of(run, "torch", config)
+    random = np.random.Generator(np.random.Philox(1))
+    state = initial_state(config)
+    noise = {n: x + random.normal(0, 0.1, x.shape).astype("f4") for n, x in state.params.items()}
+    state = start("torch", config, replace(state, params=noise, step=1)).state()
+    checkpoint.save(run, state, keep=1)
+    return config, state
+
+
+def merged_by_hand(config: Config, params: Arrays) -> Arrays:
+    """W + alpha / rank B A (Hu et al. 2021), without the rows that pad the vocabulary."""
+    found = {}
+    for name, x in params.items():
+        module, _, kind = name.rpartition(".")
+        if kind.startswith("lora"):
+            continue
+        if kind == "weight" and f"{module}.lora_a" in params:
+            a, b = (params[f"{module}.lora_{each}"].astype(float) for each in "ab")
+            x = x + config.model.lora_alpha / config.model.lora_rank * (b @ a)
+        found[name] = x[:256] if name in ("embed.weight", "head.weight") else x
+    return found
+
+
+TOKENS = np.random.default_rng(5).integers(256, size=(2, T))  # the whole context
+
+
+@torch.no_grad()
+def expected_logits(config: Config, params: Arrays) -> np.ndarray:
+    model = replace(config.model, lora_rank=0, lora_targets="", padded_vocab=0)
+    net = hf_model.build(model).double()
+    hf_model.load(net, model, merged_by_hand(config, params))
+    return net(torch.from_numpy(TOKENS)).logits.numpy()
+
+
+def run_graph(graph: onnx.ModelProto, tokens: np.ndarray) -> list[np.ndarray]:
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=providers)
+    return session.run(None, {"tokens": tokens.astype(np.int64)})
+
+
+def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
+    """What a user of the format gets."""
+    if form == "onnx":
+        export_onnx(run, to, step=None, int8=False, warn=pytest.fail)
+        return run_graph(onnx.load(to / onnx_export.FILE), TOKENS)[0]
+    if form == "stablehlo":
+        export_stablehlo(run, to, step=None, warn=pytest.fail)
+        program = jax_export.deserialize(bytearray((to / PROGRAM).read_bytes()))
+        return np.asarray(program.call(load_file(to / WEIGHTS), TOKENS.astype(np.int32)))
+    export(run, to, warn=pytest.fail)
+    with torch.no_grad():
+        net = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
+        return net(torch.from_numpy(TOKENS)).logits.numpy()
+
+
+def check_export(form: str, name: str, folder: Path) -> None:
+    """In float32 the exported program has the logits of transformers' model, at each place."""
+    config, state = trained(folder / "run", name)
+    expected = expected_logits(config, state.params)
+    found = exported_logits(form, folder / "run", folder / "to")
+    assert found.shape == expected.shape == (2, T, 256)
+    assert max(norm_gap(found[:, t], expected[:, t]) for t in range(T)) < BOUND
+
+
+# --- int8
+
+
+def initializers(graph: onnx.ModelProto) -> Arrays:
+    return {x.name: numpy_helper.to_array(x) for x in graph.graph.initializer}
+
+
+def check_int8(folder: Path) -> None:
+    """Each activation's scale and zero point are of the least and the largest number that any of
+    the first eight steps' windows makes, as onnxruntime computes them in float32; a weight's scale
+    is of its column. The file loses little, by its logits and by its stated losses."""
+    config, state = trained(folder / "run", "gpt2")
+    export_onnx(folder / "run", folder / "whole", step=None, int8=False, warn=pytest.fail)
+    told = export_onnx(folder / "run", folder / "int8", step=None, int8=True, warn=pytest.fail)
+    whole, int8 = (onnx.load(folder / name / onnx_export.FILE) for name in ("whole", "int8"))
+    constants = initializers(whole)
+    products = [node for node in whole.graph.node
+                if node.op_type == "MatMul" and node.input[1] in constants]  # fmt: skip
+    assert len(products) == 2 * 4 + 1
+    seen = sorted({node.input[0] for node in products})
+    watched = onnx.ModelProto()
+    watched.CopyFrom(whole)
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in seen)
+    data = corpus.load(**vars(config.data))
+    low, high = dict.fromkeys(seen, 0.0), dict.fromkeys(seen, 0.0)
+    for step in range(8):
+        for tokens in batches.of_step(config, data.train, step).tokens:
+            for name, x in zip(seen, run_graph(watched, tokens)[1:]):
+                low[name] = min(low[name], float(x.min()))
+                high[name] = max(high[name], float(x.max()))
+    found = initializers(int8)
+    for name in seen:
+        scale = (high[name] - low[name]) / 255
+        assert np.isclose(found[f"{name}_scale"], scale, rtol=1e-5), name
+        assert found[f"{name}_zero_point"] == np.rint(-low[name] / scale), name
+    for node in products:
+        name, weight = node.input[1], constants[node.input[1]]
+        scale = np.abs(weight).max(0) / 127
+        assert np.allclose(found[f"{name}_scale"], scale, rtol=1e-5)
+        assert not found[f"{name}_zero_point"].any()
+        assert np.abs(found[f"{name}_quantized"] - np.rint(weight / scale)).max() <= 1
+    expected = expected_logits(config, state.params)
+    assert norm_gap(run_graph(int8, TOKENS)[0], expected) < 0.05
+    held_out = batches.validation(config, data.val)
+    for loss, graph in ((told.float32_loss, whole), (told.loss, int8)):
+        scores = np.stack([run_graph(graph, x)[0] for x in held_out.tokens]).astype(float)
+        logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        hand = -np.take_along_axis(logs, held_out.targets[..., None], -1).mean()
+        assert abs(loss - hand) < 1e-6
+
+
+@checks(
+    *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
+    (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
+)  # fmt: skip
+def test_it_is_transformers_or_the_formula_s(check: Check, tmp_path: Path) -> None:
+    check(folder=tmp_path)
+
+
+@bugs_of(__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bug.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        globals()[bug.check](*bug.given, folder=tmp_path)

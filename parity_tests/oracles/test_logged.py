@@ -1,0 +1,206 @@
+"""What is logged: by a clock that is handed in, formulas of papers, and the unscaled gradient."""
+
+import math
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.config import Config
+from lockstep.data.batch import Batch
+from lockstep.exits import DONE
+from lockstep.model import flops, params
+from lockstep.plan import roofline, shape
+from lockstep.run.saver import Saver
+from lockstep.train import loop, memory
+from lockstep.twin import StepResult
+from parity_tests.fake import FakeTwin
+from parity_tests.oracles import Check, checks
+from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
+from parity_tests.plan.plans import setting
+from parity_tests.runs import fake_runs
+from parity_tests.runs.fake_runs import place as place
+
+STEP, EVALUATION, SAVE, COMPILE = 2.0, 100.0, 30.0, 1000.0  # seconds
+SHAPE = "--batch-size 3 --accum 5 --mesh data=2 --context 8 --n-layer 1 --d-model 8 --n-head 1"
+TOKENS = 2 * 3 * 5 * 8  # of a step
+BYTES = 123_456_789
+
+
+class Clock:
+    """Time passes where the fake twin, its evaluation or a save takes some."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, synchronous: bool) -> None:
+        self.now, self.free, self.synchronous = 0.0, 0.0, synchronous
+        patch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        patch.setattr(FakeTwin, "synchronous", synchronous)
+        patch.setattr(FakeTwin, "step", self.step(FakeTwin.step))
+        for owner, name, seconds in ((FakeTwin, "evaluate", EVALUATION), (Saver, "save", SAVE),
+                                     (FakeTwin, "prepare", COMPILE)):  # fmt: skip
+            patch.setattr(owner, name, self.slow(getattr(owner, name), seconds))
+
+    def slow(self, right: Callable, seconds: float) -> Callable:
+        def run(*given: Any) -> Any:
+            self.now += seconds
+            return right(*given)
+
+        return run
+
+    def step(self, right: Callable) -> Callable:
+        """The device is busy for a step; the host waits for it at once, or in the result."""
+
+        def run(twin: FakeTwin, window: Batch) -> Callable[[], StepResult]:
+            finish = right(twin, window)
+            self.free = ready = max(self.free, self.now) + STEP
+
+            def wait() -> StepResult:
+                self.now = max(self.now, ready)
+                return finish()
+
+            if self.synchronous:
+                self.now = ready
+            return wait
+
+        return run
+
+
+def check_clock(mode: str, folder: Path) -> None:
+    """Each of 12 steps takes two seconds, beside evaluations and saves, which do not count."""
+    about = FakeTwin.describe
+    with pytest.MonkeyPatch.context() as patch:
+        Clock(patch, mode == "synchronous")
+        patch.setattr(FakeTwin, "peak_bytes", lambda self: BYTES)
+        patch.setattr(FakeTwin, "describe", lambda self: {**about(self), "device": "NVIDIA H200"})
+        flags = "--policy bf16 --steps 12 --warmup 2 --eval-every 4 --save-every 3"
+        assert fake_runs.train(f"{SHAPE} {flags}") == DONE
+    rows = fake_runs.rows()
+    assert [row["step"] for row in rows] == [*range(1, 13)]
+    for step, row in enumerate(rows, 1):
+        assert row["tokens_per_second"] == TOKENS / STEP, step
+        assert row["tokens"] == step * TOKENS
+        # Weights: embedding and head of 256 x 8; in the layer qkv, proj, gate, up and down, where
+        # 8/3 x 8 is rounded up to 64; three norms. NVIDIA: 989 TFLOP/s in bfloat16.
+        weights = 2 * 256 * 8 + 8 * (3 * 8 + 8 + 3 * 64) + 3 * 8
+        share = TOKENS / STEP * (6 * weights + 12 * 1 * 8 * 8) / (2 * 989e12)
+        assert math.isclose(row["mfu"], share, rel_tol=1e-12), step
+        assert row["peak_bytes"] == BYTES
+        assert (row["loss"], row["lr"]) == (1 / step, 1e-3)
+        pauses = EVALUATION * ((step - 1) // 4) + SAVE * ((step - 1) // 3)
+        assert row["seconds"] == step * STEP + pauses  # on the wall, from the first step on
+
+
+# --- FLOPs
+
+SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 16, "vocab": 100,
+                         "mlp_dim": 48}  # fmt: skip
+LORA = {"lora_rank": 3, "lora_targets": "*.qkv,*.down"}
+
+
+def layer(keys: int, linears: int) -> int:
+    """Weights of attention and MLP: queries and output 32 wide, keys and values as given."""
+    return 32 * (32 + 2 * keys) + 32 * 32 + linears * 32 * 48
+
+
+ADAPTERS = 3 * (32 + 3 * 32) + 3 * (48 + 32)
+GPT2_BIASES = 3 * 32 + 32 + 48 + 32 + 2 * 2 * 32
+ATTENTION = 12 * 2 * 32 * 16  # 12 L Q T
+# Family, flags -> weights that train, weights that do not. Positions count in neither.
+CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "plain": ("tiny", {}, 2 * 3200 + 2 * (layer(32, 3) + 64) + 32, 0),
+    "grouped": ("tiny", {"n_kv_head": 2}, 2 * 3200 + 2 * (layer(16, 3) + 64) + 32, 0),
+    "tied": ("tiny", {"tied": True}, 3200 + 2 * (layer(32, 3) + 64) + 32, 0),
+    "positions": ("gpt2", {}, 3200 + 2 * (layer(32, 2) + GPT2_BIASES) + 64, 0),
+    "lora": ("tiny", LORA, 2 * ADAPTERS, 2 * 3200 + 2 * (layer(32, 3) + 64) + 32),
+    "lora-positions": ("gpt2", LORA, 2 * ADAPTERS,
+                       3200 + 2 * (layer(32, 2) + GPT2_BIASES) + 64),
+    "frozen": ("tiny", {"freeze": "embed,blocks.0"},
+               3200 + layer(32, 3) + 64 + 32, 3200 + layer(32, 3) + 64),
+    "frozen-positions": ("gpt2", {"freeze": "position,embed"},
+                         2 * (layer(32, 2) + GPT2_BIASES) + 64, 3200),
+}  # fmt: skip
+
+
+def check_flops(case: str) -> None:
+    """6 P + 12 L Q T (Chowdhery et al. 2022), where a weight that does not train has 4."""
+    family, flags, trained, frozen = CASES[case]
+    config = toy(family, **{"model": family, **SMALL, **flags})
+    found = flops.of_run(config)
+    assert found == 6 * trained + 4 * frozen + ATTENTION, (case, found)
+    if not frozen:
+        assert flops.per_token(config.model) == found
+
+
+def check_plan_attention(case: str) -> None:
+    """Scores and values are two products of 2 T Q FLOPs a token; the backward pass has four. A
+    fused kernel leaves out the half that is masked and makes the scores again."""
+    family, flags, _, _ = CASES[case]
+    model = toy(family, **{"model": family, **SMALL, **flags}).model
+    tokens, forward = 4 * 8 * 16, 2 * 2 * 16 * 32
+    for framework, backend, times in (("torch", "ampere", 3.5 / 2), ("jax", "ampere", 3.5 / 2),
+                                      ("torch", "cpu", 3 / 2), ("jax", "cpu", 3)):  # fmt: skip
+        how = setting(framework=framework, backend=backend, rows=8, accum=4)
+        weights, attention = roofline.by_kind(shape.of_model(model), how)
+        assert attention == tokens * 2 * forward * times, (framework, backend)
+        products = 2 * (layer(16 if case == "grouped" else 32, 3 if family == "tiny" else 2))
+        assert weights >= tokens * 6 * (products + 3200)
+
+
+# --- norms and memory
+
+
+def check_norm_under_a_scale(framework: str) -> None:
+    """The logged norm is that of the true gradient, of float64, under any loss scale; the logged
+    scale is the step's; tensors' and modules' norms add up to it."""
+    small: dict[str, Any] = {"n_layer": 1, "d_model": 16, "context": 8, "accum": 2}
+
+    def first(by: str, policy: str, scale: float = 1.0) -> tuple[Config, StepResult]:
+        config = toy(**small, policy=policy, loss_scale_init=scale)
+        twin = start(by, config, perturbed(config))
+        return config, twin.step(twin.place(window(config, 0)))()
+
+    _, true = first("torch", "fp64")
+    for policy, scale in (("fp16", 2.0**4), ("fp16", 2.0**10), ("bf16", 1.0)):
+        config, found = first(framework, policy, scale)
+        assert math.isclose(found.grad_norm, true.grad_norm, rel_tol=0.02), (policy, scale)
+        assert math.isclose(found.loss, true.loss, rel_tol=0.01)
+        assert (found.loss_scale, found.skipped) == (scale, False)
+        assert found.norms.keys() == set(config.trained)
+        for norms in (found.norms, params.norms_by_module(found.norms, config.model)):
+            total = math.sqrt(sum(norm**2 for norm in norms.values()))
+            assert math.isclose(total, found.grad_norm, rel_tol=1e-3)
+        parts = [found.norms[f"blocks.0.norm{i}.weight"] for i in (1, 2)]
+        modules = params.norms_by_module(found.norms, config.model)
+        assert parts == [modules[f"blocks.0.norm{i}"] for i in (1, 2)]
+
+
+def check_peak() -> None:
+    """getrusage(2): the largest resident set of this process, in kilobytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = memory.resident_peak()
+    assert before <= found <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@checks(
+    *((check_flops, case) for case in CASES),
+    *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
+    *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),
+)  # fmt: skip
+def test_it_is_the_formula_s(check: Check) -> None:
+    check()
+
+
+@checks((check_clock, "synchronous"), (check_clock, "late"))
+def test_only_steps_take_time(check: Check, place: Path) -> None:
+    check(folder=place)
+
+
+@bugs_of(__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    bug.plant(monkeypatch)
+    given = {"folder": place} if bug.check == "check_clock" else {}
+    with pytest.raises(AssertionError):
+        globals()[bug.check](*bug.given, **given)

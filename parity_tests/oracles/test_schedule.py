@@ -1,0 +1,213 @@
+"""Schedule, optimizer and resume: AdamW and the rate by hand, step after step, in both twins."""
+
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.config import Config, OptimConfig, from_flags
+from lockstep.data import batches, corpus
+from lockstep.exits import DONE
+from lockstep.judge.compare import norm_gap
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState, initial_state
+from lockstep.run import checkpoint
+from lockstep.train.schedule import learning_rates
+from lockstep.twin import StepResult
+from parity_tests.oracles import Check, checks
+from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
+from parity_tests.runs import fake_runs
+from parity_tests.runs.fake_runs import place as place
+
+SMALL: dict[str, Any] = {"n_layer": 1, "d_model": 16, "context": 8, "policy": "fp64"}
+
+
+def rate_by_hand(optim: OptimConfig, update: int) -> float:
+    """The rate of an update, from 0: up in equal steps to the peak, then down to the least."""
+    if update < optim.warmup:
+        return optim.lr * (update + 1) / optim.warmup
+    done = (update - optim.warmup) / max(1, optim.steps - optim.warmup)
+    left = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+    return optim.min_lr + (optim.lr - optim.min_lr) * left[optim.schedule]
+
+
+PEAK, LOW = 0.01, 0.001
+LAST = {  # schedule, steps and warm-up -> the first rates, and the last ones
+    ("cosine", 1000, 100): ((1e-4, 2e-4), (0.0010001096618257, 0.0010000274155399)),
+    ("linear", 1000, 100): ((1e-4, 2e-4), (0.00102, 0.00101)),
+    ("constant", 1000, 100): ((1e-4, 2e-4), (0.01, 0.01)),
+    ("cosine", 4, 0): ((0.01, 0.008681980515339464), (0.0055, 0.002318019484660536)),
+    ("linear", 4, 4): ((0.0025, 0.005), (0.0075, 0.01)),
+    ("linear", 2, 1): ((0.01, 0.01), (0.01, 0.01)),
+}
+
+
+def check_table() -> None:
+    """All of a long table, and the pinned ends of six."""
+    for (schedule, steps, warmup), (first, last) in LAST.items():
+        flags = {"schedule": schedule, "steps": steps, "warmup": warmup}
+        optim = from_flags({**flags, "lr": PEAK, "min_lr": LOW}, accelerator=False).optim
+        table = learning_rates(optim)
+        assert table.shape == (steps,) and table.dtype == np.float64
+        hand = [rate_by_hand(optim, update) for update in range(steps)]
+        assert np.allclose(table, hand, rtol=1e-14, atol=0)
+        ends = [*table[:2], *table[-2:]]
+        assert np.allclose(ends, [*first, *last], rtol=1e-11, atol=0), (schedule, ends)
+
+
+def update_by_hand(config: Config, state: TrainState, grads: Arrays) -> tuple[float, list[Arrays]]:
+    """Clipping to a norm, then AdamW with decoupled decay (Loshchilov and Hutter 2017).
+
+    Returns the norm before clipping; weights and moments.
+    """
+    optim, count = config.optim, state.updates + 1
+    norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+    rate, after = rate_by_hand(optim, state.updates), [dict(state.params), {}, {}]
+    for name, g in grads.items():
+        g = g * min(1.0, optim.clip / (norm + 1e-6))
+        mu = optim.beta1 * state.mu[name] + (1 - optim.beta1) * g
+        nu = optim.beta2 * state.nu[name] + (1 - optim.beta2) * g**2
+        moved = mu / (1 - optim.beta1**count)
+        moved = moved / (np.sqrt(nu / (1 - optim.beta2**count)) + 1e-8)
+        decay = 0.0 if "norm" in name or "embed" in name else optim.weight_decay
+        after[0][name] = state.params[name] * (1 - rate * decay) - rate * moved
+        after[1][name], after[2][name] = mu, nu
+    return norm, after
+
+
+def check_steps(framework: str) -> None:
+    """40 steps of two micro-batches: each is the hand's on the twin's own gradients, and logs the
+    hand's norm, rate and loss."""
+    config = toy(**SMALL, steps=40, warmup=8, accum=2, clip=0.4, lr=0.01)
+    twin = start(framework, config, perturbed(config))
+    for step in range(40):
+        before, drawn = twin.state(), window(config, step)
+        losses, grads = zip(*map(twin.loss_and_grads, drawn.split()))
+        mean = {name: (grads[0][name] + grads[1][name]) / 2 for name in grads[0]}
+        norm, hand = update_by_hand(config, before, mean)
+        result, after = twin.step(twin.place(drawn))(), twin.state()
+        assert (after.step, after.updates) == (step + 1, step + 1)
+        assert abs(result.grad_norm - norm) < 1e-12 * norm
+        assert abs(result.loss - sum(losses) / 2) < 1e-12
+        assert math.isclose(result.lr, rate_by_hand(config.optim, step), rel_tol=1e-14)
+        for found, expected in zip((after.params, after.mu, after.nu), hand):
+            assert max(norm_gap(found[name], x) for name, x in expected.items()) < 1e-13
+    assert norm > config.optim.clip  # it was clipped to the end
+
+
+def check_clip(framework: str, policy: str) -> None:
+    """After a first step the moment is a tenth of the gradient, clipped to half its norm, whatever
+    the loss scale."""
+    config = toy(**{**SMALL, "policy": policy}, loss_scale_init=2.0**10, clip=1e9)
+    state, drawn = perturbed(config), window(config, 0)
+    grads = start(framework, config, state).loss_and_grads(drawn.select(0))[1]
+    norm = math.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads.values()))
+    for clip in (norm / 2, norm * 2):
+        twin = start(framework, config.replace(clip=clip), state)
+        result = twin.step(twin.place(drawn))()
+        assert math.isclose(result.grad_norm, norm, rel_tol=1e-2)
+        mu = {name: 10 * x.astype(np.float64) for name, x in twin.state().mu.items()}
+        clipped = math.sqrt(sum(float((x**2).sum()) for x in mu.values()))
+        assert math.isclose(clipped, min(clip, result.grad_norm), rel_tol=1e-4)
+
+
+# --- resume
+
+
+def check_resumed_after_skips(framework: str, folder: Path) -> None:
+    """fp16 from 2**20: it skips, then trains, is saved and resumed, and trains on. All that a step
+    reports is the same bit for bit; the rate is that of the updates."""
+    config = toy(**{**SMALL, "policy": "fp16"}, loss_scale_init=2.0**20, steps=16, warmup=4)
+    config = config.replace(loss_scale_interval=6)
+    state = perturbed(config)
+    whole = start(framework, config, state)
+    results = run(whole, config)
+    skips = [result.skipped for result in results]
+    assert 1 <= sum(skips) <= 6 and skips[0] and not any(skips[8:10]), skips
+    expected, scale, good = list[tuple[float, float]](), 2.0**20, 0
+    for skipped in skips:
+        rate = rate_by_hand(config.optim, len(expected) - sum(skips[: len(expected)]))
+        expected.append((rate, scale))
+        good = 0 if skipped else good + 1
+        if skipped or good == 6:
+            scale, good = scale / 2 if skipped else scale * 2, 0
+    assert np.allclose([(r.lr, r.loss_scale) for r in results], expected, rtol=1e-14, atol=0)
+    for moment in (3, 9):
+        begun = start(framework, config, state)
+        run(begun, config, range(moment))
+        checkpoint.save(folder / str(moment), begun.state(), keep=1)
+        saved = checkpoint.load(checkpoint.listing(folder / str(moment))[-1])
+        again = start(framework, config, saved)
+        assert as_text(run(again, config, range(moment, 16))) == as_text(results[moment:])
+        assert same(again.state(), whole.state())
+
+
+def as_text(results: list[StepResult]) -> list[str]:
+    """Every field, as it is logged; a NaN is as another."""
+    return [repr(result) for result in results]
+
+
+def same(a: TrainState, b: TrainState) -> bool:
+    counters = ("step", "updates", "loss_scale", "good_steps")
+    return all(getattr(a, name) == getattr(b, name) for name in counters) and all(
+        np.array_equal(x, theirs[name])
+        for ours, theirs in ((a.params, b.params), (a.mu, b.mu), (a.nu, b.nu))
+        for name, x in ours.items()
+    )
+
+
+def check_resumed_run(folder: Path) -> None:
+    """30 steps, resumed thrice: the log and the end are those of the run that never stopped, and
+    the end is what the hand gets from the windows of steps 0 to 29."""
+    steps = " --steps 30 --warmup 3 --accum 2 --eval-every 4"
+    assert fake_runs.train(f"--out whole{steps}", "whole") == DONE
+    assert fake_runs.train(f"--out run{steps.replace('30', '7')}") == DONE
+    for stop in (8, 19, 30):
+        assert fake_runs.resume(f"--steps {stop}") == DONE
+    measured = ("tokens_per_second", "mfu", "peak_bytes", "seconds")
+    for kind in ("train", "eval"):
+        mine, theirs = (
+            [
+                {k: v for k, v in row.items() if k not in measured}
+                for row in fake_runs.rows(kind, out)
+            ]
+            for out in ("run", "whole")
+        )
+        logged = {row["step"] for row in theirs}  # each stop has an evaluation more
+        assert [row for row in mine if row["step"] in logged] == theirs
+        assert kind == "eval" or len(mine) == 30
+    ends = [checkpoint.load(checkpoint.listing(Path(out))[-1]) for out in ("run", "whole")]
+    assert same(*ends)
+    flags: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 1, "context": 8, "accum": 2}
+    config = toy(**flags, policy="fp32")
+    hand, text = initial_state(config).params["norm.weight"], corpus.load("text.txt").train
+    for step in range(30):
+        drawn = batches.of_step(config, text, step).tokens
+        crc = np.float32(zlib.crc32(drawn.tobytes(), step + 1) % 65_521)
+        hand = (3 * hand + crc) % np.float32(65_521)
+    assert np.array_equal(ends[0].params["norm.weight"], hand)
+
+
+@checks(
+    (check_table,), *((check_steps, framework) for framework in FRAMEWORKS),
+    *((check_clip, framework, policy) for framework in FRAMEWORKS for policy in ("bf16", "fp16")),
+)  # fmt: skip
+def test_it_is_the_hand_s(check: Check) -> None:
+    check()
+
+
+@checks(*((check_resumed_after_skips, framework) for framework in FRAMEWORKS), (check_resumed_run,))
+def test_a_resumed_run_is_the_whole(check: Check, place: Path) -> None:
+    check(folder=place)
+
+
+@bugs_of(__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    bug.plant(monkeypatch)
+    given = {"folder": place} if "resumed" in bug.check else {}
+    with pytest.raises(AssertionError):
+        globals()[bug.check](*bug.given, **given)
