@@ -162,6 +162,7 @@ def check_int8(folder: Path) -> None:
         assert abs(loss - hand) < 1e-6
 
 
+@tier("rest", guard="Llama", where=lambda check: check.args == ("stablehlo", "gpt2"))
 @checks(
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
@@ -170,6 +171,7 @@ def test_it_is_transformers_or_the_formula_s(check: Check, tmp_path: Path) -> No
     check(folder=tmp_path)
 
 
+@tier("rest", guard="adapters", where=lambda bug: bug.name == "stablehlo-eps-by-default")
 @bugs_of(__name__)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bug.plant(monkeypatch)
