@@ -29,6 +29,7 @@ from lockstep.weights.stablehlo import PROGRAM, WEIGHTS, export_stablehlo
 from parity_tests.oracles import Check, checks
 from parity_tests.oracles.bugs import Bug, bugs_of
 from parity_tests.pair import start, toy
+from parity_tests.tiers import tier
 from parity_tests.weights.folders import run_of
 
 BOUND = 2e-6  # of the logits' norm, in float32
