@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ def run_module(
     module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
     """`python -m MODULE WORDS` to its end; `changes` to the environment, options of subprocess."""
-    command, env = module_command(module, *words), _environment(changes)
+    command, env = module_command(module, *words), environment(changes)
     return subprocess.run(command, env=env, check=False, **options)
 
 
@@ -37,7 +36,7 @@ def start_module(
 ) -> subprocess.Popen[Any]:
     """The same, without waiting for it; `python`: another interpreter's."""
     command = module_command(module, *words, python=python)
-    return subprocess.Popen(command, env=_environment(changes), **options)
+    return subprocess.Popen(command, env=environment(changes), **options)
 
 
 def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
@@ -68,14 +67,7 @@ def end_after(wait: Callable[[], Any]) -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def wait_for_close(descriptor: int) -> None:
-    """Until nobody holds the other end of a socket, or of a pipe that is written to."""
-    ends = select.poll()
-    ends.register(descriptor, 0)  # a hang-up is told unasked
-    ends.poll()
-
-
-def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
     """This process's own, in which our packages are found from any folder."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, **changes}

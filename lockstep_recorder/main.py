@@ -1,4 +1,4 @@
-"""`record FILE -o OUT`, or `serve FILE`: questions come in on stdin, answers go out on stdout."""
+"""`record FILE -o OUT`, or `serve FILE`, which answers the questions of a connection on stdin."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
     partial = [f"{file}.tmp" for file in files]
     try:
         with open(partial[0], "wb") as file:
-            for part in wire.chunks(arrays):
+            for part in wire.chunks(as_floats(arrays)):
                 digest.update(part)
                 file.write(part)
         whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
@@ -91,6 +91,14 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
         with contextlib.suppress(OSError):  # a new folder, which would be taken for the user's
             os.rmdir(out)
         raise
+
+
+def as_floats(arrays: wire.Arrays) -> wire.Arrays:
+    """What is no float becomes float64, exact below 2**53; so do narrower floats."""
+    return {
+        name: x if np.asarray(x).dtype.name in ("float64", "float32") else np.asarray(x, np.float64)
+        for name, x in arrays.items()
+    }
 
 
 def _write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -139,21 +147,23 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return {"losses": side.train(weights, batches)}, {}
 
 
-def serve(name: str, seed: int, device: str, own: bool) -> int:
-    """Each answer is a line of JSON and arrays; a mistake is an answer, too."""
-    answers = os.fdopen(os.dup(1), "wb")  # what the user prints must not get between them
-    os.dup2(2, 1)
-    side = None
-    while True:
-        asked = wire.receive(sys.stdin.buffer)
-        if asked is None:
-            return 0
-        try:
-            side = side or open_side(name, seed, device, own)
-            header, arrays = answer(side, *asked)
-        except Mistake as error:
-            header, arrays = {"error": str(error), "frames": error.frames}, {}
-        wire.send(answers, header, arrays)
+def serve(given: argparse.Namespace) -> int:
+    """Answers questions; the program is built for the first one."""
+
+    def start() -> Any:
+        side = open_side(given.program, given.seed, given.device, given.own_precision)
+
+        def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
+            if header["ask"] == "write":
+                _write(header["out"], *record(side, given.seed, header["steps"]))
+                return {}, {}
+            told, found = answer(side, header, arrays)
+            return told, as_floats(found)
+
+        return answer_or_write
+
+    wire.serve(wire.take_connection(), start, told=Mistake)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     given = parser.parse_args(argv)
     if given.what == "serve":
-        return serve(given.program, given.seed, given.device, given.own_precision)
+        return serve(given)
     try:
         side = open_side(given.program, given.seed, given.device, given.own_precision)
         about, arrays = record(side, given.seed, given.steps)

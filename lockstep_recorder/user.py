@@ -13,9 +13,10 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+from lockstep_recorder.wire import frame_lines
+
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
 LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
-FRAMES = 4  # the last ones of the user's, shown with an exception
 
 
 class Mistake(Exception):
@@ -89,10 +90,7 @@ def mistake(name: str, function: str, error: BaseException) -> Mistake:
     stack = traceback.extract_tb(error.__traceback__)
     others = [f for f in stack if not f.filename.startswith((here, "<frozen"))]
     own = [f for f in others if not f.filename.startswith(LIBRARIES)] or others
-    frames = [
-        f"{os.path.basename(f.filename)}, line {f.lineno}, in {f.name}: {f.line}"
-        for f in own[-FRAMES:]
-    ]
+    frames = frame_lines(own)
     text = " ".join(str(error).split()) or "no message"
     where = f"{name}: {function}" if function else f"{name}: importing it"
     return Mistake(f"{where} raised {type(error).__name__}: {text[:400]}", frames)

@@ -1,21 +1,41 @@
-"""Arrays as safetensors, written out: the user's interpreter need not have the library."""
+"""How our processes talk: a question is a line of JSON and arrays, and so is its answer.
+
+The arrays follow as safetensors, written out here: a user's interpreter need not have the library.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from typing import IO, Any
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-NAMES = {"float64": "F64", "float32": "F32"}
+Message = tuple[dict[str, Any], Arrays]
+NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "bool": "BOOL",
+}  # fmt: skip
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+FRAMES = 4  # the last ones, told with an exception
+LEAVING = 10.0  # seconds that a process may go on for when nobody hears its answer
 
 
 def chunks(arrays: Arrays) -> Iterator[bytes]:
-    """{name: array} -> bytes, an array at a time; no float becomes float64, exact below 2**53."""
+    """Yields safetensors' bytes, an array at a time.
+
+    A dtype that numpy has not becomes one that holds it exactly: bfloat16 float32, others float64.
+    """
     header, at = {}, 0
     for name, x in arrays.items():
         dtype = _dtype(x)
@@ -33,11 +53,13 @@ def chunks(arrays: Arrays) -> Iterator[bytes]:
 
 def _dtype(x: np.ndarray) -> np.dtype[Any]:
     dtype = np.asarray(x).dtype
-    return dtype if dtype.name in NAMES else np.dtype(np.float64)
+    if dtype.name in NAMES:
+        return dtype
+    return np.dtype(np.float32 if dtype.name == "bfloat16" else np.float64)
 
 
 def parse(content: bytes) -> Arrays:
-    """bytes -> {name: array}; from our own process, so it is not checked."""
+    """Reads safetensors' bytes; they are from our own process, so they are not checked."""
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
     found = {}
@@ -49,27 +71,93 @@ def parse(content: bytes) -> Arrays:
     return found
 
 
-def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
+def send(stream: Any, header: dict[str, Any], arrays: Arrays) -> None:
     parts = chunks(arrays)
     head = next(parts)
     size = len(head) + sum(np.size(x) * _dtype(x).itemsize for x in arrays.values())
-    line = json.dumps(dict(header, names=list(arrays), body=size))
-    stream.write(line.encode() + b"\n" + head)
+    stream.write(json.dumps(dict(header, body=size)).encode() + b"\n" + head)
     for part in parts:
         stream.write(part)
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays] | None:
-    """(header, arrays), or None where the other side has closed."""
+def receive(stream: Any) -> Message | None:
+    """Returns (header, arrays), or None where the other side has closed."""
     line = stream.readline()
     if not line:
         return None
     header = json.loads(line)
-    return header, parse(stream.read(header["body"]))
+    size = header.pop("body")
+    body = stream.read(size)
+    return (header, parse(body)) if len(body) == size else None
+
+
+def take_connection() -> socket.socket:
+    """Returns the socket that this process was started with as its stdin, which is then empty."""
+    connection = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return connection
+
+
+def serve(
+    connection: socket.socket,
+    start: Callable[[], Callable[[dict[str, Any], Arrays], Message]],
+    told: type[Exception],
+) -> None:
+    """Answers questions until the other side closes; an exception is an answer, too.
+
+    This process does not outlive who asks it, whatever it is at.
+
+    Args:
+        start: called with the first question; returns the function that answers.
+        told: exceptions that are told by their text alone, after their `frames` if they have any.
+    """
+    answer = None
+    watch = threading.Thread(target=_end_after_close, args=[connection.fileno()], daemon=True)
+    watch.start()
+    with suppress(ConnectionError), connection, connection.makefile("rwb") as stream:
+        while True:
+            asked = receive(stream)
+            if asked is None:
+                return
+            try:
+                answer = answer or start()
+                header, arrays = answer(*asked)
+            except Exception as error:
+                header, arrays = _failure(error, isinstance(error, told)), {}
+            send(stream, header, arrays)
+
+
+def _failure(error: Exception, told: bool) -> dict[str, Any]:
+    if told:
+        return {"error": str(error), "frames": getattr(error, "frames", []), "told": True}
+    said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+    frames = frame_lines(traceback.extract_tb(error.__traceback__))
+    return {"error": said, "frames": frames, "told": False}
+
+
+def _end_after_close(descriptor: int) -> None:
+    """Ends this process some time after the other side closes.
+
+    One that idles ends by itself; one of a world may wait for ever for another's part.
+    """
+    ends = select.poll()
+    ends.register(descriptor, 0)  # a hang-up is told unasked
+    ends.poll()
+    time.sleep(LEAVING)
+    os._exit(1)
+
+
+def frame_lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
+    """Returns a line for each of the last frames."""
+    return [
+        f"{os.path.basename(f.filename)}, line {f.lineno}, in {f.name}: {f.line}"
+        for f in list(stack)[-FRAMES:]
+    ]
 
 
 def group(arrays: Arrays, prefix: str) -> Arrays:
-    """The arrays named PREFIX/NAME, by NAME."""
+    """Returns the arrays named PREFIX/NAME, by NAME."""
     start = prefix + "/"
     return {name[len(start) :]: x for name, x in arrays.items() if name.startswith(start)}

@@ -1,13 +1,8 @@
-"""The forward pass in StableHLO, for `lockstep.weights.stablehlo`, which knows no JAX.
+"""The forward pass in StableHLO, for `lockstep.weights.stablehlo`, which knows no JAX."""
 
-`python -m jax_impl.io.stablehlo FOLDER` takes a configuration as JSON and the canonical weights
-from FOLDER; it leaves there the program, as jax.export writes it and as text.
-"""
-
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,13 +40,10 @@ def forward(
     return export.export(jax.jit(logits), platforms=platforms)(given, tokens)
 
 
-def main(folder: Path) -> None:
-    config = Config.from_json(json.load(sys.stdin))
-    weights = load_file(folder / WEIGHTS)
-    (folder / PROGRAM).write_bytes(forward(config, weights).serialize())
-    plain = forward(config, weights, ["cpu"])  # of several, each call says for which it is
-    (folder / TEXT).write_text(plain.mlir_module(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def export_forward(config: dict[str, Any], folder: str) -> None:
+    """Writes the program, as jax.export writes it and as text, beside the canonical weights."""
+    parsed, there = Config.from_json(config), Path(folder)
+    weights = load_file(there / WEIGHTS)
+    (there / PROGRAM).write_bytes(forward(parsed, weights).serialize())
+    plain = forward(parsed, weights, ["cpu"])  # of several, each call says for which it is
+    (there / TEXT).write_text(plain.mlir_module(), encoding="utf-8")

@@ -13,8 +13,8 @@ from lockstep.check.program import Program
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
-from lockstep.parity.wire import group
 from lockstep_recorder.recording import moments
+from lockstep_recorder.wire import group
 
 GROUPS = ("in", "act", "dact")
 

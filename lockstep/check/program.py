@@ -4,19 +4,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lockstep.errors import UserError
-from lockstep.model.params import Arrays
-from lockstep.parity import wire
-from lockstep.process import ROOT, last_line
+from lockstep.process import ROOT
+from lockstep.worker import Say, Worker, silent, start
+from lockstep_recorder.wire import LEAVING
 
 PACKAGE = "lockstep_recorder"
 MAIN = f"import sys\nfrom {PACKAGE}.main import main\nsys.exit(main())\n"
-Say = Callable[[str], None]
 
 
 def export(file: Path) -> None:
@@ -43,72 +40,32 @@ def require_python(flag: str, python: str) -> None:
         raise UserError(f"{flag} {python}: cannot import numpy; {remedy}")
 
 
-class Program:
+class Program(Worker):
     """Asks a live program; see `lockstep_recorder.main.answer`."""
+
+    names_itself = True
 
     def __init__(
         self, name: str, *, python: str = sys.executable, seed: int = 0, device: str = "cpu",
-        own_precision: bool = False, say: Say = lambda line: None,
+        own_precision: bool = False, say: Say = silent,
     ) -> None:  # fmt: skip
-        self.name, self.python, self.say = name, python, say
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-check-")
-        self.recorder = Path(self.folder.name) / "recorder.pyz"
-        export(self.recorder)
-        self.options = ["--seed", str(seed), "--device", device]
-        self.options += ["--own-precision"] * own_precision
-        self.process: subprocess.Popen[bytes] | None = None
+        recorder = Path(self.folder.name) / "recorder.pyz"
+        export(recorder)
+        words = [python, str(recorder), "serve", name, "--seed", str(seed), "--device", device]
+        words += ["--own-precision"] * own_precision
+        super().__init__(name, partial(start, words), say)
 
     def record(self, out: Path, steps: int) -> None:
-        """Writes the trace of this program, in a process that ends with it; it prints to stderr."""
-        words = ["record", self.name, "-o", str(out), "--steps", str(steps), "--quiet"]
-        words += self.options
-        done = self._start(words, stdout=2, stderr=subprocess.PIPE, text=True)
-        _, said = done.communicate()
-        last = last_line(said)
-        if done.returncode == 2 and last.startswith("error: "):
-            frames = [line for line in said.splitlines() if line.startswith("  ")]
-            for line in frames[-4:]:
-                self.say(line)
-            raise UserError(last.removeprefix("error: "))
-        if done.returncode:
-            raise UserError(f"{self.name}: its process ended with status {done.returncode}: {last}")
-
-    def ask(
-        self, question: str, arrays: Arrays | None = None, **header: Any
-    ) -> tuple[dict[str, Any], Arrays]:
-        """Raises UserError for what the user's code raises, after its last frames."""
-        process = self.process = self.process or self._start(
-            ["serve", self.name, *self.options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin and process.stdout
-        try:
-            wire.send(process.stdin, {"ask": question, **header}, arrays or {})
-            answer = wire.receive(process.stdout)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            status = process.wait()
-            self.close()
-            raise UserError(f"{self.name}: its process ended with status {status}; see above")
-        if "error" in answer[0]:
-            for line in answer[0]["frames"]:
-                self.say("  " + line)
-            raise UserError(answer[0]["error"])
-        return answer
-
-    def _start(self, words: list[str], **options: Any) -> Any:
-        return subprocess.Popen([self.python, str(self.recorder), *words], **options)
+        """Writes the trace of this program, in a process that ends with it."""
+        self.ask("write", out=str(out), steps=steps)
+        self.end_process()
 
     def end_process(self) -> None:
-        """And so free its device's memory; the next question starts another."""
-        if self.process:
-            assert self.process.stdin and self.process.stdout
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-            self.process.stdout.close()
-            self.process.wait()
-            self.process = None
+        """Ends its process, and so frees its device's memory; the next question starts another."""
+        super().close()
 
-    def close(self) -> None:
-        self.end_process()
+    def close(self, leaving: float = LEAVING) -> int | None:
+        status = super().close(leaving)
         self.folder.cleanup()
+        return status

@@ -13,7 +13,7 @@ from lockstep.errors import UserError, why
 from lockstep.files import tensors
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
-from lockstep.parity.wire import group
+from lockstep_recorder.wire import group
 
 FORMAT = 1
 ABOUT, ARRAYS = "trace.json", "arrays.safetensors"

@@ -1,9 +1,8 @@
 """Asks a process of its own, which has a framework, for programs."""
 
-import json
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +11,7 @@ from lockstep.compile.program import Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config
 from lockstep.errors import UserError, require
-from lockstep.process import ask, start_module
+from lockstep.worker import ForkServer, Worker, silent
 
 GPU_NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
 TPU_NEEDS = {"jax": ("jax", "libtpu")}
@@ -20,7 +19,7 @@ EXTRAS = {Gpu: "aot]' (2 GB)", Tpu: "tpu-aot]' (0.7 GB)"}
 
 
 class Compiler:
-    """One framework's process; it ends with `close`."""
+    """One framework's process, which forks another for each program; it ends with `close`."""
 
     def __init__(self, framework: str, kind: type[Target] = Gpu) -> None:
         """
@@ -30,10 +29,7 @@ class Compiler:
         twin.require_known(framework)
         require_installed(framework, kind)
         self.framework = framework
-        self.process = start_module(
-            "lockstep_compiler.main", framework, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        self.server = ForkServer("lockstep_compiler.main", framework, stderr=subprocess.DEVNULL)
 
     def program(self, config: Config, device: str, *, variant: str = "", hlo: str = "") -> Program:
         """The facts of one step; `hlo`: a file for XLA's text.
@@ -41,19 +37,13 @@ class Compiler:
         Raises:
             UserError: it cannot be compiled or traced.
         """
-        request = {"config": config.to_json(), "device": device, "variant": variant, "hlo": hlo}
-        line = ask(self.process, json.dumps(request))
-        found: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
-        if "error" in found:
-            raise UserError(f"{self.framework} for {device}: {found['error']}")
-        return Program.from_json(found)
+        worker = Worker(f"{self.framework} for {device}", self.server.fork, silent)
+        asked: dict[str, Any] = {"device": device, "variant": variant, "hlo": hlo}
+        with closing(worker):
+            return Program.from_json(worker.ask("program", config=config.to_json(), **asked)[0])
 
     def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.server.close()
 
 
 def require_installed(framework: str, kind: type[Target] = Gpu) -> None:

@@ -1,13 +1,15 @@
 """Runs a twin's probe in a process of its own, which may crash, hang or print anything."""
 
-import json
 import signal
 import subprocess
+import tempfile
+from functools import partial
 from typing import Any
 
 from lockstep import twin
 from lockstep.doctor.facts import Device, Framework
-from lockstep.process import ONE_THREAD, last_line, run_module
+from lockstep.process import ONE_THREAD, last_line
+from lockstep.worker import Failed, Worker, silent, start_service
 
 SECONDS = 120  # a first import from a slow disk takes a minute
 # Threads that wait for a busy core would be timed; a look must not take the GPU's memory.
@@ -16,42 +18,39 @@ ENVIRONMENT = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 def ask(name: str, seconds: float = SECONDS) -> Framework:
     """The facts that a framework reports, or its fault."""
-    try:
-        done = run_module(
-            probe(name), changes=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=seconds,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Framework(name=name, fault="hang", error=f"no answer within {seconds:g} s")
-    last = _printable(last_line(done.stderr.decode(errors="replace")))
-    if found := _last_object(done.stdout):
-        devices = tuple(map(_device, found.pop("devices", [])))
-        return Framework(name=name, devices=devices, stderr=last, **found)
-    if done.returncode < 0:
-        number = -done.returncode
-        error = f"killed by signal {number} ({signal.strsignal(number)})"
-        return Framework(name=name, fault="crash", error=error)
-    if done.returncode == 0:
-        return Framework(name=name, fault="no facts", error="it ended without reporting its facts")
-    error = last or f"it ended with status {done.returncode}"
-    return Framework(name=name, fault=_kind(last), error=error)
+    with tempfile.TemporaryFile() as printed:
+        options = {"stdout": subprocess.DEVNULL, "stderr": printed}
+        worker = Worker("", partial(start_service, probe(name), ENVIRONMENT, **options), silent)
+        try:
+            found, _ = worker.ask("facts", seconds=seconds)
+        except Failed as failed:
+            fault, error = _fault(failed)
+            return Framework(name=name, fault=fault, error=error)
+        finally:
+            worker.close()
+        printed.seek(0)
+        last = _printable(last_line(printed.read().decode(errors="replace")))
+    devices = tuple(map(_device, found.pop("devices", [])))
+    return Framework(name=name, devices=devices, stderr=last, **found)
+
+
+def _fault(failed: Failed) -> tuple[str, str]:
+    """The kind of a failure, and its line."""
+    status = failed.status
+    if failed.timed_out:
+        return "hang", failed.text
+    if status is None:
+        return _kind(failed.text), _printable(failed.text)
+    if status < 0:
+        return "crash", f"killed by signal {-status} ({signal.strsignal(-status)})"
+    if status == 0:
+        return "no facts", "it ended without reporting its facts"
+    return "import", f"it ended with status {status}"
 
 
 def probe(name: str) -> str:
     """The module in the framework's twin that prints its facts."""
     return twin.MODULES[name].partition(".")[0] + ".inspect.probe"
-
-
-def _last_object(output: bytes) -> dict[str, Any] | None:
-    """The probe's own line; a framework may have printed others around it."""
-    for line in reversed(output.decode(errors="replace").splitlines()):
-        try:
-            found = json.loads(line[line.find("{") :])
-        except ValueError:
-            continue
-        if isinstance(found, dict) and "unread" in found:
-            return found
-    return None
 
 
 def _device(found: dict[str, Any]) -> Device:

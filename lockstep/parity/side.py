@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,12 +13,14 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.config.kinds import place
 from lockstep.data.batch import Batch
-from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity import nursery, wire
+from lockstep.parity import wire
 from lockstep.process import NO_CHANGE, ONE_THREAD
+from lockstep.worker import Line, Worker, fork_server
+from lockstep_recorder.wire import Message, group
 
+SERVICE = "lockstep.parity.worker"
 KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 100 MB
 
 
@@ -73,8 +74,8 @@ class Side:
         self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
         self.python = python
-        self.connection: socket.socket | None = None
-        self.answers: OrderedDict[bytes, tuple[dict[str, Any], Arrays]] = OrderedDict()
+        self.worker: Worker | None = None
+        self.answers: OrderedDict[bytes, Message] = OrderedDict()
         self.kept = 0  # bytes of them
 
     def mutant(self, variant: str, *, remember: bool = True) -> "Side":
@@ -97,7 +98,7 @@ class Side:
         """Of (K, B, T) batches: everything with K as its last axis."""
         header, arrays = self.ask("traces", config, state, batches)
         fields = ("activations", "activation_grads", "grads")
-        return Traces(np.array(header["loss"]), *(wire.group(arrays, field) for field in fields))
+        return Traces(np.array(header["loss"]), *(group(arrays, field) for field in fields))
 
     def gradients(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
         """Of the program that trains, on (K, B, T) batches: K is the last axis."""
@@ -145,7 +146,7 @@ class Side:
 
     def ask(
         self, question: str, config: Config, state: TrainState, given: Batch | np.ndarray
-    ) -> tuple[dict[str, Any], Arrays]:
+    ) -> Message:
         """Raises UserError if the twin does, or if its process has ended."""
         counters, arrays = wire.pack(state)
         config = self.place(config)
@@ -172,32 +173,22 @@ class Side:
         self.answers.clear()
         self.kept = 0
 
-    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        self.connection = self.connection or self._fork()
-        try:
-            with self.connection.makefile("rwb") as stream:
-                wire.send(stream, header, arrays)
-                answer = wire.receive(stream)
-        except ConnectionError:
-            answer = None
-        if answer is None:
-            self.close()
-            raise UserError(f"{self.name}: its process ended; see above")
-        if "error" in answer[0]:
-            raise UserError(f"{self.name}: {answer[0]['error']}")
-        return answer
+    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> Message:
+        self.worker = self.worker or Worker(self.name, self._fork)
+        self.worker.send(header, arrays)
+        return self.worker.receive()
 
-    def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> socket.socket:
-        return nursery.fork(self.module, self.variant, self.environment, self.python, changes)
+    def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> Line:
+        server = fork_server(SERVICE, self.module, self.environment, self.python)
+        return server.fork(self.variant, changes=changes)
 
     def close(self) -> None:
         """Ends its process; the next question starts another."""
-        if self.connection:
-            self.connection.close()
-            self.connection = None
+        if self.worker:
+            self.worker.close()
 
 
-def _size(answer: tuple[dict[str, Any], Arrays]) -> int:
+def _size(answer: Message) -> int:
     return sum(array.nbytes for array in answer[1].values())
 
 

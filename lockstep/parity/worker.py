@@ -1,29 +1,30 @@
-"""One framework, in a process of its own: questions come in, answers go out.
+"""The service of one framework's twin, for a process of its own (`lockstep.worker`).
 
 A variant is a planted bug or a harmless rewrite; it holds for the life of the process, so that no
 program traced before it is taken for one that has it.
 """
 
+import ast
 import importlib
+import importlib.util
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
-from lockstep.errors import UserError
 from lockstep.judge.compare import stack
-from lockstep.model.params import Arrays
 from lockstep.parity import wire
+from lockstep.process import ROOT
 from lockstep.twin import VARIANTS, StepResult, Twin
+from lockstep_recorder.wire import Arrays, Message
 
 KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen configs
-
-Answer = tuple[dict[str, Any], Arrays]
 
 
 class Server:
@@ -41,17 +42,17 @@ class Server:
         self.twins.move_to_end(key)
         return self.twins[key]
 
-    def answer(self, header: dict[str, Any], arrays: Arrays) -> Answer:
+    def answer(self, header: dict[str, Any], arrays: Arrays) -> Message:
         twin = self.twin(Config.from_json(header["config"]))
         twin.load(wire.unpack(header["state"], arrays))
         return getattr(self, header["ask"])(twin, wire.unpack_input(arrays))
 
-    def state(self, twin: Twin, given: np.ndarray) -> Answer:
+    def state(self, twin: Twin, given: np.ndarray) -> Message:
         """The state as it comes back."""
         counters, arrays = wire.pack(twin.state())
         return {"state": counters}, arrays
 
-    def traces(self, twin: Twin, given: Batch) -> Answer:
+    def traces(self, twin: Twin, given: Batch) -> Message:
         traced = [twin.trace(batch) for batch in given.split()]
         arrays = {
             f"{field}/{name}": x
@@ -60,11 +61,11 @@ class Server:
         }
         return {"loss": [trace.loss for trace in traced]}, arrays
 
-    def gradients(self, twin: Twin, given: Batch) -> Answer:
+    def gradients(self, twin: Twin, given: Batch) -> Message:
         losses, grads = zip(*(twin.loss_and_grads(batch) for batch in given.split()))
         return {"loss": losses}, stack(list(grads))
 
-    def first_moments(self, twin: Twin, given: Batch) -> Answer:
+    def first_moments(self, twin: Twin, given: Batch) -> Message:
         """And the amaxes, after one step on each window, every time from the state loaded."""
         start, moments = twin.state(), []
         for window in given.split():
@@ -74,22 +75,22 @@ class Server:
             moments.append(end.mu | amaxes_by_role(end.amaxes))
         return {}, stack(moments)
 
-    def losses(self, twin: Twin, given: Batch) -> Answer:
+    def losses(self, twin: Twin, given: Batch) -> Message:
         return {"loss": [twin.step(twin.place(window))().loss for window in given.split()]}, {}
 
-    def evaluate(self, twin: Twin, given: Batch) -> Answer:
+    def evaluate(self, twin: Twin, given: Batch) -> Message:
         return {"loss": twin.evaluate(given)}, {}
 
-    def logits(self, twin: Twin, given: np.ndarray) -> Answer:
+    def logits(self, twin: Twin, given: np.ndarray) -> Message:
         return {}, {"logits": twin.logits(given)}
 
-    def step_bytes(self, twin: Twin, given: Batch) -> Answer:
+    def step_bytes(self, twin: Twin, given: Batch) -> Message:
         return {"bytes": twin.step_bytes(given)}, {}
 
-    def step_flops(self, twin: Twin, given: Batch) -> Answer:
+    def step_flops(self, twin: Twin, given: Batch) -> Message:
         return {"flops": twin.step_flops(given)}, {}
 
-    def seconds(self, twin: Twin, given: Batch) -> Answer:
+    def seconds(self, twin: Twin, given: Batch) -> Message:
         """Of one optimizer step on each window but the first, with which it may have to compile."""
         seconds = []
         for window in given.split():
@@ -98,7 +99,7 @@ class Server:
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds[1:]}, {}
 
-    def steps(self, twin: Twin, given: Batch) -> Answer:
+    def steps(self, twin: Twin, given: Batch) -> Message:
         results = [twin.step(twin.place(window))() for window in given.split()]
         counters, arrays = wire.pack(twin.state())
         numbers = [f for f in StepResult._fields if f not in ("nonfinite", "norms")]
@@ -133,15 +134,28 @@ def plant(module: str, variant: str) -> None:
         plants(module)[name](*([float(size)] if size else []))
 
 
-def serve(module: str, variant: str, stream: Any) -> int:
-    """Answers until nobody asks."""
+def preload(module: str) -> None:
+    """Imports the frameworks of a twin: what its mutants import, and its file of others.
+
+    The file itself is imported by a worker, for a mutant may change what it imports of ours.
+    """
+    with suppress(ModuleNotFoundError):
+        plants(module)
+    spec = importlib.util.find_spec(module)
+    for node in ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_ours(node):
+            exec(compile(ast.Module([node], []), module, "exec"), {})
+
+
+def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
+    name = node.names[0].name if isinstance(node, ast.Import) else node.module or ""
+    return (
+        bool(isinstance(node, ast.ImportFrom) and node.level)
+        or (ROOT / name.partition(".")[0]).is_dir()
+    )
+
+
+def start(module: str, variant: str) -> Callable[[dict[str, Any], Arrays], Message]:
+    """Plants the variant, and returns what answers."""
     plant(module, variant)
-    server = Server(module)
-    with suppress(ConnectionError):
-        while question := wire.receive(stream):
-            try:
-                header, arrays = server.answer(*question)
-            except UserError as error:
-                header, arrays = {"error": str(error)}, {}
-            wire.send(stream, header, arrays)
-    return 0
+    return Server(module).answer

@@ -1,8 +1,7 @@
 """One framework on several devices, as a side: it is asked of one device's config and batches."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,11 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.config.mesh import Mesh
 from lockstep.data.batch import Batch
-from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.parity import wire
 from lockstep.parity.side import Side
+from lockstep.worker import Failed, Worker
+from lockstep_recorder.wire import Message
 
 LOOPBACK = "127.0.0.1"
 XLA_DEVICES = "--xla_force_host_platform_device_count"
@@ -33,7 +32,7 @@ class World(Side):
             environment=home.environment, python=home.python,
         )  # fmt: skip
         self.mesh = mesh
-        self.others: list[socket.socket] = []
+        self.ranks: list[Worker] = []
         self.apart: list[str] = []
 
     @property
@@ -42,37 +41,29 @@ class World(Side):
 
     def ask(
         self, question: str, config: Config, state: TrainState, given: Batch | np.ndarray
-    ) -> tuple[dict[str, Any], Arrays]:
+    ) -> Message:
         rows = config.global_batch_size
         assert rows % self.mesh.size == 0, f"{rows} rows on {self.mesh.size} devices"
         config = config.replace(mesh=str(self.mesh), batch_size=rows // self.mesh.size)
         return super().ask(question, config, state, given)
 
-    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        """Of the first process; `apart` says which other reports other numbers, in any bit."""
-        if not self.connection:
-            self.connection, *self.others = map(self._fork, self._environments())
-        others = list(enumerate(self.others, start=1))
-        for rank, other in others:  # they wait for the first, which is asked last
-            with self._naming(rank), other.makefile("wb") as stream:
-                wire.send(stream, header, arrays)
-        answer = super()._exchange(header, arrays)
-        for rank, other in others:
-            with self._naming(rank), other.makefile("rb") as stream:
-                found = wire.receive(stream)
-                if found is None:
-                    raise ConnectionResetError
-            if any(found[0].get(name) != answer[0].get(name) for name in ("loss", "curves")):
+    def _exchange(self, header: dict[str, Any], arrays: Arrays) -> Message:
+        """The first process's answer; `apart` says which other one differs from it, in any bit."""
+        if not self.ranks:
+            for rank, environment in enumerate(self._environments()):
+                name = f"{self.name}: rank {rank}" if rank else self.name
+                self.ranks.append(Worker(name, partial(self._fork, environment)))
+        try:
+            for worker in self.ranks[::-1]:  # the others wait for the first
+                worker.send(header, arrays)
+            answer, *others = (worker.receive() for worker in self.ranks)
+        except Failed:
+            self.close()
+            raise
+        for rank, (found, _) in enumerate(others, start=1):
+            if any(found.get(name) != answer[0].get(name) for name in ("loss", "curves")):
                 self.apart.append(f"rank {rank} from rank 0, asked for {header['ask']}")
         return answer
-
-    @contextmanager
-    def _naming(self, rank: int) -> Iterator[None]:
-        """Raises UserError for a process that has ended."""
-        try:
-            yield
-        except ConnectionError:
-            raise UserError(f"{self.name}: rank {rank} has ended; see above") from None
 
     def _environments(self) -> list[dict[str, str]]:
         """Of each process, as torchrun sets it, or as JAX's trainer does."""
@@ -90,7 +81,6 @@ class World(Side):
         return [{**there, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
     def close(self) -> None:
-        for other in self.others:
-            other.close()
-        self.others = []
-        super().close()
+        for worker in self.ranks:
+            worker.close()
+        self.ranks = []

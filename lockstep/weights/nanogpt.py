@@ -2,10 +2,10 @@
 and with `weights_only`: that runs no code of the file. What it finds comes back as safetensors."""
 
 import atexit
-import json
 import shutil
 import tempfile
-from functools import lru_cache
+from contextlib import closing
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from lockstep.errors import UserError, require, why
 from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays, shapes
-from lockstep.process import last_line, run_module
 from lockstep.weights.names import GPT2 as NAMES
 from lockstep.weights.names import Layout
 from lockstep.weights.source import Source, require_one_dtype
+from lockstep.worker import Failed, Worker, silent, start_service
 
 READER = "torch_ref.io.nanogpt"
 ARGUMENTS = {"n_layer": int, "n_head": int, "n_embd": int, "block_size": int, "bias": bool,
@@ -81,9 +81,9 @@ def _converted(path: Path, *version: int) -> tuple[Any, Path]:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder) / "model.safetensors"
-    words = [str(path), str(copy)]
-    done = run_module(READER, *words, capture_output=True, text=True)
-    if done.returncode:
-        problem = last_line(done.stderr) or "its reader died"
-        raise UserError(f"--init {path}: {problem}; {REMEDY}")
-    return json.loads(done.stdout), copy
+    try:
+        with closing(Worker("", partial(start_service, READER), silent)) as worker:
+            arguments, _ = worker.ask("convert", path=str(path), copy=str(copy))
+    except Failed as failed:
+        raise UserError(f"--init {path}: {failed.text}; {REMEDY}") from None
+    return arguments, copy

@@ -3,9 +3,10 @@
 The program is the forward pass of the JAX twin, which a process of its own exports.
 """
 
-import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lockstep.config import Config, ModelConfig, OptimConfig, PrecisionConfig, RunConfig
@@ -13,10 +14,10 @@ from lockstep.config.tensors import shapes
 from lockstep.errors import UserError
 from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused
-from lockstep.process import last_line, run_module
 from lockstep.run import directory
 from lockstep.weights.export import files_of
 from lockstep.weights.merged import open_weights
+from lockstep.worker import Failed, Worker, silent, start_service
 
 EXPORTER = "jax_impl.io.stablehlo"
 PROGRAM, TEXT, WEIGHTS = "model.jax", "model.mlir", "model.safetensors"
@@ -38,12 +39,12 @@ def export_stablehlo(run: Path, to: Path, *, step: int | None, warn: Callable[[s
             weights, sizes = open_weights(files, model), shapes(model.base)
             tensors = (weights.merged(name, "float32") for name in sizes)
             write(folder / WEIGHTS, "float32", sizes, tensors)
-            asked = json.dumps(config.to_json())
-            done = run_module(EXPORTER, str(folder), input=asked, capture_output=True, text=True)
-            if done.returncode:
-                why = last_line(done.stderr) or "its process ended"
-                raise UserError(f"--format stablehlo: JAX says {why}; use --format onnx")
+            with closing(Worker("", partial(start_service, EXPORTER), silent)) as worker:
+                worker.ask("export_forward", config=config.to_json(), folder=str(folder))
             return sum((folder / name).stat().st_size for name in (PROGRAM, WEIGHTS))
+    except Failed as failed:
+        why = f"JAX says {failed.text}; use --format onnx"
+        raise UserError(f"--format stablehlo: {why}") from None
     except Refused as error:
         raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
 

@@ -27,13 +27,10 @@ from parity_tests.input.wrong_place import place as place
 TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 # What another of our processes starts and speaks to, examples to copy, the tests' own trainer.
 NOT_FOR_USERS = {
-    "lockstep.parity.nursery",
-    "lockstep_compiler.main",
+    "lockstep.worker",
     "jax_impl.inspect.probe",
     "jax_impl.extra.mesh.service",
-    "jax_impl.io.stablehlo",
     "torch_ref.inspect.probe",
-    "torch_ref.io.nanogpt",
     "examples.finetune.finetune",
     "examples.minimal.train_jax",
     "examples.minimal.train_torch",

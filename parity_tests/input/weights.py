@@ -1,10 +1,8 @@
 """What `--init` reads, for the fuzzers: Hugging Face folders, checkpoints of nanoGPT and llm.c."""
 
-import contextlib
 import functools
 import io
 import json
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from lockstep.model import params
 from lockstep.model.params import Arrays
 from lockstep.weights import init, names, nanogpt
 from lockstep.weights.source import Source
+from lockstep.worker import Failed
 from parity_tests.input.mutations import Files, damage, files
 from torch_ref.io import nanogpt as reader
 
@@ -117,18 +116,15 @@ def ckpts() -> st.SearchStrategy[bytes]:
 def read_ckpt(folder: Path) -> Arrays:
     """Its reader's process stands in this one, or a case would take a second."""
 
-    def run(_: str, path: str, copy: str, **__: Any) -> subprocess.CompletedProcess[str]:
-        said = io.StringIO()
+    def ask(*given: Any, path: str, copy: str) -> tuple[dict[str, Any], Arrays]:
         try:
-            with contextlib.redirect_stdout(said):
-                reader.main(path, copy)
-        except Exception as error:  # with which that process would end
-            return subprocess.CompletedProcess([], 1, "", repr(error))
-        return subprocess.CompletedProcess([], 0, said.getvalue(), "")
+            return reader.convert(path, copy), {}
+        except Exception as error:  # with which that process would answer
+            raise Failed("", repr(error)) from None
 
     nanogpt._converted.cache_clear()
     with (
-        mock.patch.object(nanogpt, "run_module", run),
+        mock.patch.object(nanogpt.Worker, "ask", ask),
         mock.patch.object(nanogpt.tempfile, "mkdtemp", lambda: str(folder)),
         mock.patch.object(nanogpt.atexit, "register"),
     ):

@@ -1,12 +1,22 @@
-"""A twin's module that never comes to build one."""
+"""A service that never answers."""
 
 import os
-import sys
+import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
-nursery: Any = sys.modules["__main__"]
-nursery.LEAVING = 0  # the test would wait for it
-Path(os.environ["TOLD"]).write_text(str(os.getpid()))
-time.sleep(600)
+from lockstep_recorder import wire
+
+wire.LEAVING = 0  # the test would wait for it
+
+
+def wait() -> None:
+    process = os.getpid()
+    if "CHILD" in os.environ:
+        process = subprocess.Popen(["sleep", "600"]).pid
+    Path(os.environ["TOLD"]).write_text(str(process))
+    time.sleep(600)
+
+
+def leave() -> None:
+    os._exit(3)

@@ -4,23 +4,25 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from lockstep import worker
 from lockstep.config import Config, from_flags
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
-from lockstep.model.params import Arrays
-from lockstep.parity import nursery
 from lockstep.parity.side import Side
 from lockstep.parity.world import World
+from lockstep.worker import Line, Worker
+from lockstep_recorder import wire
 from parity_tests.ladder.conv import CONV
 
 
@@ -49,49 +51,42 @@ def test_a_mutant_ends_with_its_process(side: Side) -> None:
         assert loss(harmless) == sound == loss(side)
 
 
-def test_a_process_that_ends_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_has_its_last_frames(capfd: pytest.CaptureFixture[str]) -> None:
     state = CONV.initial(config())
-    heard = {"NURSERY": "its own"}  # what started before capfd did writes elsewhere
-    with closing(Side("torch", CONV.modules["torch"], environment=heard)) as side:
-        with pytest.raises(UserError, match="^torch: its process ended; see above$"):
+    with closing(Side("torch", CONV.modules["torch"])) as side:
+        with pytest.raises(UserError, match="^torch: AttributeError: .*'no such question'"):
             side.ask("no such question", config(), state, np.zeros(0))
-        assert "AttributeError" in capfd.readouterr().err
-        loss(side)  # and the next one is answered by a new process
+        assert "in answer: return getattr(" in capfd.readouterr().err
+        loss(side)
 
 
-def test_as_many_nurseries_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def server_process(changes: dict[str, str]) -> subprocess.Popen[bytes]:
+    return worker.fork_server("no.service", "", changes, sys.executable).process
+
+
+def test_as_many_fork_servers_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was asked last stays, and one that has died is started again."""
-    monkeypatch.setattr(nursery, "running", OrderedDict())
-    monkeypatch.setattr(nursery, "RUNNING", 1)
-
-    def fork(name: str) -> subprocess.Popen[bytes]:
-        nursery.fork("no.framework", "", {"NURSERY": name}, sys.executable).close()
-        (found,) = nursery.running.values()
-        return found.process
-
-    first, second, same = map(fork, ("one", "other", "other"))
+    monkeypatch.setattr(worker, "running", OrderedDict())
+    monkeypatch.setattr(worker, "RUNNING", 1)
+    first, second, same = (server_process({"SERVER": name}) for name in ("a", "b", "b"))
     assert second is same and (first.poll(), second.poll()) == (0, None)
     second.kill()
     second.wait()
-    assert fork("other").poll() is None
-    nursery.close()
+    assert server_process({"SERVER": "b"}).poll() is None
+    worker.close_servers()
 
 
-def test_what_the_environment_has_already_is_no_other_nursery(
+def test_what_the_environment_has_already_is_no_other_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nursery, "running", OrderedDict())
+    monkeypatch.setattr(worker, "running", OrderedDict())
     monkeypatch.setenv("THREADS", "1")
-    for environment in ({}, {"THREADS": "1"}, {"THREADS": "2"}):
-        nursery.fork("no.framework", "", environment, sys.executable).close()
-    assert [*nursery.running] == [
-        ("no.framework", sys.executable),
-        ("no.framework", sys.executable, ("THREADS", "2")),
-    ]
-    nursery.close()
+    processes = [server_process(given) for given in ({}, {"THREADS": "1"}, {"THREADS": "2"})]
+    assert processes[0] is processes[1] is not processes[2]
+    worker.close_servers()
 
 
-def test_a_nursery_that_cannot_start_is_one_line() -> None:
+def test_a_fork_server_that_cannot_start_is_one_line() -> None:
     with (
         closing(Side("torch", CONV.modules["torch"], environment={"PYTHONHOME": "/none"})) as side,
         pytest.raises(UserError, match="its process ended"),
@@ -103,38 +98,44 @@ def test_a_nursery_that_cannot_start_is_one_line() -> None:
 def test_a_rank_that_ends_is_named(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processes the second, with its question unread."""
     ends = [socket.socketpair() for _ in range(2)]
-    left = iter(ours for ours, _ in ends)
+    left = iter(Line(ours) for ours, _ in ends[::-1])  # the first is asked last
     monkeypatch.setattr(World, "_fork", lambda *given: next(left))
-
-    def end() -> None:
-        ends[1][1].close()
-
-    def exchange(*given: Any) -> tuple[dict[str, Any], Arrays]:
-        end()
-        return {"loss": [1.0]}, {}
-
-    monkeypatch.setattr(Side, "_exchange", exchange)
     if when == "before it is asked":
-        end()
+        ends[1][1].close()
+    else:
+        threading.Timer(0.2, ends[1][1].close).start()
+    with ends[0][1].makefile("wb") as first:
+        wire.send(first, {"loss": [1.0]}, {})
     world = World(Side("torch", CONV.modules["torch"]), Mesh(data=2))
-    named = pytest.raises(UserError, match=r"^torch on data=2: rank 1 has ended; see above$")
+    named = pytest.raises(UserError, match=r"^torch on data=2: rank 1: its process ended; see")
     with closing(ends[0][1]), closing(world), named:
         world.ask("loss", config(), CONV.initial(config()), np.zeros(0))
 
 
+def stuck(told: Path, **changes: str) -> Worker:
+    service = "parity_tests.ladder.stuck"
+    return Worker("it", partial(worker.start_service, service, {"TOLD": str(told), **changes}))
+
+
 def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
     """It would wait for ever, as one of a world does whose others have ended."""
-    told = tmp_path / "process"
-    connection = nursery.fork(
-        "parity_tests.ladder.stuck", "", {}, sys.executable, {"TOLD": str(told)}
-    )
-    end = time.monotonic() + 20
-    while not (told.exists() and told.read_text()) and time.monotonic() < end:
-        time.sleep(0.02)
-    worker = int(told.read_text())
-    os.kill(worker, 0)
-    connection.close()
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < end:
-            os.kill(worker, 0)
+    with closing(stuck(tmp_path / "process")) as asked:
+        asked.send({"ask": "wait"}, {})
+        assert asked.line and asked.line.process
+        while not (tmp_path / "process").exists():
+            assert asked.line.process.poll() is None
+            time.sleep(0.02)
+        asked.line.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
+        assert asked.line.process.wait(20) == 1
+
+
+def test_a_worker_that_ends_or_hangs_is_one_line(tmp_path: Path) -> None:
+    with closing(stuck(told := tmp_path / "process", CHILD="yes")) as asked:
+        with pytest.raises(UserError, match="^it: its process ended with status 3; see above$"):
+            asked.ask("leave")
+        with pytest.raises(UserError, match="^it: no answer within 5 s$"):
+            asked.ask("wait", seconds=5)
+    with pytest.raises(ProcessLookupError):  # its children end with it
+        for _ in range(500):
+            os.kill(int(told.read_text()), 0)
             time.sleep(0.02)

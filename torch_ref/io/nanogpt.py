@@ -1,11 +1,5 @@
-"""Reads nanoGPT's ckpt.pt for `lockstep.weights.nanogpt`, which knows no torch.
+"""Reads nanoGPT's ckpt.pt for `lockstep.weights.nanogpt`, which knows no torch."""
 
-`python -m torch_ref.io.nanogpt CKPT SAFETENSORS` prints the model's arguments as JSON, and writes
-its weights.
-"""
-
-import json
-import sys
 from typing import Any
 
 import torch
@@ -16,12 +10,13 @@ COMPILED = "_orig_mod."  # what torch.compile puts before every name
 BUFFER = ".attn.bias"  # the causal mask of older ones
 
 
-def main(path: str, copy: str) -> None:
+def convert(path: str, copy: str) -> dict[str, Any]:
+    """Writes the weights of a checkpoint as safetensors, and returns the model's arguments."""
     # Mapped: of a checkpoint that has the optimizer's moments too, only the weights are read.
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     arguments, weights = content["model_args"], content["model"]
-    print(json.dumps({name: arguments[name] for name in NEEDED}))
     save_file(dict(named(weights)), copy)
+    return {name: arguments[name] for name in NEEDED}
 
 
 def named(weights: dict[str, torch.Tensor]) -> Any:
@@ -36,7 +31,3 @@ def named(weights: dict[str, torch.Tensor]) -> Any:
 
 def _embedding(weights: dict[str, torch.Tensor]) -> str:
     return next(name for name in weights if name.endswith("wte.weight"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
