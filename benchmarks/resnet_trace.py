@@ -12,7 +12,7 @@ from lockstep.compile import targets
 from lockstep.compile.program import Parts
 from lockstep.devices import AMPERE
 from lockstep_compiler import fake_cuda
-from lockstep_compiler.trace import Trace
+from lockstep_compiler.trace import OperationTrace
 
 CLASSES, SIDE = 1000, 224
 CELLS = [(batch, name) for batch in (64, 128) for name in ("float32", "float16", "bfloat16")]
@@ -33,7 +33,7 @@ def peak(batch: int, dtype: torch.dtype) -> int:
         momenta = [optimizer.state[p]["momentum_buffer"] for p in parameters]
         scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
         parts = Parts(batch, CLASSES, [tuple(p.shape) for p in parameters])
-        with Trace(targets.find("rtx-3090"), parts) as trace:
+        with OperationTrace(targets.find("rtx-3090"), parts) as trace:
             for x in (images, labels, *parameters, *model.buffers(), *momenta):
                 trace.keep(x)
             with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):

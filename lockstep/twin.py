@@ -35,7 +35,7 @@ class StepResult(NamedTuple):
     norms: Mapping[str, float] = {}
 
 
-class Trace(NamedTuple):
+class BatchTrace(NamedTuple):
     """One batch, forward and backward, dropout off; activations in the order of the forward pass.
 
     Every gradient is that of the unscaled mean loss.
@@ -140,7 +140,7 @@ class Twin(Runner, Protocol):
         """Mean loss of M batches, (M, B, T), under the evaluation policy, dropout off."""
         ...
 
-    def trace(self, batch: Batch) -> Trace:
+    def trace(self, batch: Batch) -> BatchTrace:
         """What one batch looks like inside, nothing recomputed.
 
         Another program than the one that trains: what is looked at cannot be fused away.

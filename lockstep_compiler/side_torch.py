@@ -14,7 +14,7 @@ from lockstep.config import Config, chunks
 from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep_compiler import fake_cuda, fake_world
-from lockstep_compiler.trace import Trace, storage_key
+from lockstep_compiler.trace import OperationTrace, storage_key
 from torch_ref import precision
 from torch_ref.extra.attention import describe_attention
 from torch_ref.extra.mesh.mesh import local
@@ -49,7 +49,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         counts = make_moments(trainer)
         held = {key: x.detach() for key, x in state_tensors(trainer).items()}  # keeps the places
         places = {key: storage_key(x) for key, x in held.items()}
-        with Trace(target, parts) as trace:
+        with OperationTrace(target, parts) as trace:
             trace.counts = counts
             fake_world.watch_storages(trace.keep, trace.drop)
             gradients = watch_gradients(trainer, trace)
@@ -93,7 +93,7 @@ def state_tensors(trainer: Trainer) -> dict[tuple[str, str], Tensor]:
     return {key: local(x) for key, x in found.items()}
 
 
-def watch_gradients(trainer: Trainer, trace: Trace) -> dict[str, Buffer]:
+def watch_gradients(trainer: Trainer, trace: OperationTrace) -> dict[str, Buffer]:
     """Fills in as gradients are added up: over micro-batches in one place, or not."""
     part = "accumulators" if trainer.config.optim.accum > 1 else "gradients"
     found: dict[str, Buffer] = {}

@@ -74,7 +74,7 @@ class Storage(NamedTuple):
     born: int  # its place in the list of events
 
 
-class Trace(TorchDispatchMode):
+class OperationTrace(TorchDispatchMode):
     """Records while it is the current mode."""
 
     def __init__(self, target: Target, parts: Parts) -> None:

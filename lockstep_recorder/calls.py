@@ -12,7 +12,7 @@ def slot(call: str, at: int) -> str:
     return f"{call}:{at}" if at else call
 
 
-class Calls:
+class CallLog:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # in/CALL, act/CALL, dact/CALL
         self.events: list[str] = []  # "+CALL" where it begins, "-CALL" where it ends

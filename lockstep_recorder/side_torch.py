@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lockstep_recorder import tree
-from lockstep_recorder.calls import MOST, Calls, slot
+from lockstep_recorder.calls import MOST, CallLog, slot
 from lockstep_recorder.recording import narrowest_of
 from lockstep_recorder.torch_modes import (
     Formats,
@@ -125,7 +125,7 @@ class TorchSide:
                 cotangent of its output.
         """
         self.load(weights)
-        calls = Calls()
+        calls = CallLog()
         with self._hooks(calls, forced or {}):
             loss = self._loss(spec, batch)
             if loss.requires_grad:
@@ -147,7 +147,7 @@ class TorchSide:
             raise mistake(self.user.name, "loss, backward", error) from error
 
     @contextlib.contextmanager
-    def _hooks(self, calls: Calls, forced: Arrays) -> Iterator[None]:
+    def _hooks(self, calls: CallLog, forced: Arrays) -> Iterator[None]:
         def before(module: Any, args: Any, kwargs: Any) -> Any:
             call = calls.begin(self.names[id(module)], type(module).__name__)
 
@@ -184,7 +184,7 @@ class TorchSide:
             for handle in handles:
                 handle.remove()
 
-    def _point(self, y: Any, name: str, calls: Calls, forced: Arrays) -> Any:
+    def _point(self, y: Any, name: str, calls: CallLog, forced: Arrays) -> Any:
         calls.arrays[f"act/{name}"] = tree.to_numpy(y)
         if y.requires_grad:  # zero where the backward pass never comes
             calls.arrays[f"dact/{name}"] = np.zeros_like(calls.arrays[f"act/{name}"])

@@ -8,7 +8,7 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 
-from lockstep_recorder.calls import MOST, Calls, slot
+from lockstep_recorder.calls import MOST, CallLog, slot
 
 
 class Tape:
@@ -20,7 +20,7 @@ class Tape:
     """
 
     def __init__(self, slots: Any = None, given: Any = None) -> None:
-        self.calls = Calls()
+        self.calls = CallLog()
         self.slots, self.given = slots or {}, given or {}
         self.traces: set[int] = set()  # of the values that may be returned: not those of a vmap
 

@@ -20,7 +20,7 @@ from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
-from lockstep.twin import StepResult, Trace
+from lockstep.twin import BatchTrace, StepResult
 
 PRIME = 65_521
 
@@ -83,7 +83,7 @@ class FakeTwin:
     def evaluate(self, batches: Batch) -> float:
         return 1 / (1 + self.now.step)
 
-    def trace(self, batch: Batch) -> Trace:
+    def trace(self, batch: Batch) -> BatchTrace:
         raise NotImplementedError
 
     def step_bytes(self, window: Batch) -> int:

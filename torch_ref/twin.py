@@ -11,7 +11,7 @@ from lockstep.data.batch import Batch, blank_window
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
-from lockstep.twin import StepResult, Trace
+from lockstep.twin import BatchTrace, StepResult
 
 from .extra.capabilities import find_capabilities
 from .extra.compiled import Compiled
@@ -89,7 +89,7 @@ class TorchTwin:
     def evaluate(self, batches: Batch) -> float:
         return self.trainer.evaluate(self.place(batches)).item()
 
-    def trace(self, batch: Batch) -> Trace:
+    def trace(self, batch: Batch) -> BatchTrace:
         model = self.config.model
         loss, *seen, grads = trace(self.trainer, self.capabilities, self.place(batch))
         b, t = batch.tokens.shape
@@ -97,7 +97,7 @@ class TorchTwin:
             {name: bridge.to_numpy(x[name]).reshape(b, t, -1) for name in intermediates(model)}
             for x in seen
         )
-        return Trace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
+        return BatchTrace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         logits = self.trainer.logits(self.place(Batch(tokens[None], tokens[None])))

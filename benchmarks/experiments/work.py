@@ -28,7 +28,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import start
-from lockstep.twin import Trace, Twin
+from lockstep.twin import BatchTrace, Twin
 
 BATCHES, ROWS = 32, 8  # of the held-out loss: the same rows whatever an arm's micro-batch is
 LARGEST_SCALE = 2.0**24
@@ -104,7 +104,7 @@ def flushed_shares(arm: Arm, state: TrainState) -> Result:
              for policy in ("fp64", "fp16", "bf16")}  # fmt: skip
     batch = GPT.window(arm.config, state.step).select(0)
 
-    def trace(policy: str, scale: float = 1.0) -> Trace:
+    def trace(policy: str, scale: float = 1.0) -> BatchTrace:
         twins[policy].load(replace(state, loss_scale=scale, good_steps=0))
         return twins[policy].trace(batch)
 
@@ -123,7 +123,7 @@ def flushed_shares(arm: Arm, state: TrainState) -> Result:
     }  # fmt: skip
 
 
-def is_finite(trace: Trace) -> bool:
+def is_finite(trace: BatchTrace) -> bool:
     grads = [*trace.grads.values(), *trace.activation_grads.values()]
     return all(np.isfinite(grad).all() for grad in grads)
 

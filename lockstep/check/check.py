@@ -9,10 +9,10 @@ from lockstep.check.entries import Mapping
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
-from lockstep.check.port import Port, Run, aliases_of, tensors_of
+from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
 from lockstep.check.program import Say
 from lockstep.check.prove import Prover, Trial
-from lockstep.check.rungs import Bounds, Rung
+from lockstep.check.rungs import Bounds, Stage
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep_recorder.recording import STATISTICS
@@ -25,7 +25,7 @@ class Result:
     """What a check found."""
 
     verdict: str  # equal, different, incomplete
-    rungs: list[Rung]
+    rungs: list[Stage]
     roots: list[locate.Root]
     echoes: int
     accepted: list[locate.Root]
@@ -77,15 +77,15 @@ def calls_of(reference: Trace) -> Calls:
 
 def _runs(
     reference: Trace, calls: Calls, trial: Trial, entries: list[Entry], bounds: Bounds
-) -> list[Rung]:
+) -> list[Stage]:
     """Rungs 2 and 3, and where the port can be fed, 2i and 3i."""
     loss, pairing = reference.about["loss"], trial.pairing
     climbed = []
     for suffix, word, ran in (("", "", trial.free), ("i", ", isolated", trial.isolated)):
         if ran is None:
             why = "a trace cannot be fed the reference's values; check the program itself"
-            climbed += [Rung(number="2i", name="activations, isolated", lacks=why),
-                        Rung(number="3i", name="gradients, isolated", lacks=why)]  # fmt: skip
+            climbed += [Stage(number="2i", name="activations, isolated", lacks=why),
+                        Stage(number="3i", name="gradients, isolated", lacks=why)]  # fmt: skip
             continue
         climbed += [
             rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
@@ -96,7 +96,7 @@ def _runs(
     return climbed
 
 
-def _stopped_elsewhere(rungs_of: dict[str, Rung]) -> list[str]:
+def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
     """A gradient that one side stops in a module and the other behind it, such as that of padding:
     where each parameter's is right, no other that arrives anywhere is a difference."""
     isolated = rungs_of["3i"]
@@ -146,13 +146,13 @@ def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
     return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"])))
 
 
-def states(entries: list[Entry], ran: Run, reference: Trace) -> list[rungs.Pieces]:
+def states(entries: list[Entry], ran: PortRun, reference: Trace) -> list[rungs.Pieces]:
     """What the forward pass left in running statistics, beside the reference's."""
     return rungs.by_piece(entries, ran.state, reference.group("state"))
 
 
-def _mapping_rung(found: Mapping) -> Rung:
-    rung = Rung(number="1", name="mapping")
+def _mapping_rung(found: Mapping) -> Stage:
+    rung = Stage(number="1", name="mapping")
     for entry in found.entries:
         rung.add("mapping", str(entry.reference), 0.0, 0.0)
     for name in (*found.only_reference, *found.only_port):
@@ -160,7 +160,7 @@ def _mapping_rung(found: Mapping) -> Rung:
     return rung
 
 
-def _unmatched(found: Mapping, rung: Rung) -> list[locate.Root]:
+def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
     roots = []
     for side, names in (("reference", found.only_reference), ("port", found.only_port)):
         if names:

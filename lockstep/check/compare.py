@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.check import check, report, trace
 from lockstep.check.port import Port
-from lockstep.check.program import Program, Say, require_python
+from lockstep.check.program import Say, UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.errors import require
 
@@ -32,8 +32,8 @@ class Options:
     device: str = "cpu"
     own_precision: bool = False  # as the programs are written, and not in float64
 
-    def program(self, name: str, python: str, say: Say) -> Program:
-        return Program(name, python=python, seed=self.seed, device=self.device,
+    def program(self, name: str, python: str, say: Say) -> UserProgram:
+        return UserProgram(name, python=python, seed=self.seed, device=self.device,
                        own_precision=self.own_precision, say=say)  # fmt: skip
 
 

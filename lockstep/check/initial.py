@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.check.layout import Entry
 from lockstep.check.port import Port
-from lockstep.check.rungs import Rung
+from lockstep.check.rungs import Stage
 from lockstep.check.trace import Trace
 
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
@@ -14,8 +14,8 @@ SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
 FOR_MEAN, FOR_SHAPE, FOR_TAILS = 8, 64, 500
 
 
-def compare_initial_values(entries: list[Entry], port: Port, reference: Trace) -> Rung:
-    rung = Rung(number="0", name="initial values")
+def compare_initial_values(entries: list[Entry], port: Port, reference: Trace) -> Stage:
+    rung = Stage(number="0", name="initial values")
     moments = reference.about["initial"]
     done: set[tuple[str, str]] = set()
     for entry in entries:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
 from lockstep.check.modules import Calls, above
-from lockstep.check.rungs import Rung, Spot
+from lockstep.check.rungs import Spot, Stage
 
 # The free runs, and the roots after which they differ, too.
 FREE = {
@@ -46,7 +46,7 @@ class Root:
 
 
 def find_roots(
-    rungs: list[Rung], calls: Calls, partnerless: list[str], tapped: set[str]
+    rungs: list[Stage], calls: Calls, partnerless: list[str], tapped: set[str]
 ) -> tuple[list[Root], int]:
     """The roots, first in the order of the program, and how many findings follow from them."""
     by_number = {rung.number: rung.spots for rung in rungs}
@@ -139,7 +139,11 @@ def _suspects(forward: list[Spot], calls: Calls, partnerless: list[str]) -> set[
 
 
 def _follows(
-    spot: Spot, forward: list[Spot], suspects: set[str], calls: Calls, partnerless: list[str]
+    spot: Spot,
+    forward: list[Spot],
+    suspects: set[str],
+    calls: Calls,
+    partnerless: list[str],
 ) -> bool:
     if spot.rule == "cotangent":
         return spot.where in suspects
@@ -194,7 +198,11 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
 
 
 def _group(
-    spots: list[Spot], direction: str, calls: Calls, partnerless: list[str], tapped: set[str]
+    spots: list[Spot],
+    direction: str,
+    calls: Calls,
+    partnerless: list[str],
+    tapped: set[str],
 ) -> list[Root]:
     """The same place in several layers is one root."""
     groups: dict[str, list[Spot]] = {}

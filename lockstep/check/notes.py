@@ -7,14 +7,14 @@ import numpy as np
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
-from lockstep.check.rungs import Rung
+from lockstep.check.rungs import Stage
 from lockstep.check.trace import Trace
 
 FREE = ("2", "3", "5", "8")
 
 
 def of(
-    reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Rung],
+    reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Stage],
     accepted: list[Root],
 ) -> list[str]:  # fmt: skip
     found = _precision("reference", reference.about) + _precision("port", port.facts)

@@ -12,7 +12,7 @@ from lockstep.chart import Line
 from lockstep.check import report
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
-from lockstep.check.rungs import Rung
+from lockstep.check.rungs import Stage
 from lockstep.html import Cell, folded, picture, table
 from lockstep.judge.verdict import Finding, Outcome, Verdict
 
@@ -62,7 +62,7 @@ def _root(number: int, root: Root) -> str:
     return f"<div class=root>{'<br>'.join(lines)}</div>"
 
 
-def _rungs(rungs: Sequence[Rung]) -> str:
+def _rungs(rungs: Sequence[Stage]) -> str:
     rows: list[list[str | Cell]] = []
     for rung in sorted(rungs, key=lambda rung: rung.number):
         worst, total = rung.worst, len(rung.findings)
@@ -79,7 +79,7 @@ def _rungs(rungs: Sequence[Rung]) -> str:
     return table(("rung", "compares", "result", "largest", "bound", "at"), rows)
 
 
-def _modules(isolated: Rung, pairs: dict[str, str]) -> str:
+def _modules(isolated: Stage, pairs: dict[str, str]) -> str:
     """The reference's modules by their names, with the larger of their gaps."""
     rows = []
     for p, r in sorted(pairs.items(), key=lambda pair: pair[1]):
@@ -88,7 +88,7 @@ def _modules(isolated: Rung, pairs: dict[str, str]) -> str:
     return table(("reference", "port", "gap"), rows)
 
 
-def _gaps(isolated: Rung) -> str:
+def _gaps(isolated: Stage) -> str:
     points = isolated.findings
     if not points:
         return "<p class=dim>no module was compared</p>"
@@ -128,7 +128,7 @@ def _height(figure: float) -> float:
     return MARGIN + (HEIGHT - 2 * MARGIN) * (HIGHEST - min(log, HIGHEST)) / (HIGHEST - LOWEST)
 
 
-def _curves(curve: Rung) -> str:
+def _curves(curve: Stage) -> str:
     if curve.lacks or not curve.kept:
         return f"<h2>Loss curves</h2><p class=dim>not run: {escape(curve.lacks)}</p>"
     ours, theirs = (np.asarray(each, np.float64) for each in curve.kept)

@@ -9,7 +9,7 @@ from lockstep.check import layout
 from lockstep.check.entries import Mapping
 from lockstep.check.modules import Calls, module_of
 from lockstep.check.names import segments
-from lockstep.check.program import Program
+from lockstep.check.program import UserProgram
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -20,7 +20,7 @@ GROUPS = ("in", "act", "dact")
 
 
 @dataclass(frozen=True)
-class Run:
+class PortRun:
     loss: float
     calls: Calls
     grads: Arrays
@@ -32,7 +32,7 @@ class Port:
 
     isolates = True  # its modules can be fed what the reference had
 
-    def __init__(self, program: Program, reference: Trace) -> None:
+    def __init__(self, program: UserProgram, reference: Trace) -> None:
         self.program, self.reference = program, reference
         self.facts, self.initial = program.ask("facts")
         self.batch = reference.about["batch"]
@@ -61,14 +61,14 @@ class Port:
                    if e.reference.name in reference and e.port.name in zeros]  # fmt: skip
         return zeros | layout.to_port(entries, reference, self.shapes)
 
-    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> Run:
+    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         arrays = self._prefixed("weights", weights)
         arrays |= self._prefixed("batch", self.reference.group(f"batch/{step}"))
         arrays |= self._prefixed("forced", forced or {})
         header, seen = self.program.ask("run", arrays, batch=self.batch)
         kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
-        return Run(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
+        return PortRun(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Of the values that `build` left."""

@@ -40,7 +40,7 @@ def require_python(flag: str, python: str) -> None:
         raise UserError(f"{flag} {python}: cannot import numpy; {remedy}")
 
 
-class Program(Worker):
+class UserProgram(Worker):
     """Asks a live program; see `lockstep_recorder.main.answer`."""
 
     names_itself = True

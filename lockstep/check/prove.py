@@ -9,7 +9,7 @@ from lockstep.check.entries import Mapping
 from lockstep.check.layout import Entry
 from lockstep.check.mapping import exchange
 from lockstep.check.modules import Calls, Pairing, above, make_pairing, pair_calls
-from lockstep.check.port import Port, Run
+from lockstep.check.port import Port, PortRun
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 
@@ -21,9 +21,9 @@ class Trial:
     """The port under one mapping: by itself, and fed what the reference had."""
 
     weights: Arrays
-    free: Run
+    free: PortRun
     pairing: Pairing
-    isolated: Run | None  # None of a recorded port
+    isolated: PortRun | None  # None of a recorded port
     spots: set[tuple[str, str]]  # what is wrong: a call and its input or output, or the loss
 
     @property
@@ -88,7 +88,7 @@ class Prover:
             best = later if fewer or later.is_inside(best) else best
         return best
 
-    def _isolate(self, weights: Arrays, free: Run, pairing: Pairing) -> Trial:
+    def _isolate(self, weights: Arrays, free: PortRun, pairing: Pairing) -> Trial:
         ran, loss = free, self.reference.about["loss"]
         if self.port.isolates:
             ran = self.port.run(weights, forced=pairing.forced(self.calls))

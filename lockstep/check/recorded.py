@@ -7,8 +7,8 @@ import numpy as np
 
 from lockstep.check import check, layout, report
 from lockstep.check.modules import Calls
-from lockstep.check.port import Port, Run, aliases_of
-from lockstep.check.program import Program
+from lockstep.check.port import Port, PortRun, aliases_of
+from lockstep.check.program import UserProgram
 from lockstep.check.prove import Prover
 from lockstep.check.rungs import labels_of
 from lockstep.check.trace import Trace
@@ -33,7 +33,7 @@ class RecordedPort(Port):
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping = None
 
-    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> Run:
+    def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         """Raises UserError where the recording started from other weights."""
         about = self.facts
         for name, x in weights.items():
@@ -43,7 +43,7 @@ class RecordedPort(Port):
         calls = Calls(about["events"], about["kinds"], self.recorded.arrays,
                       aliases_of(about["tied"]))  # fmt: skip
         group = self.recorded.group
-        return Run(about["loss"], calls, group("grad"), group("state"))
+        return PortRun(about["loss"], calls, group("grad"), group("state"))
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Of the whole tensor."""
@@ -79,7 +79,7 @@ def require_same_batches(port: Trace, reference: Trace, name: str) -> None:
         raise UserError(f"{name}: has other batches than the reference; {REMEDY}")
 
 
-def record_like(program: Program, reference: Trace, out: Path) -> None:
+def record_like(program: UserProgram, reference: Trace, out: Path) -> None:
     """Records a port on the reference's weights, batches and gradients.
 
     Raises:

@@ -9,7 +9,7 @@ from lockstep.check import names
 from lockstep.check.check import Result
 from lockstep.check.entries import Mapping
 from lockstep.check.locate import Root
-from lockstep.check.rungs import Rung
+from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 
 SCHEMA = 1
@@ -92,7 +92,7 @@ def _infinite(ours: np.ndarray | None, theirs: np.ndarray | None) -> str:
     return f"the {'reference' if np.isfinite(ours).all() else 'port'}'s is not finite"
 
 
-def _of_rung(rung: Rung) -> str:
+def _of_rung(rung: Stage) -> str:
     name = f"rung {rung.number:2} {rung.name:22}"
     if rung.lacks:
         return f"{name} not run: {rung.lacks}"
@@ -135,7 +135,7 @@ def tensors_json(mapping: Mapping) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _rung_json(rung: Rung) -> dict[str, Any]:
+def _rung_json(rung: Stage) -> dict[str, Any]:
     worst = rung.worst
     return {
         "rung": rung.number, "name": rung.name, "compared": len(rung.findings),

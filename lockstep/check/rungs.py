@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls, Pairing, call_of
-from lockstep.check.port import Port, Run
+from lockstep.check.port import Port, PortRun
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.envelope import compare_curves
@@ -32,7 +32,7 @@ class Spot(Finding):
 
 
 @dataclass(kw_only=True)
-class Rung(Outcome):
+class Stage(Outcome):
     number: str
     name: str
     lacks: str = ""  # why it was not run
@@ -71,11 +71,11 @@ class Bounds:
 
 
 def activations(
-    number: str, name: str, pairing: Pairing, reference: Calls, ran: Run,
+    number: str, name: str, pairing: Pairing, reference: Calls, ran: PortRun,
     reference_loss: float, bounds: Bounds, states: list[Pieces],
-) -> Rung:  # fmt: skip
+) -> Stage:  # fmt: skip
     """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
-    rung = Rung(number=number, name=name)
+    rung = Stage(number=number, name=name)
     for p in ran.calls.names:
         for mine, other in pairing.slots.get(p, {}).items():
             a, b = pairing.value(mine, ran.calls.arrays), reference.arrays.get(other)
@@ -100,10 +100,10 @@ def activations(
 
 def gradients(
     number: str, name: str, pairing: Pairing, entries: list[Entry], reference: Trace,
-    calls: Calls, ran: Run, bounds: Bounds,
-) -> Rung:  # fmt: skip
+    calls: Calls, ran: PortRun, bounds: Bounds,
+) -> Stage:  # fmt: skip
     """Rung 3, and 3i: of each parameter, and in the forced run what arrives at each output."""
-    rung = Rung(number=number, name=name)
+    rung = Stage(number=number, name=name)
     _add_gradients(rung, ran.grads, "grad", reference, entries, bounds)
     if number == "3":
         return rung
@@ -128,7 +128,7 @@ def _gradient_gap(ours: np.ndarray, theirs: np.ndarray, whole: float) -> float:
 
 
 def _add_gradients(
-    rung: Rung, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
+    rung: Stage, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
 ) -> None:
     theirs_of = reference.group(kind)
     whole = _largest(theirs_of)
@@ -166,12 +166,12 @@ def labels_of(reference: Trace) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda each: (each[0] != "1", each[0])))
 
 
-def updates(port: Port, reference: Trace, entries: list[Entry]) -> Rung:
+def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     """Rung 4i: the optimizer is fed the reference's weights and gradients, at three scales.
 
     Where it accumulates gradients, until the weights have changed twice.
     """
-    rung = Rung(number="4i", name="update, isolated")
+    rung = Stage(number="4i", name="update, isolated")
     labels = labels_of(reference)
     rung.lacks = reference.about["lacks"].get("optimizer", "" if labels else "no update recorded")
     for label, steps in labels.items():
@@ -216,9 +216,9 @@ def _update_gap(
     return (float(distance / scale) if scale else np.inf if distance else 0.0), bound
 
 
-def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Rung:
+def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Stage:
     """Rung 5: several batches in a row: their losses, gradients summed, and the state left."""
-    rung = Rung(number="5", name="accumulation")
+    rung = Stage(number="5", name="accumulation")
     losses = reference.about["accumulated"]
     ours, sums, carried = port.accumulate(port.weights(reference.weights), len(losses))
     for step, (a, b) in enumerate(zip(ours, losses)):
@@ -232,9 +232,9 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
     return rung
 
 
-def curves(port: Port, reference: Trace) -> Rung:
+def curves(port: Port, reference: Trace) -> Stage:
     """Rung 8: the losses of whole runs, against rounding and the reference's own noise."""
-    rung = Rung(number="8", name="loss curves")
+    rung = Stage(number="8", name="loss curves")
     losses = np.array(reference.about.get("losses", []))
     if not len(losses):
         rung.lacks = reference.about["lacks"].get("optimizer", "no curve in the trace")

@@ -46,7 +46,7 @@ Locate = Callable[[Side, Side, Config], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class CurveRun:
     """What one whole run reported, each (steps,); of a logged run the losses alone."""
 
     loss: np.ndarray
@@ -54,7 +54,7 @@ class Run:
     skipped: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-class Program:
+class CurveProgram:
     """An operand that trains: each perturbation once."""
 
     def __init__(self, operand: Operand, pair: Pair, variant: str = "") -> None:
@@ -64,16 +64,16 @@ class Program:
         steps = range(config.optim.steps)
         windows = stack_batches([pair.window(config, step) for step in steps])
         self.train = train_side(self.side, config, initial_state(config), windows)
-        self.runs: dict[Perturbation, Run] = {}
+        self.runs: dict[Perturbation, CurveRun] = {}
         self.about: dict[str, Any] = {}
         if operand.losses is not None:
-            self.runs[PLAIN] = Run(loss=operand.losses)
+            self.runs[PLAIN] = CurveRun(loss=operand.losses)
 
-    def __call__(self, perturbation: Perturbation) -> Run:
+    def __call__(self, perturbation: Perturbation) -> CurveRun:
         if perturbation not in self.runs:
             steps = self.train(perturbation)
             self.about = steps.about
-            self.runs[perturbation] = Run(**{name: getattr(steps, name) for name in CURVES})
+            self.runs[perturbation] = CurveRun(**{name: getattr(steps, name) for name in CURVES})
             print(f"{self.operand.name}: run {len(self.runs)}", file=sys.stderr)
         return self.runs[perturbation]
 
@@ -107,11 +107,11 @@ def run(
     data = corpus.load(**vars(config.data))
     corpus.check(data, config.model.vocab, config.model.context)
     planted = find_operand(bug, *operands) if bug else None
-    programs = {name: Program(operand, pair) for name, operand in zip("ab", operands)}
+    programs = {name: CurveProgram(operand, pair) for name, operand in zip("ab", operands)}
     compared = ["a", "b"]
     if bug and planted is not None:  # it takes the place of its healthy self
         sick = replace(planted, name=f"{planted.name} with {bug.name}")
-        programs["sick"] = Program(sick, pair, bug_text)
+        programs["sick"] = CurveProgram(sick, pair, bug_text)
         compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
     try:
         for program in programs.values():
@@ -133,7 +133,7 @@ def run(
     return result.finding.verdict
 
 
-def judge(ours: Program, theirs: Program) -> Comparison:
+def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
     """Rung 8's rule by the policies: float64 has an absolute tolerance, the others the envelope."""
     policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
     if any(roles.compute != "float64" for roles in policies):
@@ -153,7 +153,7 @@ def judge(ours: Program, theirs: Program) -> Comparison:
 
 
 def write(
-    result: Comparison, programs: dict[str, Program], compared: list[str], out: Path
+    result: Comparison, programs: dict[str, CurveProgram], compared: list[str], out: Path
 ) -> list[Path]:
     """curves.json, and the plot where matplotlib is installed.
 
@@ -178,7 +178,7 @@ def write(
 
 
 def print_result(
-    result: Comparison, programs: dict[str, Program], compared: list[str],
+    result: Comparison, programs: dict[str, CurveProgram], compared: list[str],
     bug: catalogue.Bug | None,
 ) -> None:  # fmt: skip
     names = [programs[name].operand.name for name in compared]

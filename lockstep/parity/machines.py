@@ -17,7 +17,7 @@ MKL = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class SimulatedMachine:
     """What the frameworks' processes are given in their environment, and JAX's interpreter."""
 
     name: str
@@ -25,7 +25,7 @@ class Machine:
     python: str = sys.executable
 
 
-def limit(isa: str, threads: int) -> Machine:
+def limit(isa: str, threads: int) -> SimulatedMachine:
     """A machine whose best instructions are of one family: "avx2-4" has four threads."""
     limits = {
         "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
@@ -34,7 +34,7 @@ def limit(isa: str, threads: int) -> Machine:
         "DNNL_MAX_CPU_ISA": ONEDNN[isa],
         "MKL_ENABLE_INSTRUCTIONS": MKL[isa],
     }
-    return Machine(name=f"{isa}-{threads}", environment={**limits, **cores(threads)})
+    return SimulatedMachine(name=f"{isa}-{threads}", environment={**limits, **cores(threads)})
 
 
 def cores(threads: int) -> dict[str, str]:

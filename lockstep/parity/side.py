@@ -25,7 +25,7 @@ KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 
 
 
 class Traces(NamedTuple):
-    """`lockstep.twin.Trace` of K batches, K the last axis of everything."""
+    """`lockstep.twin.BatchTrace` of K batches, K the last axis of everything."""
 
     loss: np.ndarray
     activations: Arrays

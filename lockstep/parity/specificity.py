@@ -18,7 +18,7 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import ANOTHER_JAX, MACHINES, Machine, lacking
+from lockstep.parity.machines import ANOTHER_JAX, MACHINES, SimulatedMachine, lacking
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
 from lockstep.parity.toy import require_devices
@@ -34,7 +34,7 @@ ROWS: tuple[matrix.Row, ...] = (
 )
 
 
-class Record:
+class AlarmRecord:
     """Climbs, false alarms, and the figure that came nearest to each bound."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     try:
         require_devices(others.values(), device)
         for name in itertools.filterfalse(lacking, wanted):
-            record, began = Record(), time.perf_counter()
+            record, began = AlarmRecord(), time.perf_counter()
             for tried in cases(name, seeds, curve_seeds, others, device, python):
                 _climb(*tried, record, say)
             climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
@@ -105,7 +105,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     return quiet
 
 
-def _rows(part: str, record: Record, device: str, seconds: float) -> list[results.Row]:
+def _rows(part: str, record: AlarmRecord, device: str, seconds: float) -> list[results.Row]:
     """One for each rung and policy; the part's time is shared evenly."""
     cells = [(rung, policy, cell) for rung, row in record.rungs.items()
              for policy, cell in row.items()]  # fmt: skip
@@ -120,7 +120,7 @@ def _rows(part: str, record: Record, device: str, seconds: float) -> list[result
 
 
 def _climb(
-    what: str, case: Case, numbers: set[int], record: Record, say: Callable[[str], None]
+    what: str, case: Case, numbers: set[int], record: AlarmRecord, say: Callable[[str], None]
 ) -> None:
     began, policy = time.perf_counter(), case.config.precision.policy
     for rung in RUNGS:
@@ -147,7 +147,7 @@ def cases(
         yield from _rewritten(others, device)
         return
     if part == ANOTHER_JAX or part in MACHINES:
-        machine = MACHINES.get(part) or Machine(name=part, python=python)
+        machine = MACHINES.get(part) or SimulatedMachine(name=part, python=python)
         yield from _on_machine(machine, seeds, device)
         return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
@@ -172,7 +172,7 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
             sick.close()
 
 
-def _on_machine(machine: Machine, seeds: int, device: str) -> Cases:
+def _on_machine(machine: SimulatedMachine, seeds: int, device: str) -> Cases:
     """Both twins; the families take turns over the seeds."""
     a, b = (
         Side(framework, module, environment=machine.environment, python=python)

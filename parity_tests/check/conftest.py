@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import trace
-from lockstep.check.program import Program
+from lockstep.check.program import UserProgram
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
 from lockstep_recorder import main
@@ -21,7 +21,7 @@ def _its_folder_leaves_the_path_with_a_program(monkeypatch: pytest.MonkeyPatch) 
 
 
 def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
-    program = Program(str(ROOT / "examples" / room / example))
+    program = UserProgram(str(ROOT / "examples" / room / example))
     try:
         program.record(folder / example, steps)
     finally:

@@ -14,7 +14,7 @@ from lockstep_recorder.user import Mistake, User
 
 
 class Inside:
-    """In place of `lockstep.check.program.Program`."""
+    """In place of `lockstep.check.program.UserProgram`."""
 
     def __init__(self, file: Path, own: bool = False) -> None:
         user = User(str(file))

@@ -82,7 +82,7 @@ def test_a_program_is_read_as_it_is_written(
 
 @tier("rest", guard="the other mistakes, as one line each")
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    running = program.Program(str(small(tmp_path, new="def build(seed):\n    return 3")))
+    running = program.UserProgram(str(small(tmp_path, new="def build(seed):\n    return 3")))
     with pytest.raises(UserError, match="build gives int; return a torch module or a JAX model"):
         running.ask("facts")
     running.close()
@@ -139,7 +139,7 @@ def test_an_interpreter_is_tried_before_anything_is_recorded(
 def test_a_process_that_ends_is_told(tmp_path: Path) -> None:
     path = tmp_path / "short.py"
     path.write_text("import os\nos._exit(7)")
-    running = program.Program(str(path))
+    running = program.UserProgram(str(path))
     with pytest.raises(UserError, match="its process ended with status 7"):
         running.ask("facts")
     running.close()
@@ -166,10 +166,10 @@ def test_jax_takes_the_device_that_is_asked_for(
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     path = tmp_path / "tiny_jax.py"
     path.write_text(TINY_JAX)
-    running = program.Program(str(path))
+    running = program.UserProgram(str(path))
     assert running.ask("facts")[0]["device"] == "cpu"
     running.close()
-    running = program.Program(str(path), device="cuda")
+    running = program.UserProgram(str(path), device="cuda")
     with pytest.raises(UserError, match="--device cuda: JAX .* sees no such device"):
         running.ask("facts")
     running.close()

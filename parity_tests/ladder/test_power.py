@@ -18,7 +18,7 @@ from lockstep.parity.catalogue import BUGS, REWRITES, WORLD_REWRITES, Bug
 from lockstep.parity.ladder import RUNGS, WORLDS, climb
 from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
-from lockstep.parity.specificity import PARTS, Record, cases
+from lockstep.parity.specificity import PARTS, AlarmRecord, cases
 from lockstep.parity.toy import start, toy
 from mutants import jax_bugs, jax_rewrites, torch_bugs, torch_rewrites
 from parity_tests.tiers import tier
@@ -121,7 +121,7 @@ def test_harmless_with_masks_and_documents(
 
 
 def test_a_false_alarm_is_counted() -> None:
-    record = Record()
+    record = AlarmRecord()
     record.add(
         3,
         "bf16",

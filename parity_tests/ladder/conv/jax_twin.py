@@ -23,7 +23,7 @@ from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
-from lockstep.twin import StepResult, Trace
+from lockstep.twin import BatchTrace, StepResult
 from parity_tests.ladder.conv import (
     ACTIVATIONS,
     CORRECTION,
@@ -247,7 +247,7 @@ class JaxTwin:
         params = {name: x.astype(roles.param) for name, x in params.items()}
         return jax.lax.map(lambda batch: mean_loss(net, params, batch)[0], batches).mean()
 
-    def trace(self, batch: Batch) -> Trace:
+    def trace(self, batch: Batch) -> BatchTrace:
         placed = self.place(batch)
         _, shapes, _, _ = jax.eval_shape(self.trace_function, self.current, placed, {})
         slots = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
@@ -257,7 +257,7 @@ class JaxTwin:
             {name: np.moveaxis(np.asarray(x[name]), -1, 1) for name in ACTIVATIONS}
             for x in (seen, seen_grads)
         )
-        return Trace(loss.item(), seen, seen_grads, to_canonical(grads))
+        return BatchTrace(loss.item(), seen, seen_grads, to_canonical(grads))
 
     def trace_function(
         self, state: State, batch: Examples, slots: Params

@@ -15,7 +15,7 @@ from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.train.schedule import learning_rates
-from lockstep.twin import StepResult, Trace
+from lockstep.twin import BatchTrace, StepResult
 from parity_tests.ladder.conv import (
     ACTIVATIONS,
     CLASSES,
@@ -159,7 +159,7 @@ class TorchTwin:
         losses = [mean_loss(net, batch, roles) for batch in zip(*self.place(batches))]
         return torch.stack(losses).mean().item()
 
-    def trace(self, batch: Batch) -> Trace:
+    def trace(self, batch: Batch) -> BatchTrace:
         net = deepcopy(self.net)  # a forward pass moves the running statistics
         seen: dict[str, Tensor] = {}
         for name in ACTIVATIONS:
@@ -171,7 +171,7 @@ class TorchTwin:
         # Widened first: unscaled in float16 they would flush to zero.
         wide, scale = dtype(self.roles.output), self.scaler.get_scale()
         grads = {name: to_numpy(grad.to(wide) / scale) for name, grad in zip(inputs, scaled)}
-        return Trace(
+        return BatchTrace(
             loss.item(),
             {name: to_numpy(x.to(wide)) for name, x in seen.items()},
             {name: grads[name] for name in ACTIVATIONS},
