@@ -95,7 +95,7 @@ def receive(stream: Any) -> Message | None:
 def take_connection() -> socket.socket:
     """Returns the socket that this process was started with as its stdin, which is then empty."""
     connection = socket.socket(fileno=os.dup(0))
-    with open(os.devnull) as nothing:
+    with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     return connection
 
