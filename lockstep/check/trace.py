@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.errors import UserError, why
-from lockstep.files import tensors
+from lockstep.files.stream import checksum, read_all
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
 from lockstep_recorder.wire import group
@@ -55,12 +55,12 @@ def read(folder: Path) -> Trace:
         problem = _problem(about)
         if problem:
             raise Refused(problem)
-        arrays = tensors.read(folder / ARRAYS, about["sha256"])
+        if checksum(folder / ARRAYS) != about["sha256"]:
+            raise UserError(f"{folder / ARRAYS}: damaged or cut short; {AGAIN}")
+        arrays = read_all(folder / ARRAYS)
         problem = _missing(about, arrays)
         if problem:
             raise Refused(problem)
-    except tensors.Damaged:
-        raise UserError(f"{folder / ARRAYS}: damaged or cut short; {AGAIN}") from None
     except (OSError, Refused) as error:
         raise UserError(f"{folder}: {why(error)}; {AGAIN}") from None
     return Trace(about, arrays)

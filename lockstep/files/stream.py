@@ -1,184 +1,122 @@
-"""Safetensors files one tensor at a time: nothing is held but the tensor in hand.
+"""Safetensors files, opened to read parts of their tensors, or written one tensor at a time.
 
-Our own keep the checksum of each tensor in the header; who knows the header's can read one tensor
-and know that it is right. Files are untrusted. They are read, not mapped: one that is cut short
-meanwhile is an error, and not the end of the process.
+Memory holds no more than the tensor in hand. Files are untrusted: safetensors requires that the
+header describes tensors that fill the file; here the header's size is bounded before, and only
+floats are read. A file is mapped: one that another process cuts short meanwhile ends this process.
 """
 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors import SafetensorError, safe_open
 
 from lockstep.files.durable import sync
-from lockstep.files.tensors import DTYPES, HEADER_LIMIT, Damaged
-from lockstep.files.untrusted import Refused, open_regular, parse_json
+from lockstep.files.untrusted import Refused, open_regular
 
+DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 CODES = {name: code for code, name in DTYPES.items()}
+# Bytes: the deepest model (config.DEEPEST), with biases and checksums, has 4,400,000. The library
+# takes up to 100 MB, of which it makes a GB of objects in 20 seconds.
+HEADER_LIMIT = 6_000_000
+MOST_AXES = 8
 
 
 class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
-    start: int  # bytes from the file's beginning
-    sha256: str = ""  # as the header says, if it does
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class TensorFile:
     """An open file; close it, or use it in a `with`."""
 
-    def __init__(self, path: Path, *, header_sha256: str = "", links: bool = True) -> None:
+    def __init__(self, path: Path, *, links: bool = True) -> None:
         """
         Args:
-            header_sha256: what the header has to be; "": anything.
+            links: whether the path may be a symbolic link.
 
         Raises:
-            Damaged: another header.
             Refused: it is no safetensors file of floats.
             OSError: it cannot be read.
         """
+        with open_regular(path, links=links) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+        if length > HEADER_LIMIT:
+            raise Refused(f"no safetensors file: a header of {length} bytes")
         self.path = path
-        self.stream: BufferedReader = open_regular(path, links=links)
         try:
-            self.entries = _entries(self.stream, header_sha256)
-        except BaseException:
-            self.stream.close()
-            raise
+            self.file = safe_open(path, "numpy")
+        except SafetensorError as error:
+            reason = str(error).removeprefix("Error while deserializing header: ")
+            raise Refused(f"no safetensors file, or cut short or damaged: {reason}") from None
+        names = self.file.keys()
+        self.entries = {name: _entry(name, self.file.get_slice(name)) for name in names}
 
     def __enter__(self) -> "TensorFile":
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.stream.close()
+        self.file.__exit__(None, None, None)
 
     def read(self, name: str, out: np.ndarray) -> None:
-        """Fills a C-contiguous array of the tensor's dtype with its first rows.
+        """Fill an array with a tensor's first rows."""
+        out[...] = self.read_slice(name, (slice(len(out)),) if out.ndim else ())
 
-        Raises:
-            Refused: the file ends before.
+    def read_slice(self, name: str, place: tuple[slice, ...]) -> np.ndarray:
+        """Read a part of a tensor into a new array.
+
+        Args:
+            place: a slice for each of the first axes, within the tensor.
         """
-        read_into(self.stream, self.entries[name].start, out)
+        dtype, shape = self.entries[name]
+        part = np.broadcast_to(np.empty((), dtype), shape)[place]
+        # The library takes no empty slice at a tensor's end.
+        return self.file.get_slice(name)[place] if part.size else part.copy()
+
+
+def checksum(path: Path) -> str:
+    """Compute the SHA-256 of a file that is no link."""
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_all(path: Path) -> dict[str, np.ndarray]:
+    """Read all tensors of a file that is no link; errors as `TensorFile`'s."""
+    with TensorFile(path, links=False) as file:
+        return {name: file.read_slice(name, ()) for name in file.entries}
+
+
+def _entry(name: str, tensor: Any) -> Entry:
+    code, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+    if code not in DTYPES:
+        raise Refused(f"{name} is of dtype {code}; only {', '.join(DTYPES)} are read")
+    if len(shape) > MOST_AXES:
+        raise Refused(f"{name} has {len(shape)} axes; at most {MOST_AXES} are read")
+    return Entry(DTYPES[code], shape)
 
 
 def read_into(stream: BufferedReader, start: int, out: np.ndarray) -> None:
-    """Raises Refused where the file ends before."""
+    """Fill a C-contiguous array with a file's bytes from `start` on.
+
+    Raises:
+        Refused: the file ends before.
+    """
     assert out.flags.c_contiguous
     stream.seek(start)
     if out.nbytes and stream.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:
         raise Refused("cut short")
 
 
-def header_sha256(path: Path) -> str:
-    with open_regular(path) as stream:
-        return hashlib.sha256(_header(stream)).hexdigest()
-
-
-def _header(stream: BufferedReader) -> bytes:
-    """With its length, which is 8 bytes."""
-    size = os.fstat(stream.fileno()).st_size
-    first = stream.read(8)
-    length = int.from_bytes(first, "little")
-    if not 2 <= length <= min(HEADER_LIMIT, size - 8):
-        raise Refused(f"no safetensors file: a header of {length} bytes")
-    return first + stream.read(length)
-
-
-def _entries(stream: BufferedReader, sha256: str) -> dict[str, Entry]:
-    text, size = _header(stream), os.fstat(stream.fileno()).st_size
-    if sha256 not in ("", hashlib.sha256(text).hexdigest()):
-        raise Damaged
-    header = parse_json(text[8:])
-    if type(header) is not dict:
-        raise Refused("no safetensors file: its header is no object")
-    about = header.pop("__metadata__", {})
-    sums = about if type(about) is dict else {}
-    entries = {
-        name: _entry(name, given, len(text), size)._replace(sha256=str(sums.get(name, "")))
-        for name, given in header.items()
-    }
-    at = len(text)
-    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.bytes)):
-        if entry.start != at:
-            raise Refused("no safetensors file: its tensors overlap or leave a gap")
-        at += entry.bytes
-    if at != size:
-        raise Refused(f"no safetensors file: {size - at} bytes behind its tensors")
-    return entries
-
-
-def _entry(name: str, given: Any, base: int, size: int) -> Entry:
-    if type(given) is not dict or given.keys() != {"dtype", "shape", "data_offsets"}:
-        raise Refused(f"no safetensors file: {name} has no dtype, shape and data_offsets")
-    dtype, shape, span = given["dtype"], given["shape"], given["data_offsets"]
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise Refused(f"{name} is of dtype {str(dtype)[:20]}; only {', '.join(DTYPES)} are read")
-    if not (_are_counts(shape) and _are_counts(span) and len(span) == 2 and len(shape) <= 8):
-        raise Refused(f"no safetensors file: {name} has no shape or no offsets")
-    entry = Entry(DTYPES[dtype], tuple(shape), base + span[0])
-    if span[1] - span[0] != entry.bytes or base + span[1] > size:
-        raise Refused(f"cut short or damaged: {name} has not its {entry.bytes} bytes")
-    return entry
-
-
-def _are_counts(values: Any) -> bool:
-    return type(values) is list and all(type(n) is int and n >= 0 for n in values)
-
-
-def write_checked(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """The checksum of the header, which has those of its tensors.
-
-    Raises:
-        OSError, SafetensorError: the disk is full, or the folder cannot be written.
-    """
-    # save_file writes memory as it lies, which for a transposed view is silently wrong;
-    # np.ascontiguousarray would turn a scalar into a vector.
-    whole = {name: np.asarray(x, order="C") for name, x in arrays.items()}
-    sums = {name: checksum(x) for name, x in whole.items()}
-    save_file(whole, path, metadata=sums or None)  # {} would be invalid JSON without tensors
-    sync(path)
-    return header_sha256(path)
-
-
-def read_entries(path: Path, header_sha256: str = "") -> dict[str, Entry]:
-    """Of a file that is no link; errors as `TensorFile`'s."""
-    with TensorFile(path, header_sha256=header_sha256, links=False) as file:
-        return file.entries
-
-
-def read_checked(path: Path, entry: Entry) -> np.ndarray:
-    """One tensor of a file that `write_checked` wrote.
-
-    Raises:
-        Refused: it is another one, or cut short.
-        OSError: it cannot be read.
-    """
-    array = np.empty(entry.shape, entry.dtype)
-    with open_regular(path) as stream:
-        read_into(stream, entry.start, array)
-    if checksum(array) != entry.sha256:
-        raise Refused("damaged")
-    return array
-
-
-def checksum(array: np.ndarray) -> str:
-    return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
-
-
 def write(
     path: Path, dtype: str, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[np.ndarray]
 ) -> None:
-    """Tensors in the order of `shapes`, each asked for when the one before it is written.
+    """Write tensors in the order of `shapes`, each asked for when the one before it is written.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.

@@ -7,14 +7,15 @@
 
 Weights that are frozen have no moments.
 
-Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces. The
-checksum of a file is that of its header, which has those of its tensors: so one can be read alone.
+Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces. A reader
+compares all files with their checksums, and takes from them what it needs (decision 58).
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
 `.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
 successor is in place, so that no kill can fall between them.
 """
 
+import hashlib
 import math
 import os
 import re
@@ -26,15 +27,15 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from lockstep.errors import UserError, require
-from lockstep.files import tensors
 from lockstep.files.durable import sync
-from lockstep.files.stream import Entry, read_checked, read_entries, write_checked
-from lockstep.files.untrusted import Refused
+from lockstep.files.stream import TensorFile, checksum
+from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.state import TrainState
 from lockstep.run import pieces, shards
-from lockstep.run.record import FILES, MOST, RECORD, read_record, unusable, write_record
+from lockstep.run.record import FILES, FORMAT, MOST, RECORD, read_record, unusable, write_record
 
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
@@ -127,11 +128,7 @@ def newest(run: Path, *, up_to: int | None = None) -> str:
 
 
 def load(path: Path) -> TrainState:
-    """Reads one checkpoint, bit for bit what was saved.
-
-    Raises:
-        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
-    """
+    """Read one checkpoint, bit for bit what was saved; errors as `open_state`'s."""
     state = open_state(path)
     fields = state.params, state.mu, state.nu
     params, mu, nu = ({name: x[...] for name, x in arrays.items()} for arrays in fields)
@@ -139,13 +136,15 @@ def load(path: Path) -> TrainState:
 
 
 def open_state(path: Path) -> TrainState:
-    """The same, but for what the tensors hold: that is read, and may be refused, where it is asked
-    for (`lockstep.run.pieces.Saved`). A process of several needs a part."""
-    try:
-        record = read_record(path / RECORD)
-        loaded = {field: _open_shards(path, field, record) for field in FILES}
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    """Open one checkpoint, whose tensors are read where they are asked for.
+
+    A process of several needs a part of each (`lockstep.run.pieces.Saved`).
+
+    Raises:
+        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
+    """
+    record = read_record(path / RECORD)
+    loaded = {field: _find(_open_files(path, field, record)) for field in FILES}
     shapes = {name: array.shape for name, array in loaded["params"].items()}
     wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
     moments = {name: wanted[name] for name in wanted if name not in set(record["frozen"])}
@@ -169,38 +168,21 @@ def open_state(path: Path) -> TrainState:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Those of all shards, if they are whole; they are read, and not kept.
-
-    Raises:
-        UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
-    """
-    try:
-        return _read_files(path, ["params"])
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    """List the files of the weights, of all shards, which are whole; errors as `open_state`'s."""
+    return [file.path for file in _open_files(path, "params", read_record(path / RECORD))]
 
 
 def is_whole(path: Path) -> bool:
     """Whether all its files are there, as they were written."""
     try:
-        return bool(_read_files(path, FILES))
-    except (OSError, UserError, Refused):
+        open_state(path)
+    except UserError:
         return False
-
-
-def _read_files(path: Path, fields: Iterable[str]) -> list[Path]:
-    """Of some fields, all shards; every tensor is read once."""
-    record = read_record(path / RECORD)
-    names = [shards.file_names(shard, record["shards"]) for shard in range(record["shards"])]
-    files = [path / each[field] for field in fields for each in names]
-    for file in files:
-        for entry in _entries(file, record).values():
-            _read(file, entry)
-    return files
+    return True
 
 
 def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
-    """Of the newest checkpoint whose weights are whole; else as `latest`."""
+    """List those of the newest checkpoint whose weights are whole; else as `latest`."""
     return _newest(run, warn, weight_files)
 
 
@@ -233,55 +215,71 @@ def _newest(run: Path, warn: Callable[[str], None], read: Callable[[Path], Any])
 
 
 def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
-    """The checksums of the files."""
+    """Write the files of tensors; returns their checksums."""
     layout, moments = _layout(state.params), _layout(state.mu)
     assert layout.items() >= moments.items() == _layout(state.nu).items(), "unlike the weights"
     rank, count = state.part[:2] if state.part else (0, 1)
     folder.mkdir(exist_ok=count > 1)
     names = shards.file_names(rank, count)
-    return {
-        name: write_checked(folder / name, getattr(state, field)) for field, name in names.items()
-    }
+    return {name: _write(folder / name, getattr(state, field)) for field, name in names.items()}
 
 
-def _open_shards(path: Path, field: str, record: dict[str, Any]) -> dict[str, pieces.Saved]:
-    count = record["shards"]
-    files = [path / shards.file_names(shard, count)[field] for shard in range(count)]
+def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """Write a file of tensors, durably; returns its checksum.
+
+    Raises:
+        OSError, SafetensorError: the disk is full, or the folder cannot be written.
+    """
+    # save_file writes memory as it lies, which for a transposed view is silently wrong;
+    # np.ascontiguousarray would turn a scalar into a vector.
+    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
+    sync(path)
+    return checksum(path)
+
+
+def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFile]:
+    """Open a field's files, of all shards, once they are known to be as they were written."""
+    count, found = record["shards"], []
+    for file in (path / shards.file_names(shard, count)[field] for shard in range(count)):
+        try:
+            if not _has_checksum(file, record):
+                raise unusable(file, f"damaged, its checksum is not that in {RECORD}")
+            found.append(TensorFile(file, links=False))
+        except OSError as error:
+            raise unusable(file, f"cannot be read ({error.strerror})") from None
+        except Refused as why:
+            raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
+    return found
+
+
+def _has_checksum(file: Path, record: dict[str, Any]) -> bool:
+    """Whether a file is that of the record.
+
+    In format 2 the checksum is that of the header, which has those of its tensors.
+    """
+    expected = record["sha256"][file.name]
+    if record["format"] == FORMAT:
+        return checksum(file) == expected
+    with open_regular(file) as stream, TensorFile(file) as tensors:
+        header = stream.read(8)
+        header += stream.read(int.from_bytes(header, "little"))
+        sums = tensors.file.metadata() or {}
+        return hashlib.sha256(header).hexdigest() == expected and all(
+            hashlib.sha256(tensors.read_slice(name, ()).tobytes()).hexdigest() == sums.get(name)
+            for name in tensors.entries
+        )
+
+
+def _find(files: list[TensorFile]) -> dict[str, pieces.Saved]:
     try:
-        return pieces.find(((file, _entries(file, record)) for file in files), _read)
+        return pieces.find(files)
     except Refused as why:
-        raise unusable(files[0], str(why)) from None
-
-
-def _entries(file: Path, record: dict[str, Any]) -> dict[str, Entry]:
-    try:
-        return read_entries(file, record["sha256"][file.name])
-    except tensors.Damaged:
-        raise _damaged(file) from None
-    except Refused as why:
-        raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
-
-
-def _read(file: Path, entry: Entry) -> np.ndarray:
-    try:
-        return read_checked(file, entry)
-    except OSError as error:
-        raise _unreadable(file, error) from None
-    except Refused:
-        raise _damaged(file) from None
+        raise unusable(files[0].path, str(why)) from None
 
 
 def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> shape, dtype."""
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return unusable(error.filename or path, f"cannot be read ({error.strerror})")
-
-
-def _damaged(file: Path) -> UserError:
-    return unusable(file, f"damaged, its checksum is not that in {RECORD}")
 
 
 def sweep(run: Path, *, before: int = MOST + 1) -> None:

@@ -5,56 +5,61 @@ a tensor lie side by side on one axis: a mesh divides no other.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.files.stream import Entry, read_checked
+from lockstep.files.stream import Entry, TensorFile
 from lockstep.files.untrusted import Refused
 
 PIECE = re.compile(r"([^@]*)@([0-9]{1,12}(?:,[0-9]{1,12})*)?")
 
-Read = Callable[[Path, Entry], np.ndarray]
-
 
 class Piece(NamedTuple):
     starts: tuple[int, ...]
-    path: Path
-    entry: Entry
+    file: TensorFile
+    key: str  # its name in the file
+
+    @property
+    def entry(self) -> Entry:
+        return self.file.entries[self.key]
 
 
 class Saved:
     """A tensor on the disk; `saved[place]` is that of the array, and reads the pieces there."""
 
-    def __init__(self, name: str, pieces: list[Piece], read: Read) -> None:
+    def __init__(self, name: str, pieces: list[Piece]) -> None:
         """Raises Refused where the pieces are not the tensor's parts, each number once."""
-        self.pieces, self.read = sorted(pieces, key=lambda piece: piece.starts), read
+        self.pieces = sorted(pieces, key=lambda piece: piece.starts)
         self.axis, self.shape = _join(name, self.pieces)
         self.dtype = np.dtype(pieces[0].entry.dtype)
 
     def __getitem__(self, place: Any) -> np.ndarray:
-        """place: `...`, or a slice for each of the first axes."""
+        """Read a part.
+
+        Args:
+            place: `...`, or a slice for each of the first axes.
+        """
         slices = () if place is ... else place if type(place) is tuple else (place,)
         slices = (*slices, *[slice(None)] * (len(self.shape) - len(slices)))
-        wanted = [range(*each.indices(n)) for each, n in zip(slices, self.shape)]
-        found = np.empty([len(each) for each in wanted], self.dtype)
+        wanted = [slice(*each.indices(n)[:2]) for each, n in zip(slices, self.shape)]
         if not self.shape:
-            found[...] = self.read(*self.pieces[0][1:])
-        for starts, path, entry in self.pieces if self.shape else ():
-            start, own = starts[self.axis], wanted[self.axis]
-            low, high = max(start, own.start), min(start + entry.shape[self.axis], own.stop)
+            return self.pieces[0].file.read_slice(self.pieces[0].key, ())
+        found, own = [], wanted[self.axis]
+        for piece in self.pieces:
+            start = piece.starts[self.axis]
+            low, high = max(start, own.start), min(start + piece.entry.shape[self.axis], own.stop)
             if low < high:
-                place, there = [*slices], [slice(None)] * len(slices)
-                place[self.axis] = slice(low - start, high - start)
-                there[self.axis] = slice(low - own.start, high - own.start)
-                found[tuple(there)] = self.read(path, entry)[tuple(place)]
-        return found
+                wanted[self.axis] = slice(low - start, high - start)
+                found.append(piece.file.read_slice(piece.key, tuple(wanted)))
+        if not found:
+            return np.empty(self.shape, self.dtype)[tuple(slices)]
+        return found[0] if len(found) == 1 else np.concatenate(found, self.axis)
 
 
 def _join(name: str, pieces: list[Piece]) -> tuple[int, tuple[int, ...]]:
-    """The axis on which pieces lie side by side, and the shape of the whole."""
+    """Find the axis on which pieces lie side by side, and the shape of the tensor."""
     first, axes = pieces[0].entry, len(pieces[0].entry.shape)
     kinds = {(len(p.starts), len(p.entry.shape), p.entry.dtype) for p in pieces}
     if kinds != {(axes, axes, first.dtype)}:
@@ -72,22 +77,20 @@ def _join(name: str, pieces: list[Piece]) -> tuple[int, tuple[int, ...]]:
     return axis, on_axis(first.shape, end) if axes else ()
 
 
-def find(
-    files: Iterable[tuple[Path, Mapping[str, Entry]]], read: Read = read_checked
-) -> dict[str, Saved]:
-    """The tensors of all pieces in some files, and what is no piece as it is.
+def find(files: Iterable[TensorFile]) -> dict[str, Saved]:
+    """Find the tensors of all pieces in some files; what is no piece is a tensor as it is.
 
     Raises:
         Refused: the pieces of a tensor are not its parts, each number once.
     """
     found: dict[str, list[Piece]] = {}
-    for path, entries in files:
-        for key, entry in entries.items():
+    for file in files:
+        for key, entry in file.entries.items():
             match = PIECE.fullmatch(key)
             name, place = (match[1], match[2]) if match else (key, None)
             starts = tuple(map(int, place.split(","))) if place else (0,) * len(entry.shape)
-            found.setdefault(name, []).append(Piece(starts, path, entry))
-    return {name: Saved(name, pieces, read) for name, pieces in found.items()}
+            found.setdefault(name, []).append(Piece(starts, file, key))
+    return {name: Saved(name, pieces) for name, pieces in found.items()}
 
 
 def piece_name(name: str, starts: Iterable[int]) -> str:

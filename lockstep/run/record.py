@@ -2,28 +2,38 @@
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.errors import UserError
-from lockstep.files import tensors
+from lockstep.files import stream
 from lockstep.files.durable import sync
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.formats.table import HISTORY
 from lockstep.model.state import TrainState
 from lockstep.run import shards
 
-FORMAT = 2  # another one where FIELDS change
+FORMAT = 3  # another one where FIELDS change, or what their values mean
+OLDEST = 2  # whose checksum of a file is that of its header, which has those of its tensors
 FILES = shards.file_names(0, 1)
 RECORD = "state.json"
 RECORD_LIMIT = 2_000_000  # bytes
 COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-FIELDS = {"format", *COUNTERS, "amaxes", "dtype", "names", "frozen", "shards", "sha256"}
+FIELDS: dict[str, type] = {
+    "format": int, "step": int, "updates": int, "loss_scale": float, "good_steps": int,
+    "amaxes": dict, "dtype": str, "names": list, "frozen": list, "shards": int, "sha256": dict,
+}  # fmt: skip
 MOST = 2**31 - 1  # that a counter can be: both frameworks count in int32
 
 
 def write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
+    """Write state.json, durably.
+
+    Args:
+        sums: the SHA-256 of each file of tensors, by its name.
+    """
     dtypes = {array.dtype.name for array in state.params.values()}
     assert len(dtypes) == 1, f"one param dtype expected, not {dtypes}"
     if state.part:
@@ -42,74 +52,69 @@ def write_record(folder: Path, state: TrainState, sums: dict[str, str]) -> None:
 
 
 def read_record(file: Path) -> dict[str, Any]:
+    """Read state.json.
+
+    Raises:
+        UserError: it cannot be read, is damaged, foreign, or of another format.
+    """
     try:
         record = read_json(file, limit=RECORD_LIMIT)
+    except OSError as error:
+        raise unusable(file, f"cannot be read ({error.strerror})") from None
     except Refused as why:
         raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
     number = record.get("format")
-    if type(number) is int and 0 < number != FORMAT:
-        problem = f"format {number}, this version reads {FORMAT}"
+    if type(number) is int and number > 0 and not OLDEST <= number <= FORMAT:
+        problem = f"format {number}, this version reads {OLDEST} to {FORMAT}"
         remedy = "upgrade Lockstep" if number > FORMAT else "use the commit that config.json names"
         raise UserError(f"{file}: {problem}; {remedy} or use another checkpoint")
-    if not ((type(number), number) == (int, FORMAT) and _is_whole(record)):
+    if not (type(number) is int and number > 0 and _is_whole(record)):
         raise unusable(file, "damaged or not a Lockstep checkpoint")
     return record
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
-    """Every field there, of its type and in its range, and the record that of its checksum."""
-    if record.keys() != FIELDS:
+    """Whether each field has its type and its range, and the record the checksum that it states."""
+    if record.keys() != FIELDS.keys():
         return False
-    counts, scale = (record["step"], record["updates"], record["good_steps"]), record["loss_scale"]
+    if any(type(record[name]) is not kind for name, kind in FIELDS.items()):
+        return False
     names, sums, count = record["names"], record["sha256"], record["shards"]
-    frozen = record["frozen"]
     return (
-        all(type(count) is int and 0 <= count <= MOST for count in counts)
-        and type(scale) is float
-        and scale >= 0  # it has no floor: too low, it becomes 0
-        and _are_histories(record["amaxes"])
-        and record["dtype"] in tensors.DTYPES.values()
-        and type(names) is list
-        and len(names) > 0
-        and all(type(name) is str for name in names)
-        and len(set(names)) == len(names)
-        and type(frozen) is list
-        and all(type(name) is str for name in frozen)
-        and set(frozen) < set(names)
-        and type(sums) is dict
-        and type(count) is int
+        all(0 <= record[name] <= MOST for name in ("step", "updates", "good_steps"))
+        and record["loss_scale"] >= 0  # it has no floor: too low, it becomes 0
+        and all(map(_is_history, record["amaxes"].values()))
+        and record["dtype"] in stream.DTYPES.values()
+        and all(type(name) is str for name in (*names, *record["frozen"], *sums.values()))
+        and len(names) == len(set(names)) > 0
+        and set(record["frozen"]) < set(names)
         and len(sums) == 1 + len(FILES) * count
         and sums.keys() == {RECORD, *_files(count)}
-        and all(type(sha) is str for sha in sums.values())
         and sums[RECORD] == own_checksum(record)
     )
 
 
-def _are_histories(amaxes: Any) -> bool:
-    """Three rows of sizes for each layer."""
-    if type(amaxes) is not dict:
+def _is_history(sizes: Any) -> bool:
+    """Whether these are three rows of finite sizes."""
+    try:
+        array = np.array(sizes)
+    except ValueError:  # rows of several lengths
         return False
-    rows = [row for history in amaxes.values() if type(history) is list for row in history]
-    sizes = [size for row in rows if type(row) is list for size in row]
-    return (
-        len(rows) == 3 * len(amaxes)
-        and len(sizes) == HISTORY * len(rows)
-        and all(type(row) is list and len(row) == HISTORY for row in rows)
-        and all(type(history) is list and len(history) == 3 for history in amaxes.values())
-        and all(type(size) is float and 0 <= size < math.inf for size in sizes)
-    )
+    if array.dtype != np.float64 or array.shape != (3, HISTORY):
+        return False
+    return bool((np.isfinite(array) & (array >= 0)).all())
 
 
 def own_checksum(record: dict[str, Any]) -> str:
-    """Of the record without its own checksum; floats are written by repr, so they come back."""
+    """Compute a record's checksum, from all of it but that: `repr` of a float comes back whole."""
     others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
     return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
 
 
 def _files(count: int) -> list[str]:
-    """Those of all shards."""
     return [name for shard in range(count) for name in shards.file_names(shard, count).values()]
 
 
 def unusable(file: Path | str, why: str) -> UserError:
+    """Make the error of a checkpoint's file."""
     return UserError(f"{file}: {why}; use another checkpoint")

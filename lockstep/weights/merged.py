@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.errors import require
-from lockstep.files.stream import read_entries
+from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused
 from lockstep.model.params import shapes
 from lockstep.run.pieces import Saved, find
@@ -56,7 +56,7 @@ def open_weights(files: list[Path], model: ModelConfig) -> Weights:
     Raises:
         Refused: a file is no safetensors file of floats, or has no tensor.
     """
-    saved = find((file, read_entries(file)) for file in files)
+    saved = find(TensorFile(file, links=False) for file in files)
     if not saved:
         raise Refused("is empty")
     return Weights(model, saved)

@@ -4,26 +4,28 @@ done so too, whether it holds what is saved."""
 
 import sys
 from pathlib import Path
-from typing import Any
 from unittest import mock
+
+import numpy as np
 
 from lockstep import twin
 from lockstep.exits import DONE
-from lockstep.files.stream import Entry
+from lockstep.files.stream import TensorFile
 from lockstep.run import checkpoint, directory
 from parity_tests.runs.checkpoints import assert_same
 
 
 def main(framework: str, run: str, mesh: str) -> int:
     config = directory.read_record(Path(run)).config.replace(mesh=mesh)
-    path, read, right = checkpoint.listing(Path(run))[-1], [], checkpoint.read_checked
+    path, read, right = checkpoint.listing(Path(run))[-1], [], TensorFile.read_slice
 
-    def counted(file: Path, entry: Entry) -> Any:
-        read.append(entry.bytes)
-        return right(file, entry)
+    def counted(self: TensorFile, name: str, place: tuple[slice, ...]) -> np.ndarray:
+        found = right(self, name, place)
+        read.append(found.nbytes)
+        return found
 
     built = twin.load(framework, config)
-    with mock.patch.object(checkpoint, "read_checked", counted):
+    with mock.patch.object(TensorFile, "read_slice", counted):
         built.load(checkpoint.open_state(path))
     print(sum(read), flush=True)
     found = built.state()

@@ -13,7 +13,7 @@ from safetensors.numpy import save as serialized
 from lockstep import exits
 from lockstep.cli import commands
 from lockstep.errors import UserError
-from lockstep.files import durable, stream
+from lockstep.files import durable
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint, runlog
@@ -48,13 +48,13 @@ class Disk:
 
 
 def with_room(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    def save_file(arrays: Arrays, path: Path, metadata: dict[str, str]) -> None:
-        disk.write(path, serialized(arrays, metadata))
+    def save_file(arrays: Arrays, path: Path) -> None:
+        disk.write(path, serialized(arrays))
 
     def write_text(path: Path, text: str, encoding: str) -> None:
         disk.write(path, text.encode(encoding))
 
-    monkeypatch.setattr(stream, "save_file", save_file)
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
     monkeypatch.setattr(Path, "write_text", write_text)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # not what is tried here, and slow
 
