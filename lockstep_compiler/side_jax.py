@@ -26,7 +26,7 @@ from jax_impl.extra.formats import delayed
 from jax_impl.extra.mesh.mesh import AXES, divided_rows, shardings
 from jax_impl.extra.rules import make_trainer
 from jax_impl.step import State, Trainer
-from lockstep.compile import collectives, hlo, liveness, memory, report, traffic, xla
+from lockstep.compile import collectives, hlo, memory, report, traffic, xla
 from lockstep.compile.expected import narrow_units
 from lockstep.compile.program import Parts, Program
 from lockstep.compile.targets import Gpu, Target, Tpu
@@ -142,7 +142,7 @@ def build_for_tpu(lowered: Any) -> Built:
     peak = sizes.argument_size_in_bytes + beside
 
     def live(module: hlo.Module, parts: Parts) -> dict[str, int]:
-        return liveness.live_parts(module, xla.state(module), parts, peak)
+        return memory.state_parts(xla.state(module), peak)
 
     asked = lowered.compiler_ir("hlo").get_hlo_module().to_string()
     return Built(compiled.as_text(), asked, "", peak, live)

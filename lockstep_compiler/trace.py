@@ -1,9 +1,7 @@
 """What a step dispatches: its operations with dtypes and phases, and the storages that live."""
 
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,7 +24,6 @@ from lockstep.compile.program import (
     attention_flops,
     gather_matmuls,
     matmul_size,
-    purpose,
 )
 from lockstep.compile.report import seconds
 from lockstep.compile.targets import Target
@@ -47,15 +44,6 @@ PRECISE = {
     "_log_softmax": "log_softmax", "_log_softmax_backward_data": "log_softmax",
     "nll_loss_forward": "loss", "nll_loss_backward": "loss", "pow": "power",
 }  # fmt: skip
-# What the backward pass and the library run, where none of the twin's functions is seen.
-GROUP = {
-    **dict.fromkeys(("_to_copy",), "casts"),
-    **dict.fromkeys(("cat", "clone", "copy_", "slice_backward"), "copies"),
-    **dict.fromkeys((name for name, kind in PRECISE.items() if kind == "norm"), "norms"),
-    **dict.fromkeys(("_softmax", "_softmax_backward_data"), "attention"),
-    **dict.fromkeys((name for name in PRECISE if "log_softmax" in name or "nll" in name), "loss"),
-}
-BATCHED = {"bmm", "baddbmm"}  # attention's alone
 SENT = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
         "allreduce_": "all-reduce"}  # fmt: skip
 # Of torch's list of what is not deterministic unless it is told to be, what such a model uses.
@@ -138,13 +126,13 @@ class OperationTrace(TorchDispatchMode):
         for x in ins:
             self._arrive(storage_key(x))
         when, dtype = phase(), str((outs or ins)[0].dtype)[6:]
-        flops, units, group = 0, "", purpose(_callers()) or GROUP.get(name, "other")
+        flops, units, group = 0, "", "rest"
         if size := _matmul(name, args):
             operands = str((ins[1] if name == "_scaled_mm" else ins[-1]).dtype)[6:]
             operands = operands.partition("_")[0]  # both kinds of float8
             units = self.target.units(operands, torch.backends.cuda.matmul.fp32_precision == "tf32")
             m, n, k = size
-            flops, group = 2 * m * n * k, "attention" if name in BATCHED else "matmuls"
+            flops, group = 2 * m * n * k, "matmuls"
             self.matmuls.append(Matmul(units, operands, size, when, 1))
         elif kernel := FUSED.get(name):
             q = ins[1] if name.endswith("backward") else ins[0]
@@ -251,13 +239,6 @@ def _moved(func: Any, ins: list[Tensor], outs: list[Tensor], args: Any) -> int:
         return 0
     written = outs or [x for arg, w in zip(args, writes) if w for x in _tensors(arg)]
     return sum(x.numel() * x.element_size() for x in [*ins, *written] if x.device.type == "cuda")
-
-
-def _callers() -> Iterator[str]:
-    """The functions that run, innermost first; a backward pass has none of ours."""
-    frame = sys._getframe(1)
-    while frame := frame.f_back:  # type: ignore[assignment]
-        yield frame.f_code.co_qualname
 
 
 def _tensors(tree: Any) -> list[Tensor]:

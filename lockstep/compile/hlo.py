@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 
 BYTES = {
     "f4e2m1fn": 0.5, "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "f8e8m0fnu": 1,
@@ -15,16 +14,12 @@ BYTES = {
 NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
          "f8e4m3fn": "float8", "f8e5m2": "float8", "f4e2m1fn": "float4"}  # fmt: skip
 SHAPE = re.compile(r"([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
-PLACED = re.compile(SHAPE.pattern + r"(?:\{([\d,]*)(?::([^}]*))?\})?")
-TILE = re.compile(r"T\(([\d,]+)\)")
+PLACED = re.compile(SHAPE.pattern + r"(?:\{([^}]*)\})?")
 HEAD = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
 OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 OPERAND = re.compile(r"%([\w.\-]+)")
 TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
 CALLED = re.compile(r"\b(?:calls|to_apply|body|called_computations)=\{?%([\w.\-]+)")
-FUNCTION = re.compile(r'^(\d+) "(.*)"$')
-LOCATION = re.compile(r"^(\d+) \{.*\bfunction_name_id=(\d+)")
-FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 BRANCHES = re.compile(
     r"\b(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))"
 )
@@ -34,8 +29,6 @@ BRANCHES = re.compile(
 class Shape:
     dtype: str  # XLA's name
     dims: tuple[int, ...]
-    order: tuple[int, ...] = ()  # of the axes, the one that is contiguous first
-    tile: tuple[int, ...] = ()  # what a TPU fills its last axes up to
     on_chip: bool = False  # in a TPU's vector memory, not in the device's
 
     @property
@@ -44,16 +37,8 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """In the device's memory, without what fills up tiles."""
+        """Bytes in the device's memory, without what fills up a TPU's tiles."""
         return 0 if self.on_chip else math.ceil(self.elements * BYTES.get(self.dtype, 0))
-
-    @property
-    def allocated(self) -> int:
-        """Bytes in the device's memory, with what fills up tiles."""
-        filled = list(self.dims)
-        for axis, size in zip(self.order, reversed(self.tile)):
-            filled[axis] = -(-filled[axis] // size) * size
-        return self.bytes * math.prod(filled) // max(1, self.elements)
 
 
 @dataclass
@@ -99,7 +84,6 @@ class Module:
     header: str = ""
     entry: str = ""
     computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
-    frames: dict[int, tuple[str, int]] = field(default_factory=dict)  # function, caller's frame
 
     @cached_property
     def aliased(self) -> set[int]:
@@ -141,14 +125,6 @@ class Module:
         ends = [scope[name] for name in test.operands] if test else []
         return next((int(end.operands[0]) for end in ends if end.opcode == "constant"), 1)
 
-    def functions(self, instruction: Instruction) -> tuple[str, ...]:
-        """The Python functions that it comes from, innermost first; none of what XLA made."""
-        found, (frame, *_) = [], (*instruction.numbers("stack_frame_id"), 0)
-        while frame in self.frames:
-            name, frame = self.frames[frame]
-            found.append(name)
-        return tuple(found)
-
     def inner(self, instruction: Instruction) -> dict[str, Instruction]:
         """What a fusion holds, and the fusions in it; of anything else, itself."""
         if instruction.opcode != "fusion":
@@ -174,7 +150,7 @@ FREE = {
 def read(text: str) -> Module:
     """The text of `compiled.as_text()`."""
     lines = text.splitlines()
-    module = Module(header=lines[0], frames=_frames(takewhile(lambda x: not HEAD.match(x), lines)))
+    module = Module(header=lines[0])
     body: dict[str, Instruction] = {}
     name = ""
     for line in lines[1:]:
@@ -187,21 +163,6 @@ def read(text: str) -> Module:
             instruction = _instruction(line, name)
             body[instruction.name] = instruction
     return module
-
-
-def _frames(lines: Iterable[str]) -> dict[int, tuple[str, int]]:
-    """The tables that stand before the computations. A caller's number is one too high."""
-    section, names, places, frames = "", {}, {}, {}
-    for line in lines:
-        if re.fullmatch(r"[A-Z]\w+", line):
-            section = line
-        elif section == "FunctionNames" and (row := FUNCTION.match(line)):
-            names[int(row[1])] = row[2]
-        elif section == "FileLocations" and (row := LOCATION.match(line)):
-            places[int(row[1])] = names[int(row[2])]
-        elif section == "StackFrames" and (row := FRAME.match(line)):
-            frames[int(row[1])] = places[int(row[2])], int(row[3] or 1) - 1
-    return frames
 
 
 def _instruction(line: str, computation: str) -> Instruction:
@@ -219,14 +180,9 @@ def _instruction(line: str, computation: str) -> Instruction:
     return Instruction(name, shapes, opcode[1], operands, right[close:], computation, root)
 
 
-def _shape(dtype: str, dims: str, order: str, layout: str) -> Shape:
-    """`layout`: a TPU's tiles, and S(1) of what is in its vector memory."""
-    tile = TILE.search(layout)
-    return Shape(dtype, _dims(dims), _dims(order), _dims(tile[1] if tile else ""), "S(1)" in layout)
-
-
-def _dims(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n)
+def _shape(dtype: str, dims: str, layout: str) -> Shape:
+    """`layout`: has S(1) of what is in a TPU's vector memory."""
+    return Shape(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
 
 
 def _closing(text: str, start: int) -> int:

@@ -16,6 +16,7 @@ from lockstep.compile.program import PARTS, Buffer, Parts
 ALLOCATION = re.compile(r"^allocation (\d+): size (\d+)(?:, parameter (\d+))?")
 VALUE = re.compile(r"^ value: <\d+ (\S+?)(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
 RANGE = re.compile(r"^    (\S+):(\d+)-(\d+)$", re.M)
+NOTHING: Mapping[str, int] = {}
 CANDIDATES = 50  # moments at which memory is counted exactly
 
 
@@ -33,10 +34,18 @@ def live_parts(
     assignment: str, live_range: str, state: Mapping[int, Buffer], parts: Parts, peak: int
 ) -> dict[str, int]:
     """Bytes by part at the peak; `state` by the number of its parameter."""
+    return state_parts(state, peak, _at_peak(_temporaries(assignment, live_range, parts)))
+
+
+def state_parts(
+    state: Mapping[int, Buffer], peak: int, beside: Mapping[str, int] = NOTHING
+) -> dict[str, int]:
+    """Bytes by part: the state, what is known `beside` it, and the rest of the peak as workspace.
+    libtpu writes no buffer assignment, so that nothing is known there."""
     found = dict.fromkeys(PARTS, 0)
     for parameter in state.values():
         found[parameter.part if parameter.part in PARTS else "workspace"] += parameter.bytes
-    for name, size in _at_peak(_temporaries(assignment, live_range, parts)).items():
+    for name, size in beside.items():
         found[name] += size
     found["workspace"] += max(0, peak - sum(found.values()))  # what no value fills
     return found

@@ -12,15 +12,7 @@ from typing import Any
 
 PARTS = ("weights", "moments", "accumulators", "gathered", "gradients", "activations", "logits",
          "workspace")  # fmt: skip
-GROUPS = ("matmuls", "attention", "norms", "loss", "optimizer", "casts", "copies", "other")
-# What the functions of the twins are for; both have those of `Trainer`, and of the loss.
-PURPOSE = {
-    **dict.fromkeys(("attend", "attend_fused", "attend_flash"), "attention"),
-    **dict.fromkeys(("layer_norm", "rms_norm"), "norms"),
-    **dict.fromkeys(("layer_norm_forward", "LayerNorm.__call__"), "norms"),
-    **dict.fromkeys(("row_losses", "_cross_entropy_backward"), "loss"),
-    **dict.fromkeys(("Trainer.unscale", "Trainer.clip", "Trainer.update"), "optimizer"),
-}
+GROUPS = ("matmuls", "attention", "rest")  # of kernels; attention where it is fused
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
@@ -78,7 +70,7 @@ class Kernel:
     """What the device is told to run at once; bytes that it reads and writes, each time."""
 
     name: str
-    group: str  # of `GROUPS`; casts and copies do nothing else, whatever for
+    group: str  # of `GROUPS`
     flops: int
     units: str
     bytes: int
@@ -172,11 +164,6 @@ class Program:
             row["size"] = tuple(row["size"])
         parts = {name: [kind(**row) for row in given[name]] for name, kind in kinds.items()}
         return cls(**{**given, **parts})
-
-
-def purpose(functions: Iterable[str]) -> str:
-    """The group of what was called so, innermost first; "" of what says none."""
-    return next((PURPOSE[name] for name in functions if name in PURPOSE), "")
 
 
 def gather_matmuls(found: Iterable[Matmul]) -> list[Matmul]:

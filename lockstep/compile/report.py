@@ -114,8 +114,8 @@ def _precise(program: Program) -> str:
 
 
 def _memory(program: Program, target: Target) -> str:
-    found = {name: program.parts.get(name, 0) for name in PARTS}
-    parts = ", ".join(f"{name} {_size(n)}" for name, n in found.items() if n or name != "gathered")
+    found = {name: program.parts[name] for name in PARTS if program.parts.get(name)}
+    parts = ", ".join(f"{name} {_size(n)}" for name, n in found.items())
     return f"memory: peak {_size(program.peak)} of {_size(target.memory)}: {parts}"
 
 

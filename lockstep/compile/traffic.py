@@ -1,10 +1,10 @@
-"""Each kernel of a step that XLA compiled: the bytes that it reads and writes, and what for."""
+"""Each kernel of a step that XLA compiled, and the bytes that it reads and writes."""
 
 import re
 from collections.abc import Iterator
 
 from lockstep.compile.hlo import BYTES, NAMES, STARTS, Instruction, Module
-from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops, purpose
+from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops
 from lockstep.compile.targets import Target
 from lockstep.compile.xla import (
     attention_shape,
@@ -17,10 +17,6 @@ from lockstep.compile.xla import (
 SLICES = {"dynamic-slice", "slice", "gather"}
 VIEWS = {"bitcast", "reshape"}
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand is written
-# What only moves, and what goes along with it.
-MOVES = {"copy", "transpose", "concatenate", "pad", "reverse", "slice", "dynamic-slice",
-         "dynamic-update-slice", *STARTS}  # fmt: skip
-ALONG = {"parameter", "constant", "broadcast", "tuple", "iota", "get-tuple-element"} | VIEWS
 # They need more of an operand than the elements that are asked of them.
 GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", "sort", "tuple",
           "concatenate", "dynamic-update-slice", "broadcast"}  # fmt: skip
@@ -46,36 +42,13 @@ def kernel(
         b, h, t, d = attention_shape(module, run)
         phase = BACKWARD if gives_gradients(run) else FORWARD
         flops = attention_flops(b, h, t, t, d, phase)
-    return Kernel(_name(module, run), group(module, run, flops), flops, units,
-                  moved(module, run), times)  # fmt: skip
+    group = "attention" if fused_attention(run) else "matmuls" if flops else "rest"
+    return Kernel(_name(run), group, flops, units, moved(module, run), times)
 
 
-def group(module: Module, kernel: Instruction, flops: int) -> str:
-    """Of `program.GROUPS`: by the twin's functions that its result comes from."""
-    found = purpose(_functions(module, kernel))
-    inner = {i.opcode for i in module.inner(kernel).values()} - ALONG
-    if flops:
-        is_attention = fused_attention(kernel) or found == "attention"
-        return "attention" if is_attention else "matmuls"
-    if inner <= MOVES:
-        return "copies"
-    if inner <= MOVES | {"convert"}:
-        return "casts"
-    return found or "other"
-
-
-def _functions(module: Module, kernel: Instruction) -> tuple[str, ...]:
-    """Its own; of what XLA made anew, those of the last instruction inside that has any."""
-    inside = reversed(module.inner(kernel).values())
-    return next(filter(None, map(module.functions, (kernel, *inside))), ())
-
-
-def _name(module: Module, kernel: Instruction) -> str:
-    """Where it is from: the same for each layer."""
-    functions = _functions(module, kernel)
-    where = functions[0].replace("<locals>.", "") if functions else ""
-    operation = kernel.op_name.partition("/")[2] or re.sub(r"[.\d]+$", "", kernel.name)
-    return f"{operation} in {where}" if where else operation
+def _name(kernel: Instruction) -> str:
+    """Where it is from, the same for each layer."""
+    return kernel.op_name.partition("/")[2] or re.sub(r"[.\d]+$", "", kernel.name)
 
 
 def moved(module: Module, kernel: Instruction) -> int:

@@ -97,7 +97,7 @@ def right(config: Config, **changes: Any) -> Program:
         "tensor_cores": {"bfloat16": 9}, "peak": 10**9, "parts": {"weights": 10**9},
         "attention_asked": "cudnn",
         "kernels": [Kernel("dot", "matmuls", 989 * 10**9, "bfloat16", 1, 2),
-                    Kernel("add", "other", 0, "", 335 * 10**7, 1)],
+                    Kernel("add", "rest", 0, "", 335 * 10**7, 1)],
     }  # fmt: skip
     return Program(framework="jax", how="compiled for", versions={"jax": "0"}, seconds=1.0,
                    **{**facts, **changes})  # fmt: skip
@@ -133,7 +133,7 @@ def test_report_and_json() -> None:
     """A kernel takes the longer of its bytes and its FLOPs: 2 ms, and 1 ms, on an H100."""
     config = small()
     program = right(config)
-    assert report.roofline(program, H100) == pytest.approx({"matmuls": 2e-3, "other": 1e-3})
+    assert report.roofline(program, H100) == pytest.approx({"matmuls": 2e-3, "rest": 1e-3})
     assert report.ideal(program, H100) == pytest.approx(2e-3)  # the sum moves while it multiplies
     text = report.as_text(program, H100, ["mind"])
     assert "roofline 3 ms, 1.50 of one" in text
@@ -145,19 +145,19 @@ def test_report_and_json() -> None:
 
 
 def test_two_programs_stand_side_by_side() -> None:
-    twice = right(small(), kernels=[Kernel("add", "other", 0, "", 335 * 10**7, 2)])
+    twice = right(small(), kernels=[Kernel("add", "rest", 0, "", 335 * 10**7, 2)])
     table = report.side_by_side([right(small()), twice], H100).splitlines()
     assert table[0].split() == ["jax,", "GB", "ms"] * 2
     rows = {name: cells for name, *cells in map(str.split, table[1:])}
-    assert rows["other"] == ["3.35", "1", "6.7", "2"]
+    assert rows["rest"] == ["3.35", "1", "6.7", "2"]
     assert rows["all"] == ["3.35", "3", "6.7", "2"] and rows["matmuls"] == ["2e-09", "2", "0", "0"]
 
 
 def test_figures_of_a_small_program_stand_apart() -> None:
-    tiny = right(small(), kernels=[Kernel("add", "other", 0, "", 123456, 1)])
+    tiny = right(small(), kernels=[Kernel("add", "rest", 0, "", 123456, 1)])
     table = report.side_by_side([tiny, tiny], H100).splitlines()
     rows = {name: cells for name, *cells in map(str.split, table[1:])}
-    assert rows["other"] == ["0.000123", "3.69e-05"] * 2
+    assert rows["rest"] == ["0.000123", "3.69e-05"] * 2
 
 
 def test_warnings_of_a_t4() -> None:

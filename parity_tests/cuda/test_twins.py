@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
-from lockstep.compile.program import GROUPS, Matmul, Program, gather_matmuls
+from lockstep.compile.program import Matmul, Program, gather_matmuls
 from lockstep.parity.matrix import Row, label
 from parity_tests.cuda.cells import FACTORS, config, covering
 
@@ -108,14 +108,6 @@ def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compile
              "vocab": 8192}  # fmt: skip
     parts = compilers["jax"].program(config(flags), "h100").parts
     assert parts["activations"] > 10**10 and not parts["logits"]
-
-
-def test_bytes_belong_to_groups(compilers: dict[str, Compiler]) -> None:
-    """Each purpose has some, of both programs: no function of the twins goes unseen."""
-    written_out = config({"policy": "bf16", "numerics": "strict"})
-    for framework, compiler in compilers.items():
-        moved = compiler.program(written_out, "h100").moved_by_group()
-        assert all(moved[name] for name in GROUPS if name != "copies"), (framework, moved)
 
 
 def sizes(matmuls: list[Matmul]) -> list[Matmul]:

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.compile import expected, rules, targets
 from lockstep.compile.ask import Compiler
-from lockstep.compile.program import PARTS, gather_matmuls
+from lockstep.compile.program import gather_matmuls
 from lockstep.errors import UserError
 from lockstep.parity.matrix import Row, label
 from parity_tests.cuda.cells import FACTORS, config, covering
@@ -47,17 +47,15 @@ def test_other_settings(flags: Row, compiler: Compiler) -> None:
     assert found == []
 
 
-def test_memory_is_counted_from_the_schedule(compiler: Compiler) -> None:
-    """By part: what no value fills is little, and remat needs less. It is too large for the vector
-    memory, where all of a toy's activations stay."""
+def test_memory_is_the_state_and_what_a_step_needs_beside_it(compiler: Compiler) -> None:
+    """It is too large for the vector memory, where all of a toy's activations stay."""
     flags = {"n_layer": 3, "d_model": 1024, "context": 64, "batch_size": 32, "policy": "bf16"}
     kept, again = (compiler.program(config(flags | {"remat": remat}), "tpu-v5e")
                    for remat in ("none", "block"))  # fmt: skip
     for program in (kept, again):
-        assert sum(program.parts.values()) == program.peak and set(program.parts) == set(PARTS)
+        assert sum(program.parts.values()) == program.peak
         assert program.parts["moments"] == 2 * program.parts["weights"] > 0
-        assert program.parts["workspace"] < 0.1 * program.peak
-    assert again.parts["activations"] < 0.6 * kept.parts["activations"]
+    assert again.parts["workspace"] < 0.75 * kept.parts["workspace"]
 
 
 def test_what_does_not_fit_is_one_line(compiler: Compiler) -> None:
