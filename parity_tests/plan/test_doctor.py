@@ -83,10 +83,6 @@ SLOW = FAST | {"float16": 200.0}
 FAULTS: dict[str, tuple[Facts, str, str, str]] = {
     "torch missing": (broken("missing", "No module named 'torch'"),
         "error", "torch does not start: No module", "pip install -e"),
-    "libcudart missing": (broken("libraries", "libcudart.so.12: cannot open shared object file"),
-        "error", "torch does not start: libcudart", "LD_LIBRARY_PATH"),
-    "crash": (broken("crash", "killed by signal 11"), "error", "signal 11", "empty virtual env"),
-    "hang": (broken("hang", "no answer within 120 s"), "error", "no answer", "nvidia-smi"),
     "no device": (with_machine(with_framework("jax", devices=(), unread={
             "devices": "RuntimeError: Unable to initialize backend 'tpu'", "matmul_seconds": "x"}),
             environment={"JAX_PLATFORMS": "tpu"}),
