@@ -48,6 +48,12 @@ CONTENDERS = {
 # by rounding (`benchmarks.run drift`). What is timed does not depend on it.
 RATE: Flags = {"lr": 6e-4}
 
+# GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
+TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
+              "vocab": 256}  # fmt: skip
+SMALL: Flags = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "context": 256,
+                "vocab": 256}  # fmt: skip
+
 # What decides the numbers of a run is the rest; these only say how it is carried out.
 CARRIED_OUT = ("remat", "layers", "compile", "attention", "numerics")
 

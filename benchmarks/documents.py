@@ -11,25 +11,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import (
-    cuda_grid,
-    emulation,
-    exported,
-    ladder,
-    laws,
-    lesson,
-    matmul,
-    optimizer_state,
-    report,
-    speed,
-    startup,
-    worlds,
-)
-from benchmarks.experiments.run import EXPERIMENTS, RECORDED, describe
-from benchmarks.process import relative_path, say
+from benchmarks import ladder, lesson, report
+from benchmarks.experiments import RECORDED
+from benchmarks.jobs import relative_path, say
 from lockstep import results
 from lockstep.cli import commands
 from lockstep.exits import DONE, exit_status
@@ -46,7 +34,7 @@ RELEASE = "0.1.0"  # of rows that do not name theirs: all that were recorded bef
 
 
 class Table(NamedTuple):
-    """A table that is made from rows: those of a file whose names begin with `prefix`.
+    """A table that is made from the rows of a file, or from those of one kind (`report.kind_of`).
 
     `command` measures them; {file} stands for the file. Without a command the document names none.
     """
@@ -54,17 +42,16 @@ class Table(NamedTuple):
     file: str
     command: str
     make: Callable[[Rows], str]
-    prefix: str = ""
+    kind: str = ""
 
     @property
     def rows(self) -> Rows:
         found = results.read(ROOT / self.file)
-        return {name: row for name, row in found.items() if name.startswith(self.prefix)}
+        return report.split(found).get(self.kind, {}) if self.kind else found
 
     def text(self) -> str:
-        command = self.command.format(file=self.file)
         if not self.rows:
-            return f"Not measured yet. `{command}` does it."
+            return f"Not measured yet. `{self.command.format(file=self.file)}` does it."
         return "\n\n".join(filter(None, [self.make(self.rows), self.command and self.origin()]))
 
     def origin(self) -> str:
@@ -111,46 +98,15 @@ def _software(measured: Row) -> str:
 
 
 LADDER = "pytest parity_tests/ladder/test_ladder.py"
-MEASURE = "python -m benchmarks"
 
 
 def _of_ladder(name: str, command: str, make: Callable[[Rows], str]) -> Table:
     return Table(f"docs/results/{name}.jsonl", command, lambda rows: ladder.with_remark(make, rows))
 
 
-def _benchmark(file: str, command: str, make: Callable[[Rows], str], prefix: str = "") -> Table:
-    return Table(f"benchmarks/results/{file}.jsonl", f"{MEASURE}.{command}", make, prefix)
-
-
-def _first(make: Callable[[Row], str]) -> Callable[[Rows], str]:
-    return lambda rows: make(next(iter(rows.values())))
-
-
-def _cells(suite: str, table: str) -> Table:
-    make = lambda rows: report.table(report.merge_rounds(rows.values()))  # noqa: E731
-    return _benchmark(suite, f"run {suite} --out {{file}}", make, f"{table}-")
-
-
-def _of_framework(kind: str, make: Callable[[Row], str], suite: str = "cpu") -> dict[str, Table]:
-    return {
-        f"{suite}_{kind}_{framework}": _benchmark(
-            suite, f"{kind} {framework} --out {{file}}", _first(make), f"{kind} {framework}"
-        )
-        for framework in ("jax", "torch")
-    }
-
-
-def _races(suite: str, command: str) -> Table:
-    make = lambda rows: speed.markdown(list(rows.values()))  # noqa: E731
-    return _benchmark(suite, command, make, "race ")
-
-
-def _experiment(name: str) -> Table:
-    scale = RECORDED[name]
-    flag = "" if scale == "smoke" else f"--scale {scale} "
-    command = f"run {name} {flag}--out {{file}}"
-    make = lambda rows: describe(name, rows)  # noqa: E731
-    return _benchmark("experiments", command, make, f"{name} {scale} ")
+def _benchmark(file: str, name: str, kind: str) -> Table:
+    path, command = f"benchmarks/results/{file}.jsonl", f"python -m benchmarks.run {name}"
+    return Table(path, f"{command} --out {{file}}", partial(report.make, kind), kind)
 
 
 PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladder.status)
@@ -169,30 +125,26 @@ TABLES: dict[str, Table] = {
         "sensitivity", "lockstep sensitivity --framework both --out {file}", ladder.sensitivity
     ),
     "fuzz": _of_ladder("fuzz", "python -m parity_tests.input.fuzz --out {file}", ladder.fuzz),
-    "worlds": Table(
-        "docs/results/worlds.jsonl", f"{MEASURE}.worlds --out {{file}}", worlds.table
-    ),
-    **{f"cpu_{name}": _cells("cpu", name) for name in ("frameworks", "accumulation", "remat")},
-    "cpu_speed": _races("cpu", "speed --pairs 60 --out {file}"),
-    "cpu312_speed": _races("cpu312", "speed jax --out {file}"),
-    **_of_framework("matmul", matmul.markdown),
-    **_of_framework("matmul", matmul.markdown, "cpu312"),
-    **_of_framework("growth", laws.table),
-    "h200": _benchmark("h200", "measure CELL NAME {file}", report.side_by_side),
-    "emulation": _benchmark("emulation", "run emulation --out {file}", emulation.table),
-    "startup": _benchmark("startup", "startup", startup.markdown),
-    "exported": _benchmark("exported", "exported runs/torch-tiny-fp32", exported.markdown),
-    "cuda_grid": _benchmark("cuda_grid", "cuda_grid", cuda_grid.markdown),
-    **{f"experiment_{name.replace('-', '_')}": _experiment(name) for name in EXPERIMENTS},
-    **{
-        f"state_{framework}": _benchmark(
-            "experiments", f"optimizer_state {framework} --out {{file}}",
-            _first(optimizer_state.markdown), f"optimizer-state {framework}",
-        )
-        for framework in ("jax", "torch")
-    },
+    "worlds": _benchmark("", "worlds", "worlds")._replace(file="docs/results/worlds.jsonl"),
+    **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
+       for name in ("frameworks", "accumulation", "remat")},
+    "cpu_speed": _benchmark("cpu", "speed", "speed"),
+    "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
+    "cpu312_matmul_jax": _benchmark("cpu312", "matmul --only jax", "matmul jax"),
+    **{f"cpu_{kind}_{name}": _benchmark("cpu", kind, f"{kind} {name}")
+       for kind in ("matmul", "growth") for name in ("jax", "torch")},
+    **{f"state_{name}": _benchmark("experiments", "optimizer-state", f"optimizer-state {name}")
+       for name in ("jax", "torch")},
+    "h200": _benchmark("h200", "gpu", "gpt2")._replace(make=report.side_by_side),
+    "emulation": _benchmark("emulation", "emulation", "emulation"),
+    "startup": _benchmark("startup", "startup", "startup"),
+    "exported": _benchmark("exported", "exported", "exported"),
+    "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
+    **{f"experiment_{name.replace('-', '_')}":
+       _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")
+       for name, scale in RECORDED.items()},
 }  # fmt: skip
-LEARN = Table("docs/results/learn.jsonl", f"{MEASURE}.lesson", lambda rows: "")
+LEARN = Table("docs/results/learn.jsonl", "python -m benchmarks.lesson", lambda rows: "")
 
 
 def print_plan() -> str:

@@ -23,7 +23,7 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from benchmarks.process import say
+from benchmarks.jobs import say
 from lockstep import results
 from lockstep.errors import require
 from lockstep.exits import DONE, exit_status

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.matmul FRAMEWORK`: how fast a matrix product is in each dtype, and in which
-dtype it is really computed: what a policy can gain at most.
+"""How fast a matrix product is in each dtype, and in which dtype it is really computed: what a
+policy can gain at most.
 
 In JAX the compiled program says what is multiplied: where a backend has no bfloat16 product, XLA
 widens both operands first. torch calls a library that does not say.
@@ -8,23 +8,15 @@ widens both operands first. torch calls a library that does not say.
 import itertools
 import re
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import tables
-from lockstep import results
-from lockstep.errors import require, require_range
-from lockstep.exits import DONE, exit_status
-from lockstep.flags import Parser, reader
-from lockstep.run.directory import require_writable_file
 
 DTYPES = ("float32", "bfloat16", "float16")
 # A forward pass multiplies x w, its backward pass dy w^T and x^T dy.
 LAYOUTS = {"x w": False, "x w^T": True}
-LARGEST = 2**15  # rows; a matrix of float32 then has 4 GiB
 SECONDS, FEWEST = 0.5, 5  # a dtype's products are repeated so long, and so often at least
 XLA_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
@@ -83,21 +75,21 @@ def in_torch(dtype: str, transposed: bool, n: int, device: str) -> Product:
 FRAMEWORKS = {"jax": in_jax, "torch": in_torch}
 
 
-def measure(framework: str, device: str, n: int) -> list[dict[str, Any]]:
+def measure(framework: str, device: str, size: int) -> dict[str, Any]:
     """A row for each dtype and layout."""
     rows = []
     for dtype, (layout, transposed) in itertools.product(DTYPES, LAYOUTS.items()):
-        product = FRAMEWORKS[framework](dtype, transposed, n, device)
+        product = FRAMEWORKS[framework](dtype, transposed, size, device)
         product.once()
         seconds: list[float] = []
         while len(seconds) < FEWEST or sum(seconds) < SECONDS:
             began = time.perf_counter()
             product.once()
             seconds.append(time.perf_counter() - began)
-        rate = 2 * n**3 / statistics.median(seconds)
+        rate = 2 * size**3 / statistics.median(seconds)
         rows.append({"dtype": dtype, "layout": layout, "multiplied": product.multiplied,
                      "flops_per_second": rate})  # fmt: skip
-    return rows
+    return {"rows": rows}
 
 
 def markdown(row: dict[str, Any]) -> str:
@@ -109,35 +101,3 @@ def markdown(row: dict[str, Any]) -> str:
          f"{rate / 1e9:,.0f}", f"{rate / single:.3g}"]
         for each in row["rows"] for rate in [each["flops_per_second"]]
     ])  # fmt: skip
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = Parser(prog="python -m benchmarks.matmul", description=__doc__)
-    parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(FRAMEWORKS))
-    parser.add_argument("--device", metavar="cpu|cuda", default="cpu", help="default: cpu")
-    parser.add_argument("--size", metavar="N", type=reader(int), default=1024,
-                        help="rows and columns (default: 1024)")  # fmt: skip
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
-    )
-    given = parser.parse_args(argv)
-    names = ", ".join(FRAMEWORKS)
-    require(given.framework in FRAMEWORKS, "FRAMEWORK", given.framework, f"use {names}")
-    devices = ("cpu", "cuda")
-    require(given.device in devices, "--device", given.device, "unknown; use cpu or cuda")
-    require_range("--size", given.size, 2, LARGEST)
-    if given.out:
-        require_writable_file(given.out)
-    began = time.perf_counter()
-    rows = measure(given.framework, given.device, given.size)
-    row = results.row(f"matmul {given.framework}", given.device, time.perf_counter() - began,
-                      framework=given.framework, size=given.size, rows=rows)  # fmt: skip
-    print(markdown(row))
-    if given.out:
-        results.put(given.out, [row])
-    return DONE
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))

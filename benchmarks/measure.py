@@ -1,20 +1,14 @@
-"""One cell (JSON), in a process of its own: `python -m benchmarks.measure CELL NAME FILE`."""
+"""One cell, measured: its speed, its memory, and what it computed."""
 
-import os
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from benchmarks.process import KEPT, build, parse_word, words
-from lockstep import devices, results
+from lockstep import devices
 from lockstep.config import Config
-from lockstep.errors import UserError, is_out_of_memory
-from lockstep.exits import exit_status
 from lockstep.model import flops
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -127,38 +121,11 @@ def reserved_bytes() -> int | None:
     return torch.cuda.max_memory_reserved() if torch and torch.cuda.is_available() else None
 
 
-def attempt(cell: Cell) -> Result:
-    """The result, or why there is none, which is one too."""
-    return guard(lambda: measure(cell))
-
-
-def guard(work: Callable[[], Result]) -> Result:
-    try:
-        return {"status": "ok", **work()}
-    except UserError as error:
-        return {"status": "not supported", "why": str(error)}
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        status = "OOM" if is_out_of_memory(error) else "failed"
-        printed = traceback.format_exc()[-KEPT:]
-        return {"status": status, "why": text.splitlines()[0][:300], "printed": printed}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    text, name, out = words(argv, "benchmarks.measure", "CELL", "NAME", "FILE", about=__doc__)
-    asked, began = parse_word(text), time.perf_counter()
-    cell = build(Cell, asked.get("cell") if isinstance(asked, dict) else asked)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {**about(cell), "xla_flags": os.environ.get("XLA_FLAGS", ""), **attempt(cell)}
-    seconds = time.perf_counter() - began
-    results.put(Path(out), [results.row(name, cell.device, seconds, **content)])
-    return 0
-
-
 def about(cell: Cell) -> Result:
+    """What the row of a cell says of it, measured or not."""
     return {"cell": vars(cell), "config": cell.config.to_json()}
 
 
-if __name__ == "__main__":
-    sys.exit(exit_status(main))
+def measure_cell(cell: Result, config: Result) -> Result:
+    """The result of a cell that is given as `about` has it."""
+    return measure(Cell(**cell))

@@ -1,26 +1,17 @@
-"""`python -m benchmarks.optimizer_state FRAMEWORK`: the bytes that a parameter costs while it is
-trained, and which dtype the optimizer keeps its moments in.
+"""The bytes that a parameter costs while it is trained, and which dtype the optimizer keeps its
+moments in.
 
 Bytes are those of the arrays themselves, in our twins. Dtypes are the libraries' own, AdamW's.
 """
 
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.experiments.arm import TOY
-from lockstep import results, twin
+from benchmarks.experiments.frame import TOY
 from lockstep.config import from_flags
-from lockstep.data.batch import Batch
-from lockstep.errors import require
-from lockstep.exits import DONE, exit_status
-from lockstep.flags import Parser
 from lockstep.model import params
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import start
-from lockstep.run.directory import require_writable_file
 
 PURE = "params=bfloat16,compute=bfloat16,output=float32"
 POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE}
@@ -29,26 +20,17 @@ POLICIES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16 weights": PURE
 def parts(framework: str, policy: str) -> dict[str, float]:
     """Bytes a parameter, by what they are for, after one step."""
     config = from_flags({**TOY, "policy": policy, "device": "cpu"}, accelerator=False)
-    built: Any = start(framework, config)
+    built = start(framework, config)
     window = GPT.window(config, 0)
     built.step(built.place(window))()
     state, count = built.state(), params.count(config.model)
-    gradients = {"jax": gradients_in_jax, "torch": gradients_in_torch}[framework]
+    _, gradients = built.loss_and_grads(window.select(0))
     arrays = {
         "weights": list(state.params.values()),
         "moments": [*state.mu.values(), *state.nu.values()],
-        "gradients": gradients(built, window),
+        "gradients": list(gradients.values()),
     }
     return {what: sum(array.nbytes for array in of) / count for what, of in arrays.items()}
-
-
-def gradients_in_jax(built: Any, window: Batch) -> list[Any]:
-    return list(built.trainer.loss_and_grads(window.select(0))[1].values())
-
-
-def gradients_in_torch(built: Any, window: Batch) -> list[Any]:
-    built.trainer.accumulate(built.place(window))
-    return [parameter.grad for parameter in built.trainer.model.parameters()]
 
 
 def moments_in_jax() -> list[dict[str, Any]]:
@@ -98,7 +80,7 @@ def moments_in_torch() -> list[dict[str, Any]]:
 def measure(framework: str) -> dict[str, Any]:
     moments = {"jax": moments_in_jax, "torch": moments_in_torch}[framework]()
     sizes = {label: parts(framework, policy) for label, policy in POLICIES.items()}
-    return {"framework": framework, "bytes": sizes, "moments": moments}
+    return {"bytes": sizes, "moments": moments}
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -111,29 +93,3 @@ def markdown(content: dict[str, Any]) -> str:
         [row["made"], row["parameters"], ", ".join(row["moments"])] for row in content["moments"]
     ])  # fmt: skip
     return f"{sizes}\n\n{moments}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = Parser(prog="python -m benchmarks.optimizer_state", description=__doc__)
-    parser.add_argument("framework", metavar="FRAMEWORK", help=", ".join(twin.MODULES))
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="where the row goes, as a line of JSON"
-    )
-    given = parser.parse_args(argv)
-    names = ", ".join(twin.MODULES)
-    require(given.framework in twin.MODULES, "FRAMEWORK", given.framework, f"use {names}")
-    if given.out:
-        require_writable_file(given.out)
-    began = time.perf_counter()
-    content = measure(given.framework)
-    print(markdown(content))
-    if given.out:
-        seconds = time.perf_counter() - began
-        results.put(given.out, [results.row(f"optimizer-state {given.framework}", "cpu", seconds,
-                                            **content)])  # fmt: skip
-    return DONE
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))

@@ -1,4 +1,4 @@
-"""Markdown tables and pictures from a suite's rows alone: `python -m benchmarks.report FILE`.
+"""Markdown tables from rows alone: `python -m benchmarks.report FILE`.
 
 Cells stand in one table only if they ran on one device under the same versions, and if those that
 had the same work to do reached the same loss.
@@ -11,71 +11,132 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import laws, matmul, plot, speed
+from benchmarks import cuda_grid, exported, laws, matmul, optimizer_state, speed, startup, worlds
 from benchmarks.cells import CONTENDERS, workload
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
-from benchmarks.process import words
 from benchmarks.tables import markdown
 from benchmarks.tolerances import final_loss
 from lockstep import results as stored
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.exits import exit_status
+from lockstep.exits import DONE, exit_status
+from lockstep.flags import Parser
 
 Result = dict[str, Any]
+Rows = dict[str, Result]  # by name
 
-TITLES = {
-    "smoke": "Does it run",
-    "frameworks": "Frameworks side by side",
-    "gpt2": "gpt2 (124M)", "10m": "10m", "30m": "30m",
-    "accumulation": "Accumulation: the same rows in N micro-batches",
-    "remat": "Recomputing in the backward pass",
-    "parity": "Verdicts of the rungs", "failures": "What has no result",
-}  # fmt: skip
 HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
         "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
         "final loss, nats"]  # fmt: skip
-MFU = ("MFU = (6 P + 12 L Q T) x tokens/s over the device's dense peak for the policy's matmuls, P "
-       "without position embeddings, Q the width of the queries (arXiv:2204.02311).")  # fmt: skip
-WHAT = ("N x B: micro-batches in a step x rows in each. Peak: what the first steps add to the "
-        "process's resident set on a CPU, the allocator's peak on CUDA. Predicted: the framework's "
-        "own account of a step (XLA's of the compiled program; torch's live storages), on "
-        "CUDA with weights and moments. Compile: with the first step.")  # fmt: skip
+OF_FRAMEWORK: dict[str, Callable[[Result], str]] = {
+    "matmul": matmul.markdown, "growth": laws.table, "optimizer-state": optimizer_state.markdown,
+}  # fmt: skip
+# A field that only such rows have -> their kind.
+FIELDS = {"cpu_seconds": "startup", "pairs": "worlds", "text": "exported", "wrong": "cuda-grid"}
 
 
-def load(file: Path) -> list[Result]:
-    """The cells' rows."""
-    return [row for row in stored.read(file).values() if "cell" in row]
+def kind_of(name: str, row: Result) -> str:
+    """The kind of table that a row is of; empty if it is of none."""
+    if "cell" in row:
+        return row["cell"]["table"]
+    if "rung" in row:
+        return "parity"
+    first, *rest = name.split(" ")
+    if rest and (first in OF_FRAMEWORK or first in EXPERIMENTS):
+        return f"{first} {rest[0]}"
+    if first == "race":
+        return "speed"
+    return next((kind for field, kind in FIELDS.items() if field in row), "")
 
 
-def extras(file: Path) -> dict[str, str]:
-    """Table name -> Markdown of what is no grid of cells."""
-    rows, found = stored.read(file), {}
-    of_framework: dict[str, Callable[[Result], str]] = {
-        "matmul": matmul.markdown, "growth": laws.table,
-    }  # fmt: skip
-    for kind, make in of_framework.items():
-        for framework in ("jax", "torch"):
-            if row := rows.get(f"{kind} {framework}"):
-                found[f"{kind}_{framework}"] = make(row)
-    if rungs := [row for row in rows.values() if "rung" in row]:
-        found["parity"] = markdown(["policy", "rung", "verdict", "cases", "of its bound, or why"], [
-            [row["policy"], str(row["rung"]), row["verdict"], str(row["cases"]), _figure(row)]
-            for row in rungs
-        ])  # fmt: skip
-    if failed := [row for row in rows.values() if row.get("status", "ok") != "ok"]:
-        found["failures"] = markdown(["job", "ended", "why"], [
+def split(rows: Rows) -> dict[str, Rows]:
+    """Kind -> its rows."""
+    found: dict[str, Rows] = {}
+    for name, row in rows.items():
+        if kind := kind_of(name, row):
+            found.setdefault(kind, {})[name] = row
+    return found
+
+
+def make(kind: str, rows: Rows) -> str:
+    """The table of a kind."""
+    first, _, which = kind.partition(" ")  # an experiment and its scale, or a framework
+    listed = list(rows.values())
+    makers: dict[str, Callable[[], str]] = {
+        "speed": lambda: speed.markdown(listed),
+        "startup": lambda: startup.markdown(rows),
+        "worlds": lambda: worlds.table(rows),
+        "exported": lambda: exported.markdown(rows),
+        "cuda-grid": lambda: cuda_grid.markdown(rows),
+        "emulation": lambda: table_of_emulation(listed),
+        "parity": lambda: table_of_rungs(listed),
+    }
+    if which and first in EXPERIMENTS:
+        return EXPERIMENTS[first].table(listed)
+    if first in OF_FRAMEWORK:
+        return OF_FRAMEWORK[first](listed[0])
+    return makers[kind]() if kind in makers else table(merge_rounds(listed))
+
+
+def describe(rows: Rows) -> str:
+    """Every table that rows make, and what has no result."""
+    found = {}
+    for kind, own in split(rows).items():
+        good = own if all("cell" in row or "label" in row for row in own.values()) else {
+            name: row for name, row in own.items() if row.get("status", "ok") == "ok"
+        }  # fmt: skip
+        found[kind] = make(kind, good) if good else ""
+    failed = [row for row in rows.values() if row.get("status", "ok") != "ok"]
+    if failed:
+        found["What has no result"] = markdown(["job", "ended", "why"], [
             [row["name"], row["status"], row["why"].replace("|", " ")] for row in failed
         ])  # fmt: skip
-    if races := [row for name, row in rows.items() if name.startswith("race ")]:
-        found["speed"] = speed.markdown(races)
-    return found
+    return "\n\n".join(f"## {kind}\n\n{text}" for kind, text in found.items() if text)
+
+
+def table_of_rungs(rows: list[Result]) -> str:
+    return markdown(["policy", "rung", "verdict", "cases", "of its bound, or why"], [
+        [row["policy"], str(row["rung"]), row["verdict"], str(row["cases"]), _figure(row)]
+        for row in rows
+    ])  # fmt: skip
 
 
 def _figure(row: Result) -> str:
     if "worst" not in row or row["verdict"] == "failed":
         return row["why"]
     return f"{row['worst']['figure']:.3g} of {row['worst']['bound']:.3g}: {row['worst']['rule']}"
+
+
+def table_of_emulation(rows: list[Result]) -> str:
+    """A step that rounds to a format, over fp32's, in each framework; why there is none otherwise.
+
+    A CPU has no units for these formats: what is timed is the emulation.
+    """
+    merged = merge_rounds(rows)
+    if why := refusal(merged):
+        return f"Refused: {why}."
+    found: dict[str, dict[str, float]] = {}
+    for row in merged:
+        if row["status"] == "ok":
+            times = found.setdefault(row["config"]["precision"]["policy"], {})
+            times[row["cell"]["contender"]] = milliseconds(row)
+    head = ["policy", "JAX, ms", "over fp32's", "PyTorch, ms", "over fp32's"]
+    return markdown(head, [
+        [f"`{policy}`", *(
+            cell for framework in ("jax", "torch") for cell in (
+                f"{times[framework]:,.0f}",
+                f"{times[framework] / found['fp32'][framework]:.2f}",
+            )
+        )]
+        for policy, times in found.items()
+        if len(times) == len(found["fp32"]) == 2
+    ])  # fmt: skip
+
+
+def milliseconds(row: Result) -> float:
+    """The time of a step, in the median window."""
+    return 1e3 * tokens_per_step(Config.from_json(row["config"])) / row["tokens_per_second"]
 
 
 def merge_rounds(results: Iterable[Result]) -> list[Result]:
@@ -133,22 +194,6 @@ def by_workload(results: list[Result]) -> dict[str, list[Result]]:
 def label(result: Result) -> str:
     remat = result["config"]["execution"]["remat"]
     return result["cell"]["contender"] + (f" with remat {remat}" if remat != "none" else "")
-
-
-def tables(file: Path) -> dict[str, str]:
-    """Table name -> Markdown, or why it is refused.
-
-    Raises:
-        UserError: a cell there is no result of `benchmarks.measure`.
-    """
-    groups: dict[str, list[Result]] = {}
-    try:
-        for result in merge_rounds(load(file)):
-            groups.setdefault(result["cell"]["table"], []).append(result)
-        return {name: table(results) for name, results in groups.items()} | extras(file)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        problem = f"a cell there is no result of `benchmarks.measure` ({error!r})"
-        raise UserError(f"{file}: {problem}; measure it again") from None
 
 
 def table(results: list[Result]) -> str:
@@ -217,12 +262,11 @@ def _row(result: Result) -> list[str]:
         return [*row, f"{result['status']}: {why}" if why else result["status"],
                 *[""] * (len(HEAD) - len(row) - 1)]  # fmt: skip
     low, high = result["quartiles"]
-    tokens = tokens_per_step(Config.from_json(config))
     peak, predicted = result["peak_bytes"], result["predicted_bytes"]
     off = f" ({predicted / peak - 1:+.0%})" if peak and predicted else ""
     return [
         *row, f"{result['tokens_per_second']:,.0f}", f"{low:,.0f}-{high:,.0f}",
-        f"{1e3 * tokens / result['tokens_per_second']:.4g}",
+        f"{milliseconds(result):.4g}",
         f"{result['mfu']:.1%}" if result["mfu"] else "n/a",
         mebibytes(peak), mebibytes(result["reserved_bytes"]), mebibytes(predicted) + off,
         f"{result['seconds']['compile'] + result['seconds']['first step']:.1f}",
@@ -235,38 +279,36 @@ def mebibytes(count: int | None) -> str:
 
 
 def write(file: Path) -> Path:
-    """report.md and a picture for each table of cells, in the folder of the file's name."""
-    folder = file.with_suffix("")
+    """Writes report.md and the experiments' pictures into the folder of the file's name.
+
+    Raises:
+        UserError: the rows are not of `benchmarks.run`.
+    """
+    rows, folder = stored.read(file), file.with_suffix("")
     folder.mkdir(exist_ok=True)
-    parts = [f"# {file.stem}", MFU, WHAT]
-    for name, text in tables(file).items():
-        parts += [f"## {TITLES.get(name, name)}", text]
-        if not text.startswith("Refused") and draw(name, file, folder):
-            parts.append(f"![tokens/s]({name}.png)")
+    try:
+        text = describe(rows)
+        for kind, own in split(rows).items():
+            name, _, scale = kind.partition(" ")
+            if scale and name in EXPERIMENTS:
+                EXPERIMENTS[name].draw(own.values(), folder / f"{name}.png")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        problem = f"a row there is no result of `benchmarks.run` ({error!r})"
+        raise UserError(f"{file}: {problem}; measure it again") from None
     path = folder / "report.md"
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    path.write_text(f"# {file.stem}\n\n{text}\n", encoding="utf-8")
     return path
-
-
-def draw(name: str, file: Path, folder: Path) -> bool:
-    """Bars of tokens/s; False where there are none, or no matplotlib."""
-    results = [r for r in merge_rounds(load(file)) if r["cell"]["table"] == name]
-    done = {_name(r): r["tokens_per_second"] for r in results if r["status"] == "ok"}
-    return bool(done) and plot.bars(done, folder / f"{name}.png")
-
-
-def _name(result: Result) -> str:
-    return " ".join(_row(result)[:3]) + f" {result['config']['execution']['remat']}"
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    (file,) = words(argv, "benchmarks.report", "FILE", about=__doc__)
-    path = Path(file)
-    if not load(path):
-        raise UserError(f"{file}: holds no cells; name the --out of `benchmarks.run`")
-    print(write(path))
-    return 0
+    parser = Parser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("file", metavar="FILE", type=Path, help="rows, as lines of JSON")
+    file = parser.parse_args(argv).file
+    if not split(stored.read(file)):
+        raise UserError(f"{file}: holds no rows of a table; name the --out of `benchmarks.run`")
+    print(write(file))
+    return DONE
 
 
 if __name__ == "__main__":

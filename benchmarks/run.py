@@ -1,70 +1,49 @@
-"""`python -m benchmarks.run NAME`: a suite, every cell in a fresh process, then the report; or one
-of the experiments.
+"""`python -m benchmarks.run NAME`: a suite or an experiment, each job in a process of its own.
 
-Rows that are there are not measured again, so that an interrupted suite goes on where it stopped.
+Rows that are in the file are not measured again, so that what was interrupted goes on where it
+stopped. At the end the tables that the rows make stand beside them, in FILE.md.
 """
 
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import report
-from benchmarks.cells import Cell
-from benchmarks.experiments import run as experiments
-from benchmarks.measure import about
-from benchmarks.process import ROOT, measure_apart, put, relative_path, run_apart, say
-from benchmarks.suites import SUITES, Suite, Task, argv
+from benchmarks.experiments import EXPERIMENTS
+from benchmarks.experiments.frame import SCALES
+from benchmarks.jobs import Job, perform, relative_path, say
+from benchmarks.suites import SUITES, find_jobs
 from lockstep import results
 from lockstep.doctor import machine
 from lockstep.errors import UserError, require
-from lockstep.exits import DONE, STOPPED, exit_status
+from lockstep.exits import DONE, FAILED, STOPPED, exit_status
 from lockstep.flags import Parser, reader
+from lockstep.process import ROOT
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
 
 FAILURES = ("failed", "OOM")
+EVERY = (*FAILURES, "ok", "not supported")
 
 
-class Job(NamedTuple):
-    """A task, and the name of the row that says that it is done."""
-
-    task: Task
-    name: str
-
-
-def jobs(suite: Suite) -> list[Job]:
-    """Round after round, so that A is measured before and after B; a command only once."""
-    listed = []
-    for number in range(1, suite.rounds + 1):
-        for task in suite.tasks:
-            if isinstance(task, Cell):
-                listed.append(Job(task, f"{task.name}.{number}"))
-            elif number == 1:
-                listed.append(Job(task, f"command {task.name}"))
-    return listed
-
-
-def is_finished(row: Row | None, job: Job) -> bool:
-    """Whether this very job has been measured."""
-    cell = about(job.task).items() if isinstance(job.task, Cell) else ()
-    return row is not None and all(row.get(name) == value for name, value in cell)
-
-
-def run(suite: Suite, out: Path, minutes: float, again: Container[str] = ()) -> int:
-    """Returns the exit status; 1 if a job failed for another reason than memory or support.
+def run(
+    every: list[Job], out: Path, minutes: float = float("inf"), again: Container[str] = ()
+) -> int:
+    """Performs jobs, without those that have a row.
 
     Args:
+        minutes: after which no further job starts.
         again: finished rows of these states are measured again.
+
+    Returns:
+        The exit status; 1 if a job failed for another reason than memory or support.
     """
-    every, rows = jobs(suite), results.read(out, suite.device)
-    done = {job.name: rows[job.name] for job in every if is_finished(rows.get(job.name), job)}
+    done = find_done(every, out)
     missing = [job for job in every if job.name not in done or state(done[job.name]) in again]
-    say(f"{suite.what}: {len(every)} jobs on {suite.device}, {len(every) - len(missing)} done")
+    say(f"{len(every)} jobs, {len(every) - len(missing)} done")
     status, began = DONE, time.perf_counter()
     try:
         for number, job in enumerate(missing):
@@ -74,107 +53,97 @@ def run(suite: Suite, out: Path, minutes: float, again: Container[str] = ()) -> 
                 break
             left = f"ETA {spent / number * (len(missing) - number) / 60:.0f} min" if number else ""
             say(f"[{number + 1}/{len(missing)}] {job.name} {left}".rstrip())
-            done[job.name], seconds = perform(job, suite, out)
-            say(f"    {summary(done[job.name])}, {seconds:.0f} s")
+            done[job.name], seconds = perform(job, out)
+            say(f"  {summarise(done[job.name])}, {seconds:.0f} s")
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it stopped")
         status = STOPPED
-    say(f"\n{outcome(every, done)}")
-    status = status or int(any(state(row) == "failed" for row in done.values()))
-    try:
-        say(f"report: {report.write(out)}")
-    except OSError as error:
-        say(f"no report: {error}")
+    say(describe_outcome(every, done))
+    if status == DONE and any(state(row) == "failed" for row in done.values()):
+        status = FAILED
     return status
 
 
-def perform(job: Job, suite: Suite, out: Path) -> tuple[Row, float]:
-    """Runs one job to its end, which puts its rows; its own row, and its seconds."""
-    if isinstance(job.task, Cell):
-        content = about(job.task)
-        measure = "benchmarks.measure"
-        return measure_apart(measure, content, job.name, suite.device, out, suite.limit)
-    began = time.perf_counter()
-    end = run_apart([sys.executable, "-m", *argv(job.task, relative_path(out))], job.task.limit)
-    seconds = time.perf_counter() - began
-    how = {"status": "ok"} if end.code == 0 else end.failure
-    row = results.row(job.name, suite.device, seconds, **how, exit_status=end.code)
-    put(out, row)
-    return row, seconds
+def find_done(every: list[Job], out: Path) -> dict[str, Row]:
+    """The rows of the jobs that have been measured, by name."""
+    rows = {device: results.read(out, device) for device in {job.device for job in every}}
+    found = {job.name: rows[job.device].get(job.name) for job in every}
+    return {job.name: row for job in every if (row := found[job.name]) and job.is_finished(row)}
 
 
 def state(row: Row) -> str:
     return row.get("status", "ok")
 
 
-def summary(row: Row) -> str:
+def summarise(row: Row) -> str:
     if state(row) != "ok":
         return f"{row['status']}: {row['why']}"
-    if "cell" not in row:
+    if "tokens_per_second" not in row:
         return "ok"
     return f"{row['tokens_per_second']:,.0f} tokens/s, final loss {row['final_loss']:.4f}"
 
 
-def outcome(every: list[Job], done: dict[str, Row]) -> str:
+def describe_outcome(every: list[Job], done: dict[str, Row]) -> str:
     """How many jobs ended how; and of each that has no result the reason."""
     counts = Counter(state(done[job.name]) if job.name in done else "not run" for job in every)
     lines = [", ".join(f"{n} {what}" for what, n in counts.items())]
-    lines += [f"  {name}: {summary(row)}" for name, row in done.items() if state(row) != "ok"]
+    lines += [f"  {name}: {summarise(row)}" for name, row in done.items() if state(row) != "ok"]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    suites = [f"  {name:14}{make('cpu').what}" for name, make in SUITES.items()]
-    tried = [f"  {name:14}{each.WHAT}" for name, each in experiments.EXPERIMENTS.items()]
+    about = {name: suite.what for name, suite in SUITES.items()}
+    about |= {name: experiment.what for name, experiment in EXPERIMENTS.items()}
     parser = Parser(
-        prog="python -m benchmarks.run",
-        description="\n".join([
-            "Measures a suite and writes its report:", "", *suites, "",
-            "or makes an experiment and prints its figures:", "", *tried,
-        ]),
+        prog="python -m benchmarks.run", description=__doc__,
+        epilog="\n".join(["names:", *(f"  {name:16}{what}" for name, what in about.items())]),
     )  # fmt: skip
-    parser.add_argument("name", metavar="NAME", help="a suite or an experiment")
+    parser.add_argument("name", metavar="NAME", help="what to measure: see below")
     parser.add_argument("--out", metavar="FILE", type=Path,
-                        help="where the rows go; report and pictures go into the folder FILE "
-                        "without its suffix (default: runs/benchmarks/NAME.jsonl)")  # fmt: skip
-    parser.add_argument("--again", action="store_true",
-                        help="measure finished rows again (default: off)")  # fmt: skip
+                        help="where rows go (default: runs/benchmarks/NAME.jsonl)")  # fmt: skip
+    parser.add_argument("--only", metavar="TEXT", default="",
+                        help="only jobs with TEXT in their names")  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="measure finished rows again")
     parser.add_argument("--failed", action="store_true",
-                        help="a suite: measure again what failed (default: off)")  # fmt: skip
-    parser.add_argument("--minutes", metavar="M", type=reader(float),
-                        help="a suite: no cell starts later (default: no limit)")  # fmt: skip
+                        help="measure again what failed or ran out of memory")  # fmt: skip
+    parser.add_argument("--minutes", metavar="M", type=reader(float), default=float("inf"),
+                        help="no job starts later (default: no limit)")  # fmt: skip
+    parser.add_argument("--device", metavar="cpu|cuda",
+                        help="where it runs (default: cpu; of gpu cuda)")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
                         help="gpu: the whole suite on a CPU, with toys")  # fmt: skip
     parser.add_argument("--scale", metavar="smoke|full",
                         help="an experiment: minutes with a toy, or the real model "
                         "(default: smoke on a CPU, else full)")  # fmt: skip
-    parser.add_argument("--device", metavar="cpu|cuda",
-                        help="an experiment: where it runs (default: cpu)")  # fmt: skip
     given = parser.parse_args(argv)
-    known = [*SUITES, *experiments.EXPERIMENTS]
-    require(given.name in known, "NAME", given.name, f"unknown; use {', '.join(known)}")
+    require(given.name in about, "NAME", given.name, f"unknown; use {', '.join(about)}")
+    wanted = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
+    device = given.device or wanted
+    require(device in ("cpu", "cuda"), "--device", device, "unknown; use cpu or cuda")
+    require(given.minutes > 0, "--minutes", given.minutes, "must be above 0")
+    if given.name in SUITES:
+        require(given.scale is None, "--scale", given.scale, f"{given.name} is a suite; drop it")
+    scale = given.scale or ("smoke" if device == "cpu" else "full")
+    require(scale in SCALES, "--scale", scale, f"unknown; use {' or '.join(SCALES)}")
+    every = [job for job in find_jobs(given.name, device, scale) if given.only in job.name]
+    require(bool(every), "--only", given.only, "no job has that in its name")
     out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()
     if not given.out:
         out.parent.mkdir(parents=True, exist_ok=True)
     require_writable_file(out)
-    return _suite(given, out) if given.name in SUITES else _experiment(given, out)
-
-
-def _suite(given: Namespace, out: Path) -> int:
-    for flag in ("scale", "device"):
-        value = getattr(given, flag)
-        require(value is None, f"--{flag}", value, f"{given.name} is a suite, which has none")
-    minutes = float("inf") if given.minutes is None else given.minutes
-    require(minutes > 0, "--minutes", minutes, "must be above 0")
-    device = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
     if device == "cuda":
         require_gpu()
     for number in (signal.SIGTERM, signal.SIGHUP):  # a lost connection leaves no process behind
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-    again = (*FAILURES, "ok", "not supported") if given.again else FAILURES * given.failed
-    return run(SUITES[given.name](device), out, minutes, again)
+    say(f"{given.name}, {about[given.name]}")
+    status = run(every, out, given.minutes, EVERY if given.again else FAILURES * given.failed)
+    try:
+        say(f"report: {relative_path(report.write(out))}")
+    except OSError as error:
+        say(f"no report: {error}")
+    return status
 
 
 def require_gpu() -> None:
@@ -183,19 +152,6 @@ def require_gpu() -> None:
     if not (driver or gpus):
         why = error or "no NVIDIA driver answers"
         raise UserError(f"gpu: no CUDA GPU here ({why}); --rehearse runs the suite on a CPU")
-
-
-def _experiment(given: Namespace, out: Path) -> int:
-    remedy = f"{given.name} is an experiment, which has none; drop it"
-    require(not given.failed, "--failed", True, remedy)
-    require(given.minutes is None, "--minutes", given.minutes, remedy)
-    require(not given.rehearse, "--rehearse", True, remedy)
-    device = given.device or "cpu"
-    require(device in ("cpu", "cuda"), "--device", device, "unknown; use cpu or cuda")
-    scale = given.scale or ("smoke" if device == "cpu" else "full")
-    scales = experiments.SCALES
-    require(scale in scales, "--scale", scale, f"unknown; use {' or '.join(scales)}")
-    return experiments.run(given.name, scale, device, out, given.again)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.speed`: what our own code costs, against a peer that does the same by hand.
+"""What our own code costs: races against a peer that does the same by hand.
 
 Two processes take turns: A B, B A, A B ... Each turn is some optimizer steps. The ratio of a pair
 is free of the machine's drift, and of many pairs there is an interval. Both start anew at times.
@@ -11,27 +11,21 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.cells import CONTENDERS, Cell, Flags
+from benchmarks.cells import CONTENDERS, SMALL, Cell, Flags
 from benchmarks.measure import take
-from benchmarks.suites import SMALL
-from lockstep import results
-from lockstep.errors import UserError, require, require_range
-from lockstep.exits import DONE, FAILED, exit_status
-from lockstep.flags import Parser, reader
+from lockstep.errors import UserError
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.process import ask, start_module
-from lockstep.run.directory import require_writable_file
 
 # Of the peer's speed, by the lower end of the interval: where we are level, and where we lead.
 LEVEL, AHEAD, FAR_AHEAD = 0.97, 1.05, 1.15
 STEPS, WARMUP = 1, 3  # a turn; before the first
-RESTARTS = 5  # pairs of processes in a race
+PAIRS, RESTARTS = 60, 5  # of turns in a race, and of processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +59,6 @@ RACES = [
     Race(ours="jax", theirs="jax", policies=("bf16", "fp32"), floor=None),
     Race(ours="torch", theirs="torch", policies=("bf16", "fp32"), floor=None),
 ]
-OURS = tuple(dict.fromkeys(race.ours for race in RACES))
 
 
 class Racer:
@@ -75,7 +68,7 @@ class Racer:
         self.name = f"{contender} in {policy}"
         flags = {**model, "batch_size": 4, "policy": policy, "steps": 10_000}
         self.process = start_module(
-            "benchmarks.speed", "--racer", contender, json.dumps(flags),
+            "benchmarks.speed", contender, json.dumps(flags),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.turn()  # that it is ready
@@ -107,11 +100,11 @@ def answer(contender: str, flags: str) -> None:
         print(time.perf_counter() - began, file=answers, flush=True)
 
 
-def run(race: Race, pairs: int) -> dict[str, Any]:
+def measure(**fields: Any) -> dict[str, Any]:
     """Some pairs with each of several pairs of processes: where one's memory lies is luck."""
-    shares = [pairs // RESTARTS + (n < pairs % RESTARTS) for n in range(RESTARTS)]
-    turns = [turn for share in shares for turn in heat(race, share)]
-    return {**asdict(race), "seconds": turns, **interval(turns)}
+    race = Race(**fields)
+    turns = [turn for _ in range(RESTARTS) for turn in heat(race, PAIRS // RESTARTS)]
+    return {"seconds": turns, **interval(turns), "base": SMALL}
 
 
 def heat(race: Race, pairs: int) -> list[tuple[float, float]]:
@@ -167,37 +160,5 @@ def markdown(results: list[dict[str, Any]]) -> str:
     return tables.markdown(head, rows)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = Parser(prog="python -m benchmarks.speed", description=__doc__)
-    parser.add_argument("ours", metavar="OURS", nargs="*", default=OURS,
-                        help=f"only their races: {', '.join(OURS)} (default: all)")  # fmt: skip
-    parser.add_argument("--pairs", metavar="N", type=reader(int), default=20,
-                        help="turns of each (default: 20)")  # fmt: skip
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="where the rows go, as lines of JSON"
-    )
-    given = parser.parse_args(argv)
-    require_range("--pairs", given.pairs, 20)
-    if given.out:
-        require_writable_file(given.out)
-    found = []
-    for name in given.ours:
-        require(name in OURS, "OURS", name, f"unknown; use {', '.join(OURS)}")
-    for race in (race for race in RACES if race.ours in given.ours):
-        began = time.perf_counter()
-        measured = run(race, given.pairs)
-        took = time.perf_counter() - began
-        found.append(results.row(f"race {race.name}", "cpu", took, **measured, base=SMALL))
-        print(json.dumps({k: v for k, v in measured.items() if k != "seconds"}), flush=True)
-        if given.out:
-            results.put(given.out, found)
-    print(markdown(found))
-    return DONE if all(map(holds, found)) else FAILED
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--racer"]:
-        answer(*sys.argv[2:])
-    else:
-        sys.exit(exit_status(main))
+    answer(*sys.argv[1:])

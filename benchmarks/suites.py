@@ -1,135 +1,59 @@
-"""Which cells a suite has, the most valuable first."""
+"""The jobs of what `python -m benchmarks.run NAME` measures, the most valuable first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from benchmarks.cells import Cell, Flags
-from benchmarks.process import LIMIT
+from benchmarks import cuda_grid, exported, speed, startup, worlds
+from benchmarks.cells import SMALL, TOY, Cell, Flags
+from benchmarks.experiments import EXPERIMENTS, frame
+from benchmarks.jobs import LIMIT, Job
+from benchmarks.measure import about
+from lockstep import twin
 from lockstep.config import policy
+from lockstep.process import ONE_THREAD
 
 OURS = ("jax", "torch", "torch-compiled")
 PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
 NARROW = tuple(name for name, roles in policy.POLICIES.items() if roles.recipe)
-# GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
-TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
-              "vocab": 256}  # fmt: skip
-SMALL: Flags = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "context": 256,
-                "vocab": 256}  # fmt: skip
-
-
-class Command(NamedTuple):
-    """Something else that a suite runs, which writes its own result as JSON."""
-
-    name: str
-    words: tuple[str, ...]  # of the command line after `python -m`; {out} is the result's file
-    limit: float = LIMIT  # seconds
-
-
-Task = Cell | Command
+HOUR = 3600.0
 
 
 class Suite(NamedTuple):
     what: str
-    device: str
-    rounds: int  # the grid is walked so often: a machine that drifts shows in their spread
-    tasks: list[Task]
-    limit: float = LIMIT  # seconds of a cell
+    jobs: Callable[[str], list[Job]]  # of a device
 
 
-def cells(table: str, contenders: tuple[str, ...], rows: list[Flags], **length: Any) -> list[Task]:
+def cells(table: str, contenders: tuple[str, ...], rows: list[Flags], **length: Any) -> list[Job]:
     """Row after row, the contenders of one next to each other: they are what is compared."""
-    return [
+    listed = [
         Cell(table=table, contender=contender, flags=flags, **length)
         for flags in rows
         for contender in contenders
     ]
+    return [
+        Job(name=cell.name, work="benchmarks.measure:measure_cell", given=about(cell),
+            device=cell.device)
+        for cell in listed
+    ]  # fmt: skip
+
+
+def rounds(listed: Iterable[Job], count: int = 1) -> list[Job]:
+    """Round after round, so that A is measured before and after B; what is no cell only once."""
+    tasks, found = list(listed), []
+    for number in range(1, count + 1):
+        for job in tasks:
+            if "cell" in job.given:
+                found.append(replace(job, name=f"{job.name}.{number}"))
+            elif number == 1:
+                found.append(job)
+    return found
 
 
 def policies(base: Flags, *names: str) -> list[Flags]:
     return [{**base, "policy": name} for name in names]
-
-
-def smoke(device: str) -> Suite:
-    quick = {"device": device, "warmup": 1, "windows": 3, "steps": 1}
-    toy = TOY | {"batch_size": 2}
-    rows = policies(toy, "bf16", "fp32")
-    return Suite("does it run at all, in three minutes", device, 1, [
-        *cells("frameworks", ("jax", "torch"), rows, **quick),
-        *cells("frameworks", PEERS, rows[:1], **quick),
-        *cells("accumulation", ("jax", "torch"), [rows[0] | {"accum": 4}], **quick),
-        *cells("remat", ("jax", "torch"), [rows[0] | {"remat": "block"}], **quick),
-    ])  # fmt: skip
-
-
-def cpu(device: str) -> Suite:
-    whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
-    base = SMALL | {"batch_size": 4}
-    rows = policies(base, "bf16", "fp32")
-    return Suite("what an hour on two cores can tell", device, 2, [
-        *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
-        *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
-        *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
-        *matmuls(device), *laws(device), Command("speed", ("benchmarks.speed", "--out", "{out}")),
-    ])  # fmt: skip
-
-
-def drift(device: str) -> Suite:
-    """As many steps as on a GPU: what the bound on final losses is made from."""
-    long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
-    rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
-    return Suite("how far 45 steps take equivalent baselines apart", device, 1, [
-        *cells("frameworks", ("jax", "torch", *PEERS), rows, **long),
-    ])  # fmt: skip
-
-
-def emulation(device: str) -> Suite:
-    rows = policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32", *NARROW)
-    return Suite("what it costs a CPU to round to TF32 and to narrower formats", device, 2, [
-        *cells("emulation", ("jax", "torch"), rows, device=device, warmup=2, windows=5, steps=2),
-    ])  # fmt: skip
-
-
-def gpu(device: str) -> Suite:
-    """On one CUDA GPU; on a CPU, its rehearsal with toys."""
-    rehearsal = device == "cpu"
-    quick = {"device": device, "warmup": 1, "windows": 2, "steps": 1}
-    whole = quick if rehearsal else {"device": device, "warmup": 5, "windows": 8, "steps": 5}
-    every = ("bf16", "fp32", "tf32", "fp16")
-    toy = TOY | {"batch_size": 4}
-
-    def model(name: str, batch: int) -> Flags:
-        return toy if rehearsal else {"model": name, "batch_size": batch}
-
-    gpt2, small, medium = model("gpt2", 32), model("10m", 256), model("30m", 128)
-    headline = cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"),
-                     policies(gpt2, "bf16"), **whole)  # fmt: skip
-    hour = 3600.0
-    parity = [
-        Command(f"parity-{policy}", (
-            "pytest", "parity_tests/ladder/test_ladder.py", "--device", device, "--status", "{out}",
-            "-k", f"test_rung[{policy}-{'none' * rehearsal}" + " or long" * (policy == "fp64"),
-        ), hour)
-        for policy in (POLICIES[:1] if rehearsal else POLICIES)
-    ]  # fmt: skip
-    power = ["lockstep", "power", "--device", device, "--out", "{out}"]
-    return Suite("smoke, parity on CUDA, the tables", device, 1 if rehearsal else 2, [
-        Command("doctor", ("lockstep", "doctor"), hour),
-        *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
-        *cells("smoke", ("jax", "torch"), policies(toy | {"n_layer": 3}, *NARROW), **quick),
-        *parity,
-        *headline,
-        *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
-        *cells("10m", OURS, policies(small, *every), **whole),
-        *cells("30m", OURS, policies(medium, *every), **whole),
-        *cells("accumulation", OURS, accumulation(gpt2 | {"policy": "bf16"}, 32, (1, 4, 16)),
-               **whole),
-        *cells("remat", OURS, remat(gpt2 | {"policy": "bf16"}), **whole),
-        *matmuls(device, 512 if rehearsal else 8192),
-        *laws(device),
-        Command("power", tuple(power + ["optax-clip"] * rehearsal)),
-    ], limit=hour / 3)  # fmt: skip
 
 
 def accumulation(base: Flags, rows: int, splits: tuple[int, ...]) -> list[Flags]:
@@ -141,27 +65,154 @@ def remat(base: Flags) -> list[Flags]:
     return [base | {"remat": mode} for mode in REMAT]
 
 
-def matmuls(device: str, size: int = 1024) -> list[Task]:
+def smoke(device: str) -> list[Job]:
+    quick = {"device": device, "warmup": 1, "windows": 3, "steps": 1}
+    rows = policies(TOY | {"batch_size": 2}, "bf16", "fp32")
+    return rounds([
+        *cells("frameworks", ("jax", "torch"), rows, **quick),
+        *cells("frameworks", PEERS, rows[:1], **quick),
+        *cells("accumulation", ("jax", "torch"), [rows[0] | {"accum": 4}], **quick),
+        *cells("remat", ("jax", "torch"), [rows[0] | {"remat": "block"}], **quick),
+    ])  # fmt: skip
+
+
+def cpu(device: str) -> list[Job]:
+    whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
+    rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
+    return rounds([
+        *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
+        *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
+        *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
+        *matmuls(device), *laws(device), *races(device),
+    ], 2)  # fmt: skip
+
+
+def drift(device: str) -> list[Job]:
+    """As many steps as on a GPU: what the bound on final losses is made from."""
+    long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
+    rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
+    return rounds(cells("frameworks", ("jax", "torch", *PEERS), rows, **long))
+
+
+def emulation(device: str) -> list[Job]:
+    rows = policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32", *NARROW)
+    length = {"device": device, "warmup": 2, "windows": 5, "steps": 2}
+    return rounds(cells("emulation", ("jax", "torch"), rows, **length), 2)
+
+
+def gpu(device: str) -> list[Job]:
+    """On one CUDA GPU; on a CPU, its rehearsal with toys."""
+    rehearsal = device == "cpu"
+    quick = {"device": device, "warmup": 1, "windows": 2, "steps": 1}
+    whole = quick if rehearsal else quick | {"warmup": 5, "windows": 8, "steps": 5}
+    every, toy = ("bf16", "fp32", "tf32", "fp16"), TOY | {"batch_size": 4}
+
+    def model(name: str, batch: int) -> Flags:
+        return toy if rehearsal else {"model": name, "batch_size": batch}
+
+    gpt2, small, medium = model("gpt2", 32), model("10m", 256), model("30m", 128)
+    half = gpt2 | {"policy": "bf16"}
+    every_job = rounds([
+        command("doctor", "lockstep", "doctor", device=device),
+        *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
+        *cells("smoke", ("jax", "torch"), policies(toy | {"n_layer": 3}, *NARROW), **quick),
+        *(climb(policy, device) for policy in (POLICIES[:1] if rehearsal else POLICIES)),
+        *cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"), [half], **whole),
+        *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
+        *cells("10m", OURS, policies(small, *every), **whole),
+        *cells("30m", OURS, policies(medium, *every), **whole),
+        *cells("accumulation", OURS, accumulation(half, 32, (1, 4, 16)), **whole),
+        *cells("remat", OURS, remat(half), **whole),
+        *matmuls(device, 512 if rehearsal else 8192),
+        *laws(device),
+        command("power", "lockstep", "power", "--device", device, "--out", "{out}",
+                *["optax-clip"] * rehearsal, device=device, limit=LIMIT),
+    ], 1 if rehearsal else 2)  # fmt: skip
+    return [replace(job, limit=HOUR / 3) if "cell" in job.given else job for job in every_job]
+
+
+def command(name: str, *words: str, device: str, limit: float = HOUR) -> Job:
+    return Job(name=f"command {name}", words=words, device=device, limit=limit)
+
+
+def climb(policy: str, device: str) -> Job:
+    """The ladder under one policy; on a CPU, in a rehearsal, without remat alone."""
+    rows = f"test_rung[{policy}-{'none' * (device == 'cpu')}" + " or long" * (policy == "fp64")
+    words = ("pytest", "parity_tests/ladder/test_ladder.py", "--device", device,
+             "--status", "{out}", "-k", rows)  # fmt: skip
+    return command(f"parity-{policy}", *words, device=device)
+
+
+def by_framework(kind: str, work: str, where: str, **given: Any) -> list[Job]:
+    """A job for each framework, in a process of its own."""
     return [
-        Command(f"matmul-{framework}", ("benchmarks.matmul", framework, "--device", device,
-                                        "--size", str(size), "--out", "{out}"))
-        for framework in ("jax", "torch")
+        Job(name=f"{kind} {name}", work=work, given={"framework": name, **given}, device=where)
+        for name in twin.MODULES
+    ]
+
+
+def matmuls(device: str, size: int = 1024) -> list[Job]:
+    return by_framework("matmul", "benchmarks.matmul:measure", device, device=device, size=size)
+
+
+def laws(device: str) -> list[Job]:
+    return by_framework("growth", "benchmarks.laws:measure", device, device=device)
+
+
+def states(device: str) -> list[Job]:
+    return by_framework("optimizer-state", "benchmarks.optimizer_state:measure", device)
+
+
+def races(device: str) -> list[Job]:
+    """On a CPU, whatever the device."""
+    return [
+        Job(name=f"race {race.name}", work="benchmarks.speed:measure", given=asdict(race))
+        for race in speed.RACES
+    ]
+
+
+def each_of(module: str, argument: str, names: Iterable[str], **more: Any) -> list[Job]:
+    """A job on a CPU for each name, which is an argument of the module's `measure`."""
+    changes = more.pop("changes", {})
+    return [
+        Job(name=name, work=f"benchmarks.{module}:measure", given={argument: name, **more},
+            changes=changes)
+        for name in names
     ]  # fmt: skip
 
 
-def laws(device: str) -> list[Task]:
-    """Each framework in a process of its own."""
+def grid(device: str) -> list[Job]:
     return [
-        Command(f"growth-{framework}",
-                ("benchmarks.growth", framework, "--device", device, "--out", "{out}"))
-        for framework in ("jax", "torch")
+        Job(name=", ".join(cell), work="benchmarks.cuda_grid:measure", device=cell[0],
+            given=dict(zip(("device", "policy", "remat"), cell)))
+        for cell in cuda_grid.CELLS
     ]  # fmt: skip
 
 
-SUITES: dict[str, Callable[[str], Suite]] = {
-    "smoke": smoke, "cpu": cpu, "drift": drift, "emulation": emulation, "gpu": gpu,
+EXPORTS = ("JAX twin", exported.BASE, *exported.EXPORTS)
+SUITES: dict[str, Suite] = {
+    "smoke": Suite("does it run at all, in three minutes", smoke),
+    "cpu": Suite("what two hours on two cores can tell", cpu),
+    "drift": Suite("how far 45 steps take equivalent baselines apart", drift),
+    "emulation": Suite("what it costs a CPU to round to narrow formats", emulation),
+    "gpu": Suite("one CUDA GPU: smoke, parity, the tables", gpu),
+    "speed": Suite("races of our steps against steps by hand, on a CPU", races),
+    "matmul": Suite("a matrix product in each dtype", matmuls),
+    "growth": Suite("memory and time against depth, length, batch and N", laws),
+    "startup": Suite("CPU time until a command does its work",
+                     lambda device: each_of("startup", "command", startup.COMMANDS)),
+    "worlds": Suite("what several processes and devices cost a CPU",
+                    lambda device: each_of("worlds", "world", worlds.NAMES)),
+    "exported": Suite(f"what the exports of {exported.RUN} weigh and cost",
+                      lambda device: each_of("exported", "contender", EXPORTS, run=exported.RUN,
+                                             changes=ONE_THREAD)),
+    "optimizer-state": Suite("bytes a parameter, and the dtypes of the moments", states),
+    "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
 }  # fmt: skip
 
 
-def argv(task: Command, out: str) -> list[str]:
-    return [word.format(out=out) for word in task.words]
+def find_jobs(name: str, device: str, scale: str) -> list[Job]:
+    """The jobs of a suite, or of an experiment on a scale."""
+    if name in SUITES:
+        return SUITES[name].jobs(device)
+    return frame.jobs(name, EXPERIMENTS[name], scale, device)

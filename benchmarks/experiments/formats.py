@@ -4,21 +4,19 @@ In JAX; the ladder shows that PyTorch's program is the same. Its fp32 alone is r
 yardstick: so far two programs part that differ in their rounding and in nothing else.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
 from benchmarks.cells import Flags
-from benchmarks.experiments.arm import SEEDS, TOY, Arm, both
-from benchmarks.experiments.outcome import Arms, closing, failure_row
+from benchmarks.experiments.frame import TOY, Arm, Experiment, both, is_good
 from benchmarks.measure import Result
-from benchmarks.plot import Panel, steps
+from benchmarks.plot import NATS, STEP, Panel, steps
 from benchmarks.tables import markdown
 
-WHAT = "loss against format, over five seeds"
-SINGLE, HALF, NEAREST = "fp32", "bf16", "nvfp4, to nearest"
-FRAMEWORK = "jax"
-FORMATS = (HALF, "fp8", "fp8-delayed", "fp8-rowwise", "mxfp8", "nvfp4", NEAREST)
+SEEDS = 5
+SINGLE = "fp32"
+FORMATS = ("bf16", "fp8", "fp8-delayed", "fp8-rowwise", "mxfp8", "nvfp4", "nvfp4, to nearest")
 MODELS: dict[str, dict[str, tuple[int, Flags]]] = {  # scale -> model -> steps, flags
     "smoke": {"toy": (200, {**TOY, "n_layer": 3})},
     "full": {
@@ -31,29 +29,6 @@ HEAD = ["model", "policy", "framework", "validation loss, nats", "standard devia
         "less fp32's, same seed", "± (99 %)", "of fp32's deviation"]  # fmt: skip
 
 
-class Gap(NamedTuple):
-    """Of the losses of two arms, seed by seed; in nats."""
-
-    mean: float
-    margin: float  # half the 99 % confidence interval
-
-    @property
-    def seen(self) -> bool:
-        return abs(self.mean) > self.margin
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} ± {self.margin:.4f} nats"
-
-
-def gap(one: Result, other: Result) -> Gap:
-    off = np.subtract(one["validation_losses"], other["validation_losses"])
-    return Gap(float(off.mean()), T99 * deviation(off) / SEEDS**0.5)
-
-
-def deviation(losses: np.ndarray) -> float:
-    return float(np.std(losses, ddof=1))
-
-
 def arms(scale: str, device: str) -> list[Arm]:
     listed = []
     for model, (length, flags) in MODELS[scale].items():
@@ -62,64 +37,54 @@ def arms(scale: str, device: str) -> list[Arm]:
             work = "seeds to nearest" if nearest else "seeds"
             each = both(f"{model}: {label}", steps=length, flags={**flags, "policy": policy},
                         device=device, work=work)  # fmt: skip
-            listed += [arm for arm in each if arm.framework == FRAMEWORK or label == SINGLE]
+            listed += [arm for arm in each if arm.framework == "jax" or label == SINGLE]
     return listed
 
 
-def by_model(arms: Arms) -> dict[str, dict[str, Result]]:
-    """Model -> policy -> JAX's result, where that of fp32 is there."""
-    found: dict[str, dict[str, Result]] = {}
-    for result in arms.good:
+def deviation(losses: np.ndarray) -> float:
+    return float(np.std(losses, ddof=1))
+
+
+def find_single(results: list[Result], result: Result) -> Result | None:
+    """JAX's result under fp32, of the same model."""
+    label = f"{result['label'].partition(': ')[0]}: {SINGLE}"
+    found = [r for r in results if r["framework"] == "jax" and r["label"] == label and is_good(r)]
+    return found[0] if found and found[0] is not result else None
+
+
+class Formats(Experiment):
+    """The table has a deviation and a margin over seeds, beside JAX's fp32 of the same model."""
+
+    def table(self, results: Iterable[Result]) -> str:
+        found, rows = list(results), []
+        for result in found:
+            model, _, label = result["label"].partition(": ")
+            row, single = [model, label, result["framework"]], find_single(found, result)
+            if not is_good(result):
+                rows.append([*row, f"{result['status']}: {result['why']}", "", "", "", ""])
+                continue
+            losses = np.array(result["validation_losses"])
+            row += [f"{losses.mean():.4f}", f"{deviation(losses):.4f}"]
+            if single is None:
+                rows.append([*row, "", "", ""])
+                continue
+            off, spread = losses - single["validation_losses"], single["validation_losses"]
+            margin = T99 * deviation(off) / SEEDS**0.5
+            share = off.mean() / deviation(spread)
+            rows.append([*row, f"{off.mean():+.4f}", f"{margin:.4f}", f"{share:+.2f}"])
+        return markdown(HEAD, rows)
+
+
+def panels(results: list[Result]) -> list[Panel]:
+    what, shown = "loss less that under fp32, one seed", dict[str, dict]()
+    for result in results:
         model, _, label = result["label"].partition(": ")
-        if result["framework"] == FRAMEWORK:
-            found.setdefault(model, {})[label] = result
-    return {model: each for model, each in found.items() if SINGLE in each}
+        single = find_single(results, result)
+        if single and result["framework"] == "jax":
+            gap = np.subtract(result["losses"], single["losses"]).tolist()
+            shown.setdefault(model, {})[label] = steps(gap)
+    return [Panel(f"{model}: {what}", STEP, NATS, gaps) for model, gaps in shown.items()]
 
 
-def table(arms: Arms) -> str:
-    rows, singles = [], {model: each[SINGLE] for model, each in by_model(arms).items()}
-    for result in arms.all:
-        model, _, label = result["label"].partition(": ")
-        row = [model, label, result["framework"]]
-        if why := failure_row(result, HEAD, len(row)):
-            rows.append(row + why)
-            continue
-        losses, single = result["validation_losses"], singles.get(model)
-        row += [f"{np.mean(losses):.4f}", f"{deviation(losses):.4f}"]
-        if single is None or result is single:
-            rows.append([*row, "", "", ""])
-        else:
-            off = gap(result, single)
-            share = off.mean / deviation(single["validation_losses"])
-            rows.append([*row, f"{off.mean:+.4f}", f"{off.margin:.4f}", f"{share:+.2f}"])
-    return markdown(HEAD, rows)
-
-
-def sentence(arms: Arms) -> str:
-    """Which formats' losses are told from fp32's, seed by seed."""
-    parts = []
-    for model, found in by_model(arms).items():
-        single = found[SINGLE]
-        gaps = {label: gap(found[label], single) for label in FORMATS if label in found}
-        told, alike = (
-            ", ".join(f"{label} ({off})" for label, off in gaps.items() if off.seen is seen)
-            for seen in (True, False)
-        )
-        parts.append(
-            f"after {single['steps']} steps of {model} the loss is told from fp32's, seed by seed, "
-            f"under {told or 'no format'}, and is not under {alike or 'any'}, where fp32's own "
-            f"standard deviation over seeds is {deviation(single['validation_losses']):.4f} nats"
-        )
-    return closing(parts, arms)
-
-
-def panels(arms: Arms) -> list[Panel]:
-    shown, what = [], "loss less that under fp32, one seed"
-    for model, found in by_model(arms).items():
-        gaps = {
-            label: steps(np.subtract(each["losses"], found[SINGLE]["losses"]).tolist())
-            for label, each in found.items()
-            if label != SINGLE
-        }
-        shown.append(Panel(f"{model}: {what}", "optimizer step", "nats a token", gaps))
-    return shown or [Panel(what, "optimizer step", "nats a token", {})]
+EXPERIMENT = Formats(what="loss against format, over five seeds", arms=arms, panels=panels,
+                     columns={})  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from benchmarks.experiments.arm import Arm
+from benchmarks.experiments.frame import Arm
 from benchmarks.measure import Result
 
 LENGTHS = (100, 1_000, 10_000, 100_000)

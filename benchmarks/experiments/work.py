@@ -1,28 +1,24 @@
-"""What an arm does: `python -m benchmarks.experiments.work ARM NAME FILE`, ARM as JSON.
+"""What an arm does.
 
 A run that is timed; gradients that half precision flushes to zero; one injected overflow; updates
 too small for their weights; long sums.
 """
 
-import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks import process
-from benchmarks.experiments.arm import SEEDS, Arm
+from benchmarks.experiments.formats import SEEDS
+from benchmarks.experiments.frame import Arm
 from benchmarks.experiments.sums import sums
-from benchmarks.measure import Result, guard, measure, state_bytes, tokens_per_step
-from benchmarks.process import build, words
-from lockstep import results, twin
+from benchmarks.measure import Result, measure, state_bytes, tokens_per_step
+from lockstep import twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.data.batch import stack_batches
-from lockstep.exits import exit_status
 from lockstep.formats.table import FORMATS, RECIPES
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
@@ -67,7 +63,7 @@ def train_seeds(arm: Arm) -> Result:
         windows = (GPT.window(config, step) for step in range(arm.steps))
         curves.append([built.step(built.place(window))().loss for window in windows])
         losses.append(held_out(built, arm.config))
-    return {"status": "ok", "validation_losses": losses, "losses": curves[0]}
+    return {"validation_losses": losses, "losses": curves[0]}
 
 
 def train_to_nearest(arm: Arm) -> Result:
@@ -200,16 +196,6 @@ WORKS: dict[str, Callable[[Arm], Result]] = {
 }  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    given, name, out = words(argv, "benchmarks.experiments.work", "ARM", "NAME", "FILE")
-    arm, began = build(Arm, process.parse_word(given)), time.perf_counter()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    content = {**vars(arm), **guard(lambda: WORKS[arm.work](arm))}
-    seconds = time.perf_counter() - began
-    results.put(Path(out), [results.row(name, arm.device, seconds, **content)])
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))
+def perform(**arm: Any) -> Result:
+    """The result of an arm that is given by its fields."""
+    return WORKS[arm["work"]](Arm(**arm))

@@ -1,19 +1,15 @@
-"""`python -m parity_tests.benchmarks.faulty CONTENT NAME FILE`: a measurement with a fault, the one
-that its cell's table names; of any other table it is well, and a fake."""
+"""Measurements with a fault, which a job calls by name."""
 
 import errno
 import importlib
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure
-from benchmarks.cells import Cell
 from lockstep.errors import UserError
-from lockstep.exits import exit_status
 from lockstep.files import durable
 
 REFUSED = "XlaRuntimeError: INTERNAL: CUDNN_STATUS_NOT_SUPPORTED in cudnnFinalize"
@@ -23,13 +19,9 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _fill_disk() -> dict[str, Any]:
-    durable.replace = _full
-    return {}
-
-
-def _full(path: Path, text: str) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _fill_disk() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    durable.replace = lambda path, text: _raise(full)
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
@@ -41,13 +33,16 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "silence": lambda: os._exit(0),
     "disk": _fill_disk,
+    "none": lambda: None,
 }
 
 
-def fake(cell: Cell) -> dict[str, Any]:
-    return FAULTS.get(cell.table, dict)() or {"tokens_per_second": 1.0, "final_loss": 1.0}
+def measure(fault: str) -> dict[str, Any]:
+    FAULTS[fault]()
+    return {"figure": 1.0}
 
 
-if __name__ == "__main__":
-    measure.measure = fake  # type: ignore[assignment]
-    sys.exit(exit_status(measure.main))
+def sleep(file: str) -> None:
+    """Writes its process's number, and never ends."""
+    Path(file).write_text(f"{os.getpid()}\n")
+    time.sleep(3600)

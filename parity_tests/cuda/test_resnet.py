@@ -8,7 +8,7 @@ from lockstep.process import ROOT
 
 
 def test_amp_takes_twice_the_batch() -> None:
-    words = [sys.executable, "-m", "benchmarks.resnet_memory"]
+    words = [sys.executable, "-m", "parity_tests.cuda.resnet"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     rows = map(json.loads, done.stdout.splitlines())
     found = {(row["batch"], row["compute"]): row["bytes"] for row in rows}

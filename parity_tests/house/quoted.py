@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.run import EXPERIMENTS
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.suites import SUITES
 from lockstep import twin
 from lockstep.cli import commands, trainers

@@ -87,7 +87,7 @@ def test_commands_are_found() -> None:
     "python -m torch_ref.train --model tiny --policy fp16 --loss-scale-init 3",
     "python -m benchmarks.run nothing",
     "python -m benchmarks.nothing",
-    "python -m benchmarks.speed --nothing",
+    "python -m benchmarks.run cpu --nothing",
 ])  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str) -> None:
     assert refusal(wrong)

@@ -6,7 +6,7 @@ from subprocess import PIPE
 
 import pytest
 
-from benchmarks import exported, speed
+from benchmarks import speed
 from lockstep import process
 from lockstep.errors import UserError
 from lockstep.exits import STOPPED
@@ -31,10 +31,6 @@ def test_a_contender_that_has_ended_is_named() -> None:
     with pytest.raises(UserError, match="^torch in fp32: ended with status 3; see above$"):
         racer.turn()
     racer.close()
-    with ended("raise SystemExit(4)") as worker:
-        with pytest.raises(UserError, match="^model.jax: ended with status 4; see above$"):
-            exported._answer("model.jax", worker)
-        worker.communicate()
 
 
 @pytest.mark.parametrize(("printed", "line"), [

@@ -85,7 +85,7 @@ def committed_files() -> Iterator[Path]:
 
 # Rows that no table shows, and the test that reads them.
 UNSHOWN = {
-    "benchmarks/results/drift.jsonl": "parity_tests/benchmarks/test_benchmarks.py",
+    "benchmarks/results/drift.jsonl": "parity_tests/benchmarks/test_report.py",
     "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_plan_memory.py",
     "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_plan_memory.py",
     documents.LEARN.file: "parity_tests/house/test_lesson.py",

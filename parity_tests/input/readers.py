@@ -295,6 +295,6 @@ READERS = [
            lambda found, _: found > 0),
     Reader("report", "a cell of a benchmark's report",
            alone("a.jsonl", st.deferred(lambda: files(result_row()))),
-           lambda folder: report.tables(folder / "a.jsonl"),
+           lambda folder: report.write(folder / "a.jsonl"),
            lambda found, _: all(type(text) is str for text in found.values())),
 ]  # fmt: skip

@@ -1,0 +1,165 @@
+"""The frame of an experiment: arms that are run, columns of a table, panels of a picture.
+
+An arm is a framework under some flags. Each is a job, and a row.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plot
+from benchmarks.cells import Cell, Flags
+from benchmarks.jobs import Job
+from benchmarks.measure import Result
+from benchmarks.plot import Panel
+from benchmarks.tables import markdown
+from lockstep.config import Config
+from lockstep.process import ONE_THREAD
+
+FRAMEWORKS = ("jax", "torch")
+# On two threads torch waits more than it computes as soon as something else runs: a smoke test
+# stays off that.
+SCALES: dict[str, dict[str, str]] = {"smoke": ONE_THREAD, "full": {}}
+WINDOWS = 19  # timed ones in a run, and as many steps again to warm up as one of them has
+# Two cores take some milliseconds for a step: 0.14 M parameters, bytes as tokens.
+TOY: Flags = {"model": "tiny", "n_layer": 2, "n_head": 4, "d_model": 64, "context": 64,
+              "batch_size": 8}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A framework under some flags; `work` names one of `benchmarks.experiments.work.WORKS`.
+
+    Without a schedule among the flags, the rate rises over a tenth of the steps to 2e-3 and falls
+    to a tenth of that.
+    """
+
+    label: str
+    framework: str
+    steps: int = 0  # optimizer steps, 0 where nothing is trained
+    flags: Flags = field(default_factory=dict)
+    work: str = "train"
+    device: str = "cpu"
+
+    @property
+    def cell(self) -> Cell:
+        """The same steps as a cell of the grid, which is how they are timed."""
+        each = max(1, self.steps // (WINDOWS + 1))
+        windows = max(1, min(WINDOWS, (self.steps - 1) // each))
+        schedule = {"lr": 2e-3, "warmup": self.steps // 10}
+        return Cell(
+            table="experiments", contender=self.framework, flags={**schedule, **self.flags},
+            device=self.device, warmup=self.steps - windows * each, windows=windows, steps=each,
+        )  # fmt: skip
+
+    @property
+    def config(self) -> Config:
+        return self.cell.config
+
+
+def both(label: str, **fields: Any) -> list[Arm]:
+    """The same arm in both frameworks, next to each other: they are compared."""
+    return [Arm(label=label, framework=framework, **fields) for framework in FRAMEWORKS]
+
+
+# The text of a cell, of an arm's result and of the base's in the same framework, if there is one.
+Text = Callable[[Result, Result | None], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    what: str
+    arms: Callable[[str, str], list[Arm]]  # of a scale and a device
+    columns: dict[str, Text]  # by head, behind the label and the framework
+    panels: Callable[[list[Result]], list[Panel]]  # of the arms that could run
+    label: str = "arm"  # the head of the labels
+    base: str = ""  # the label of the arm whose results are handed to each column
+    apart: str = ""  # the label of arms that have no row, but the table that `more` makes
+    more: Callable[[list[Result]], str] = lambda results: ""
+
+    def table(self, results: Iterable[Result]) -> str:
+        found = list(results)
+        bases = {r["framework"]: r for r in found if r["label"] == self.base and is_good(r)}
+        rows = []
+        for result in found:
+            if result["label"] == self.apart:
+                continue
+            base = bases.get(result["framework"])
+            texts = [text(result, base) for text in self.columns.values()] if is_good(result) else [
+                f"{result['status']}: {result['why']}", *[""] * (len(self.columns) - 1)
+            ]  # fmt: skip
+            rows.append([result["label"], result["framework"], *texts])
+        head = [self.label, "framework", *self.columns]
+        more = self.more([r for r in found if r["label"] == self.apart and is_good(r)])
+        return "\n\n".join(filter(None, [markdown(head, rows), more]))
+
+    def draw(self, results: Iterable[Result], path: Path) -> bool:
+        """Whether there is a picture: without matplotlib there is none."""
+        return plot.panels(self.panels([r for r in results if is_good(r)]), path)
+
+
+def jobs(name: str, experiment: Experiment, scale: str, device: str) -> list[Job]:
+    return [
+        Job(
+            name=f"{name} {scale} {arm.framework} {arm.label}",
+            work="benchmarks.experiments.work:perform", given=asdict(arm), device=device,
+            changes=SCALES[scale],
+        )
+        for arm in experiment.arms(scale, device)
+    ]  # fmt: skip
+
+
+def is_good(result: Result) -> bool:
+    return result["status"] == "ok"
+
+
+def named(results: Iterable[Result], *labels: str) -> dict[str, Result]:
+    """Framework and label -> the result of an arm with one of these labels; with any, of none."""
+    return {
+        f"{each['framework']} {each['label']}": each
+        for each in results
+        if not labels or each["label"] in labels
+    }
+
+
+# --- columns
+
+
+def memory(result: Result) -> int | None:
+    """Bytes that training needs: the allocator's peak on CUDA; on a CPU, where the resident set
+    holds what libraries keep for later too, the framework's account of a step, weights, moments."""
+    if result["about"]["platform"] != "cpu":
+        return result["peak_bytes"]
+    needed = result["predicted_bytes"]
+    return None if needed is None else needed + result["state_bytes"]
+
+
+def milliseconds(result: Result) -> float:
+    """The time of a step, in the median window."""
+    return 1e3 * result["tokens_per_step"] / result["tokens_per_second"]
+
+
+def mebibytes(count: int | None) -> str:
+    return "n/a" if count is None else f"{count / 2**20:,.1f}"
+
+
+def ratio(of: Callable[[Result], float | None]) -> Text:
+    """A column of ratios: a figure over the base's."""
+
+    def text(result: Result, base: Result | None) -> str:
+        part, whole = of(result), of(base) if base else None
+        return f"{part / whole:.2f}" if part is not None and whole else ""
+
+    return text
+
+
+def shape(result: Result, base: Result | None) -> str:
+    return f"{result['flags'].get('accum', 1)} x {result['flags']['batch_size']}"
+
+
+MEMORY: dict[str, Text] = {
+    "memory, MiB": lambda result, _: mebibytes(memory(result)),
+    "peak, MiB": lambda result, _: mebibytes(result["peak_bytes"]),
+}
+LOSS: Text = lambda result, _: f"{result['validation_loss']:.4f}"  # noqa: E731

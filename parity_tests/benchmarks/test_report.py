@@ -1,0 +1,174 @@
+"""Tables: which cells may stand in one, and that each bound can be missed."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import cells, exported, report, speed
+from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
+from lockstep import results
+from lockstep.config.policy import POLICIES
+from lockstep.errors import UserError
+from lockstep.judge.tolerances import Tolerance
+from lockstep.process import ROOT
+from parity_tests.benchmarks.test_run import QUICK
+from parity_tests.tiers import tier
+
+
+def cell(contender: str = "torch", **flags: Any) -> cells.Cell:
+    return cells.Cell(table="t", contender=contender, flags={**QUICK, **flags}, windows=2, steps=1)
+
+
+def measurement(**changed: Any) -> dict[str, Any]:
+    return dict.fromkeys(results.MEASURED) | {"device": "cpu", "versions": {"numpy": "2"}} | changed
+
+
+def result(**changed: Any) -> dict[str, Any]:
+    given = cell(changed.pop("contender", "torch"), **changed.pop("flags", {}))
+    return {
+        "cell": {**vars(given)}, "config": given.config.to_json(), "status": "ok",
+        "name": given.name, "about": {"device": "cpu"}, "measured": measurement(),
+        "seconds": {"compile": 1.0, "first step": 1.0}, "seconds_per_step": [0.5, 1.0, 2.0],
+        "tokens_per_second": 16.0, "quartiles": [8.0, 32.0], "mfu": None, "peak_bytes": 2**20,
+        "reserved_bytes": None, "predicted_bytes": 2**21, "final_loss": 4.0, "loss_scale": 1.0,
+        **changed,
+    }  # fmt: skip
+
+
+def test_an_unknown_contender() -> None:
+    with pytest.raises(UserError, match="contender tf"):
+        cell("tf")
+
+
+def test_what_is_only_carried_out_otherwise_is_the_same_work() -> None:
+    plain = cells.workload(cell().config.to_json())
+    for other in (cell("torch-compiled"), cell("jax", layers="scan"), cell(remat="block")):
+        assert cells.workload(other.config.to_json()) == plain
+    for flags in ({"seed": 1}, {"policy": "bf16"}, {"accum": 2}, {"lr": 1e-3}):
+        assert cells.workload(cell(**flags).config.to_json()) != plain
+
+
+def test_what_computed_the_same_stands_in_one_table() -> None:
+    text = report.table([result(), result(contender="jax", final_loss=4.00005)])
+    assert "| jax | fp32 | 1 x 2 | 8 |" in text and "Refused" not in text
+    assert "2 (+100%)" in text  # predicted against the peak
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"final_loss": 4.1}, "part by 0.1"),
+        ({"final_loss": 4.0002}, "more than 0.0001"),
+        ({"final_loss": float("nan")}, "did not compute the same"),
+        ({"about": {"device": "another"}}, "different devices"),
+        ({"measured": measurement(device="cuda")}, "different devices"),
+        ({"measured": measurement(versions={"numpy": "3"})}, "different versions"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changed: dict[str, Any], why: str) -> None:
+    text = report.table([result(), result(contender="jax", **changed)])
+    assert text.startswith("Refused: ") and why in text
+    assert "|" not in text
+
+
+def test_other_work_may_have_another_loss() -> None:
+    rows = [result(), result(flags={"accum": 2}, final_loss=3.0), result(status="OOM", why="")]
+    text = report.table(rows)
+    assert "Refused" not in text and "OOM" in text
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fp32", SINGLE), ("bf16", HALF)])
+def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
+    policy: str, bound: Tolerance
+) -> None:
+    """At every step of the suite `drift`, not at its end alone."""
+    seen = results.read(ROOT / "benchmarks" / "results" / "drift.jsonl").values()
+    losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
+    assert len(losses) == 6
+    worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
+    assert bound.bound / 20 < worst < bound.bound / 3
+
+
+def test_tf32_is_held_as_half_precision_is() -> None:
+    found = {name: final_loss(POLICIES[name]) for name in ("tf32", "fp16", "nvfp4", "fp32", "fp64")}
+    assert list(found.values()) == [HALF, HALF, HALF, SINGLE, EXACT]
+
+
+def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:
+    fast = result(seconds_per_step=[0.25] * 3)
+    (row,) = report.merge_rounds([result(), fast])
+    assert row["tokens_per_second"] == 48  # windows of 8, 16, 32 and three of 64
+    (row,) = report.merge_rounds([fast, result(status="failed", why="x")])
+    assert row["status"] == "failed"
+
+
+def test_emulation_is_shown_over_the_same_frameworks_float32() -> None:
+    steps = {("jax", "fp32"): 0.25, ("jax", "tf32"): 0.5, ("torch", "fp32"): 1.0,
+             ("torch", "tf32"): 1.1, ("jax", "bf16"): 9.0}  # fmt: skip
+    rows = [
+        result(contender=framework, flags={"policy": policy}, seconds_per_step=[seconds])
+        for (framework, policy), seconds in steps.items()
+    ]
+    assert report.table_of_emulation(rows).splitlines()[2:] == [
+        "| `fp32` | 250 | 1.00 | 1,000 | 1.00 |", "| `tf32` | 500 | 2.00 | 1,100 | 1.10 |",
+    ]  # fmt: skip
+    other = result(contender="jax", final_loss=9.0)
+    assert report.table_of_emulation([result(), other]).startswith("Refused: under fp32 the final")
+
+
+def test_the_least_time_of_an_export_counts() -> None:
+    row = {"bytes": 3_000_000, "loss": 2.5}
+    base = row | {"seconds": [9.0, 0.2], "text": "abc"}
+    rows = {exported.BASE: base, "model.onnx": row | {"seconds": [0.1, 7.0], "text": "abd"}}
+    *_, first, last = exported.markdown(rows).splitlines()
+    assert first.endswith("| 3.0 | 2.50000 | 3 of 48 bytes | 200.0 | 1.00 |")
+    assert last.endswith("| 2 of 48 bytes | 100.0 | 0.50 |")
+
+
+# --- races
+
+
+def race(ratio: float, noise: float, pairs: int = 20) -> dict[str, float]:
+    generator = np.random.Generator(np.random.Philox(3))
+    drift = 1 + 0.5 * np.linspace(0, 1, pairs)
+    return speed.interval([
+        (d * math.exp(generator.normal(0, noise)), d * ratio * math.exp(generator.normal(0, noise)))
+        for d in drift
+    ])  # fmt: skip
+
+
+def test_drift_and_a_burst_are_no_difference_and_noise_widens_the_interval() -> None:
+    exact, noisy = race(1.0, 0.0), race(1.0, 0.05)
+    assert exact == {"speed": 1.0, "low": 1.0, "high": 1.0}
+    assert noisy["low"] < 1 < noisy["high"] and noisy["high"] - noisy["low"] > 0.02
+    turns = [(1.0, 1.0)] * 19
+    assert speed.interval([*turns, (30.0, 1.0)]) == speed.interval([*turns, (1.0, 1.0)])
+
+
+def test_the_interval_is_one_of_95_percent() -> None:
+    """By the binomial distribution: values outside it on each side, of a median known to be 0."""
+    generator = np.random.Generator(np.random.Philox(4))
+    for n in (20, 25, 60):
+        drawn = np.sort(generator.normal(size=(20_000, n)), axis=1)
+        edge = speed.outside(n)
+        covered = ((drawn[:, edge] < 0) & (drawn[:, -1 - edge] > 0)).mean()
+        wider = ((drawn[:, edge + 1] < 0) & (drawn[:, -2 - edge] > 0)).mean()
+        assert wider < 0.955 and 0.945 < covered < 0.98, n
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(1.0, True), (0.96, False)])
+def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> None:
+    row = {"floor": speed.LEVEL, "name": "x", "seconds": [0], **race(ratio, 0.005)}
+    assert speed.holds(row) is holds
+    assert ("falls short" in speed.markdown([row])) is not holds
+    assert speed.holds({**row, "floor": None})
+
+
+@tier("rest", guard="the intervals, of given times")
+def test_a_racer_answers_with_seconds() -> None:
+    racer = speed.Racer("torch", "fp32", cells.SMALL | {"n_layer": 1, "d_model": 24, "context": 8})
+    assert racer.turn() > 0
+    racer.close()
+    assert racer.process.returncode == 0

@@ -1,0 +1,335 @@
+"""The runner: what it runs; it goes on without losing a row; each failure is a row."""
+
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import jobs, ladder, report, run
+from benchmarks.experiments import EXPERIMENTS
+from benchmarks.jobs import Job
+from benchmarks.suites import NARROW, OURS, PEERS, POLICIES, SUITES, cells, find_jobs, rounds
+from lockstep import results
+from lockstep.errors import UserError
+from lockstep.files import durable
+from lockstep.parity.ladder import Rung
+from lockstep.parity.matrix import covering
+from lockstep.process import ROOT
+from parity_tests.benchmarks.faulty import FAULTS, REFUSED
+from parity_tests.conftest import Outcomes
+from parity_tests.ladder import test_ladder
+from parity_tests.tiers import tier
+
+FAULTY = f"{__package__}.faulty"
+QUICK: dict[str, Any] = {
+    "model": "gpt2", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "vocab": 256,
+    "batch_size": 2, "policy": "fp32",
+}  # fmt: skip
+
+
+def faulty(fault: str, **more: Any) -> Job:
+    return Job(name=fault, work=f"{FAULTY}:measure", given={"fault": fault}, **more)
+
+
+# --- what is run
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", [*SUITES, *EXPERIMENTS])
+def test_every_job_has_a_name_and_a_function(name: str, device: str) -> None:
+    for scale in ("smoke", "full"):
+        every = find_jobs(name, device, scale)
+        assert every and len({job.name for job in every}) == len(every)
+        for job in every:
+            module, _, function = job.work.partition(":")
+            source = (ROOT / f"{module.replace('.', '/')}.py").read_text() if module else ""
+            assert job.words or f"\ndef {function}(" in source
+
+
+def test_gpu_begins_with_every_policy_and_framework_then_parity_then_gpt2() -> None:
+    every = SUITES["gpu"].jobs("cuda")
+    rungs = [i for i, job in enumerate(every) if "parity-" in job.name]
+    smoke = [job.given["cell"] for job in every[: rungs[0]] if job.given]
+    ours = itertools.product(("jax", "torch"), NARROW)
+    trained = itertools.product(OURS + PEERS, ("bf16", "fp32", "tf32", "fp16"))
+    assert {(c["contender"], c["flags"]["policy"]) for c in smoke} == {*trained, *ours}
+    assert [every[i].name for i in rungs] == [f"command parity-{name}" for name in POLICIES]
+    first = every[rungs[-1] + 1].given["cell"]["flags"]
+    assert (first["model"], first["policy"]) == ("gpt2", "bf16")
+    assert {job.device for job in every} == {"cuda"}
+
+
+def test_rounds_are_interleaved_and_what_is_no_cell_runs_once() -> None:
+    every = rounds([*cells("t", ("jax", "torch"), [QUICK]), faulty("none")], 2)
+    names = [job.name for job in every]
+    assert [name.split("-")[1] if "-" in name else name for name in names] == [
+        "jax", "torch", "none", "jax", "torch",
+    ]  # fmt: skip
+
+
+@tier("rest", guard="jax", where=lambda contender: contender == "torch")
+@pytest.mark.parametrize("contender", ["jax", "torch"])
+def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    (job,) = cells("t", (contender,), [QUICK], windows=2, steps=1)
+    row, _ = jobs.perform(job, out)
+    assert row == results.read(out)[job.name] and "tokens/s" in run.summarise(row)
+    assert len(row["losses"]) == 4 and len(row["seconds_per_step"]) == 2
+    assert row["peak_bytes"] > 0 and row["predicted_bytes"] > 0
+    assert job.is_finished(row) and row["measured"]["seconds"] > 0
+    assert f"| {contender} | fp32 | 1 x 2 | 8 |" in report.write(out).read_text()
+
+
+# --- going on
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) -> list[str]:
+    """Jobs put an empty row; after so many somebody presses Ctrl-C."""
+    performed: list[str] = []
+
+    def perform(job: Job, out: Path) -> tuple[results.Row, float]:
+        if len(performed) == stop_after:
+            raise KeyboardInterrupt
+        performed.append(job.name)
+        row = results.row(job.name, job.device, **job.given)
+        results.put(out, [row])
+        return row, 1.0
+
+    monkeypatch.setattr(run, "perform", perform)
+    return performed
+
+
+FIVE = [faulty(name) for name in list(FAULTS)[:5]]
+
+
+def test_what_was_interrupted_goes_on_and_loses_no_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, first = tmp_path / "rows.jsonl", counting(monkeypatch, stop_after=2)
+    results.put(out, [results.row("of another suite", "cpu")])
+    assert run.run(FIVE, out) == run.STOPPED
+    second = counting(monkeypatch)
+    assert run.run(FIVE, out) == 0
+    assert [*first, *second] == [job.name for job in FIVE]
+    assert "5 jobs, 2 done" in capsys.readouterr().out
+    assert set(results.read(out)) == {"of another suite", *(job.name for job in FIVE)}
+    assert run.run(FIVE, out, again=("ok",)) == 0
+    assert len(second) == 3 + 5
+
+
+def test_a_row_of_another_measurement_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    performed, out = counting(monkeypatch), tmp_path / "rows.jsonl"
+    run.run(FIVE, out)
+    run.run([replace(FIVE[0], given={"fault": "another"}), *FIVE[1:]], out)
+    assert performed[5:] == [FIVE[0].name]
+
+
+def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    performed = counting(monkeypatch)
+    now = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(run.time, "perf_counter", lambda: next(now))
+    assert run.run(FIVE, tmp_path / "rows.jsonl", 1.0) == 0
+    assert len(performed) == 1
+
+
+ASLEEP = f"""
+import runpy, sys
+from benchmarks import suites
+from benchmarks.jobs import Job
+rows, begun = sys.argv[1:]
+job = Job(name="a", work="{FAULTY}:sleep", given={{"file": begun}})
+suites.find_jobs = lambda *_: [job]
+sys.argv[1:] = ["smoke", "--out", rows]
+runpy.run_module("benchmarks.run", run_name="__main__")
+"""
+
+
+def test_ctrl_c_leaves_no_half_result_and_no_process(tmp_path: Path) -> None:
+    rows, begun = tmp_path / "a.jsonl", tmp_path / "a.pid"
+    words = [sys.executable, "-c", ASLEEP, str(rows), str(begun)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while not (begun.exists() and begun.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate()
+    assert process.returncode == run.STOPPED
+    assert "goes on where it stopped" in said and "report: " in said
+    assert not rows.exists() and (tmp_path / "a" / "report.md").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+
+
+# --- failures
+
+WHY = {
+    "kernel": ("failed", REFUSED),
+    "memory": ("OOM", "CUDA out of memory. Tried to allocate 2 GiB"),
+    "policy": ("not supported", "--policy fp16: not on this device; use bf16"),
+    "wheel": ("failed", "ModuleNotFoundError: No module named 'no_such_wheel'"),
+    "kill": ("failed", "killed by signal 9 (Killed), as Linux does where no memory is left"),
+    "crash": ("failed", "killed by signal 11 (Segmentation fault)"),
+    "silence": ("failed", "exit status 0; silent"),
+    "disk": ("failed", "cannot be written (No space left on device); make room there"),
+    "none": ("ok", ""),
+}
+
+
+@tier("rest", guard="each fault, by itself")
+def test_each_fault_is_a_row_and_the_rest_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert FAULTS.keys() == WHY.keys()
+    begun = str(tmp_path / "pid")
+    every = [
+        Job(name="hang", work=f"{FAULTY}:sleep", given={"file": begun}, limit=1.0),
+        Job(name="command", words=("no_such_module",)), *map(faulty, WHY),
+    ]  # fmt: skip
+    out = tmp_path / "rows.jsonl"
+    assert run.run(every, out) == 1
+    rows = results.read(out)
+    for fault, (status, why) in WHY.items():
+        assert rows[fault]["status"] == status and why in rows[fault].get("why", ""), fault
+        assert rows[fault]["fault"] == fault
+    assert rows["hang"]["why"] == "not ended after 1 s, and killed"
+    assert "No module named no_such_module" in rows["command"]["why"]
+    assert "cudnnFinalize" in rows["kernel"]["printed"].splitlines()[-1]
+    assert "\n8 failed, 1 OOM, 1 not supported, 1 ok\n" in capsys.readouterr().out
+    assert f"| kernel | failed | RuntimeError: {REFUSED} |" in report.describe(rows)
+    # What failed is not run again unless asked; then only that.
+    assert run.run(every, out) == 1
+    assert "11 jobs, 11 done" in capsys.readouterr().out
+    run.run(
+        [faulty(name) for name in ("none", "policy", "memory", "kernel")], out, again=run.FAILURES
+    )
+    said = capsys.readouterr().out
+    assert "[1/2] memory" in said and "[2/2] kernel" in said
+
+
+def test_without_a_failure_the_status_is_0(tmp_path: Path) -> None:
+    well = [faulty(name) for name in ("none", "memory", "policy")]
+    assert run.run(well, tmp_path / "a.jsonl") == 0
+
+
+def test_what_runs_past_its_limit_ends_with_all_that_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Impatient(jobs.subprocess.Popen):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            while not (file := tmp_path / "pid").exists() or not file.read_text().endswith("\n"):
+                assert self.poll() is None
+            raise jobs.subprocess.TimeoutExpired("", timeout)
+
+    monkeypatch.setattr(jobs.subprocess, "Popen", Impatient)
+    end = jobs.run_apart(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path / 'pid'}; wait"])
+    assert end.code is None
+    child = int((tmp_path / "pid").read_text())
+    while _lives(child):  # it was killed, and dies when it is next to run
+        time.sleep(0.01)
+
+
+def _lives(child: int) -> bool:
+    """Its new parent may not have waited for it yet."""
+    try:
+        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_full_disk_ends_no_suite(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def write(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "replace", write)
+    out = tmp_path / "rows.jsonl"
+    assert run.run([faulty("kill"), faulty("none")], out) == 1
+    why = f"{out}: cannot be written (No space left on device); make room there"
+    assert f'not written, {why}: {{"name": "kill"' in capsys.readouterr().out
+    assert list(results.read(out)) == ["none"]
+
+
+def test_what_cannot_be_started_is_a_row() -> None:
+    end = jobs.run_apart([str(Path(sys.executable) / "python")])
+    assert end.failure["why"] == "not started: Not a directory"
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run.machine, "nvidia", lambda: ("", (), ""))
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("it began"))
+    with pytest.raises(UserError, match="^gpu: no CUDA GPU here .no NVIDIA driver answers"):
+        run.main(["gpu", "--out", str(tmp_path / "a.jsonl")])
+
+
+# --- the ladder
+
+
+class Broken:
+    """A side whose process has died."""
+
+    forgotten = closed = False
+
+    def forget(self) -> None:
+        self.forgotten = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def broken_rung() -> Rung:
+    def climb(case: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
+        yield
+
+    return Rung(number=3, name="gradients", climb=climb, proves="")
+
+
+def test_a_rung_that_fails_is_an_outcome_and_its_processes_end() -> None:
+    found: list[tuple[str, str]] = []
+    sides: Any = (Broken(), Broken())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        test_ladder.test_rung(
+            covering()[0], broken_rung(), "cpu", sides, lambda *pair: found.append(pair)
+        )
+    ((name, text),) = found
+    assert name == "outcome" and '"verdict": "failed"' in text
+    assert all(side.forgotten and side.closed for side in sides)
+
+
+def test_a_failed_rung_is_never_called_equal(tmp_path: Path) -> None:
+    """Its row is there as soon as the rung has ended."""
+    file = tmp_path / "rungs.jsonl"
+    options = {"--device": "cuda", "--status": str(file)}
+    config: Any = SimpleNamespace(getoption=options.get, option=SimpleNamespace())
+    outcomes = Outcomes(config)
+    where = '"rung": 3, "policy": "bf16", "row": "a"'
+    worst = '"worst": {"figure": 1.0, "bound": 2.0, "rule": "r"}'
+    texts = ('"verdict": "equal", ' + worst, '"verdict": "failed", "why": "RuntimeError: x"',
+             '"verdict": "different", ' + worst)  # fmt: skip
+    verdicts = []
+    for text in texts:
+        given: Any = SimpleNamespace(
+            user_properties=[("outcome", f"{{{where}, {text}}}")], when="call", duration=1.0
+        )
+        outcomes.pytest_runtest_logreport(given)
+        (row,) = results.read(file).values()
+        verdicts.append(row["verdict"])
+    assert verdicts == ["equal", "failed", "failed"] and row["cases"] == 3
+    assert "failed: a: RuntimeError: x" in ladder.status({"bf16 3": row})
+    alone = {name: value for name, value in row.items() if name != "worst"}
+    assert "| `bf16` | 0 of 1 |  |  |" in ladder.policies({"bf16 3": alone})
+    assert "| bf16 | 3 | failed | 3 | a: RuntimeError: x |" in report.describe({"bf16 3": row})
