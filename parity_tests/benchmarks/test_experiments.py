@@ -105,7 +105,7 @@ def test_long_sums(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_parameter_costs_16_bytes(framework: str) -> None:
     assert optimizer_state.parts(framework, "bf16") == {"weights": 4, "moments": 8, "gradients": 4}
-    narrow = optimizer_state.parts(framework, "bf16 weights")
+    narrow = optimizer_state.parts(framework, optimizer_state.PURE)
     assert narrow == {"weights": 2, "moments": 4, "gradients": 2}
 
 
