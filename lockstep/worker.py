@@ -40,7 +40,7 @@ def silent(line: str) -> None:
     """Drops the line."""
 
 
-def say_on_stderr(line: str) -> None:
+def print_error(line: str) -> None:
     print(line, file=sys.stderr)
 
 
@@ -57,14 +57,14 @@ class Failed(UserError):
         self.text, self.status, self.timed_out = text, status, timed_out
 
 
-class Line(NamedTuple):
+class Channel(NamedTuple):
     """A connection to a worker, and its process where this process has started it."""
 
     connection: socket.socket
     process: subprocess.Popen[bytes] | None = None
 
 
-def start(command: list[str], changes: Mapping[str, str] = NO_CHANGE, **options: Any) -> Line:
+def start(command: list[str], changes: Mapping[str, str] = NO_CHANGE, **options: Any) -> Channel:
     """Starts a process that finds its connection in place of stdin.
 
     Args:
@@ -76,10 +76,10 @@ def start(command: list[str], changes: Mapping[str, str] = NO_CHANGE, **options:
         given: dict[str, Any] = {
             "stdin": theirs, "stdout": 2, "env": environment(changes), "start_new_session": True,
         }  # fmt: skip
-        return Line(ours, subprocess.Popen(command, **given | options))
+        return Channel(ours, subprocess.Popen(command, **given | options))
 
 
-def start_service(service: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any) -> Line:
+def start_service(service: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any) -> Channel:
     return start(module_command("lockstep.worker", "serve", service), changes, **options)
 
 
@@ -88,14 +88,14 @@ class Worker:
 
     names_itself = False  # whether the service's own errors begin with the name
 
-    def __init__(self, name: str, open_line: Callable[[], Line], say: Say = say_on_stderr) -> None:
+    def __init__(self, name: str, connect: Callable[[], Channel], say: Say = print_error) -> None:
         """
         Args:
             name: what errors begin with.
             say: is told the last frames of an error.
         """
-        self.name, self.open_line, self.say = name, open_line, say
-        self.line: Line | None = None
+        self.name, self.connect, self.say = name, connect, say
+        self.channel: Channel | None = None
         self.stream: Any = None
 
     def ask(
@@ -111,15 +111,15 @@ class Worker:
         return self.receive(seconds)
 
     def send(self, header: dict[str, Any], arrays: Arrays) -> None:
-        if self.line is None:
-            self.line = self.open_line()
-            self.stream = self.line.connection.makefile("rwb")
+        if self.channel is None:
+            self.channel = self.connect()
+            self.stream = self.channel.connection.makefile("rwb")
         with suppress(ConnectionError):  # `receive` tells the end
             wire.send(self.stream, header, arrays)
 
     def receive(self, seconds: float | None = None) -> Message:
-        assert self.line
-        self.line.connection.settimeout(seconds)
+        assert self.channel
+        self.channel.connection.settimeout(seconds)
         try:
             answer = wire.receive(self.stream)
         except TimeoutError:
@@ -143,13 +143,13 @@ class Worker:
 
     def close(self, leaving: float = 2 * wire.LEAVING) -> int | None:
         """Ends the process and its group, and returns its status where it is known."""
-        line, self.line = self.line, None
-        if line is None:
+        channel, self.channel = self.channel, None
+        if channel is None:
             return None
         with suppress(ConnectionError):
             self.stream.close()
-        line.connection.close()
-        return end(line.process, leaving) if line.process else None
+        channel.connection.close()
+        return end(channel.process, leaving) if channel.process else None
 
 
 def end(process: subprocess.Popen[bytes], leaving: float = 2 * wire.LEAVING) -> int:
@@ -174,8 +174,8 @@ class ForkServer:
         assert process
         self.process = process
 
-    def fork(self, *words: str, changes: Mapping[str, str] = NO_CHANGE) -> Line:
-        """Returns a line to a new worker.
+    def fork(self, *words: str, changes: Mapping[str, str] = NO_CHANGE) -> Channel:
+        """Returns a channel to a new worker.
 
         Args:
             words: for the service's `start`, after those of the server.
@@ -185,7 +185,7 @@ class ForkServer:
         with theirs, suppress(BrokenPipeError):  # who asks is told that nobody answers
             order = json.dumps([words, dict(changes)])
             socket.send_fds(self.orders, [order.encode()], [theirs.fileno()])
-        return Line(ours)
+        return Channel(ours)
 
     def close(self) -> None:
         self.orders.close()

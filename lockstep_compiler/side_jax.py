@@ -28,7 +28,7 @@ from jax_impl.extra.rules import make_trainer
 from jax_impl.step import State, Trainer
 from lockstep.compile import collectives, hlo, memory, report, traffic, xla
 from lockstep.compile.expected import narrow_units
-from lockstep.compile.program import Parts, Program
+from lockstep.compile.program import Program, StepParts
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config, chunks
 from lockstep.data.batch import Batch, blank_window
@@ -50,7 +50,7 @@ class Built(NamedTuple):
     asked: str  # before XLA's optimizations
     ptx: str  # of the kernels that XLA wrote for CUDA
     peak: int
-    live: Callable[[hlo.Module, Parts], dict[str, int]]  # by part
+    live: Callable[[hlo.Module, StepParts], dict[str, int]]  # by part
 
 
 def program(config: Config, target: Target, hlo_file: str = "") -> Program:
@@ -74,7 +74,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
     shapes = [x.shape for x in trainer.model.shapes.values()]
     shapes += [x.sharding.shard_shape(x.shape) for x in given[0].params.values()]
     rows = config.optim.batch_size * config.model.context
-    parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
+    parts = StepParts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
     tf32 = config.precision.roles.tf32
 
     def timed(run: hlo.Instruction) -> float:
@@ -117,7 +117,7 @@ def build(lowered: Any, folder: str) -> Built:
     peak = compiled.memory_analysis().peak_memory_in_bytes
     placed, lives = dumped["buffer-assignment.txt"], dumped["live-range.txt"]
 
-    def live(module: hlo.Module, parts: Parts) -> dict[str, int]:
+    def live(module: hlo.Module, parts: StepParts) -> dict[str, int]:
         return memory.live_parts(placed, lives, xla.state(module), parts, peak)
 
     return Built(compiled.as_text(), dumped["before_optimizations.txt"], dumped["ptx"], peak, live)
@@ -141,7 +141,7 @@ def build_for_tpu(lowered: Any) -> Built:
     beside = sizes.output_size_in_bytes - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes
     peak = sizes.argument_size_in_bytes + beside
 
-    def live(module: hlo.Module, parts: Parts) -> dict[str, int]:
+    def live(module: hlo.Module, parts: StepParts) -> dict[str, int]:
         return memory.state_parts(xla.state(module), peak)
 
     asked = lowered.compiler_ir("hlo").get_hlo_module().to_string()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lockstep.compile.program import Buffer, Parts, Program
+from lockstep.compile.program import Buffer, Program, StepParts
 from lockstep.compile.targets import Gpu, Target
 from lockstep.config import Config, chunks
 from lockstep.data.batch import Batch
@@ -43,7 +43,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         shapes = [tuple(p.shape) for p in trainer.model.parameters()]
         shapes += [tuple(local(p).shape) for p in trainer.model.parameters()]
         rows = optim.batch_size * context
-        parts = Parts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
+        parts = StepParts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
         shape = (optim.accum, optim.batch_size, context)
         window = Batch(*(torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2)))
         counts = make_moments(trainer)

@@ -15,12 +15,12 @@ from lockstep.compile.program import (
     BACKWARD,
     FORWARD,
     RECOMPUTED,
-    Attention,
+    AttentionCall,
     Collective,
     Kernel,
     Matmul,
     Operation,
-    Parts,
+    StepParts,
     attention_flops,
     gather_matmuls,
     matmul_size,
@@ -65,13 +65,13 @@ class Storage(NamedTuple):
 class OperationTrace(TorchDispatchMode):
     """Records while it is the current mode."""
 
-    def __init__(self, target: Target, parts: Parts) -> None:
+    def __init__(self, target: Target, parts: StepParts) -> None:
         super().__init__()
         self.target, self.parts = target, parts
         self.marks: dict[int, str] = {}  # parts that are known by name, by the storage's birth
         self.counts: set[int] = set()
         self.matmuls: list[Matmul] = []
-        self.attention: list[Attention] = []
+        self.attention: list[AttentionCall] = []
         self.operations: Counter[tuple[str, str]] = Counter()
         self.atomics: Counter[str] = Counter()
         self.kernels: list[Kernel] = []
@@ -142,7 +142,7 @@ class OperationTrace(TorchDispatchMode):
                 "attention",
                 str(q.dtype)[6:],
             )
-            self.attention.append(Attention(kernel, units, when, 1, flops))
+            self.attention.append(AttentionCall(kernel, units, when, 1, flops))
         elif (precise := PRECISE.get(name)) and outs[0].is_floating_point():
             self.operations[precise, dtype] += 1
         if kind := SENT.get(name):

@@ -11,7 +11,7 @@ from .. import model
 from ..functional import layer_norm_backward, moments
 
 
-class LayerNorm(model.LayerNorm):
+class FusedLayerNorm(model.LayerNorm):
     """A `model.LayerNorm` whose rows are read once.
 
     Args:

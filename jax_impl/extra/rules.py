@@ -83,7 +83,7 @@ class Rules(Parts):
     def norm(self, d: int) -> Any:
         if self.config.norm == "layernorm" and self.device.platform != "cpu":
             how: dict[str, Any] = {"bias": self.config.bias, "one_kernel": self.fused_norms}
-            return gpu.LayerNorm(d, self.config.norm_eps, **how)
+            return gpu.FusedLayerNorm(d, self.config.norm_eps, **how)
         return super().norm(d)
 
     def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
-from lockstep.compile.hlo import NAMES, Instruction, Module, Shape
+from lockstep.compile.hlo import NAMES, HloShape, Instruction, Module
 from lockstep.compile.program import BACKWARD, COLLECTIVES, FORWARD, Collective
 from lockstep.compile.xla import phase_of_kernel
 
@@ -42,7 +42,7 @@ def collectives(module: Module, seconds: Callable[[Instruction], float]) -> Iter
             )  # fmt: skip
 
 
-def _bytes(shapes: list[Shape]) -> int:
+def _bytes(shapes: list[HloShape]) -> int:
     return sum(shape.bytes for shape in shapes)
 
 

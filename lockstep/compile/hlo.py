@@ -26,7 +26,7 @@ BRANCHES = re.compile(
 
 
 @dataclass(frozen=True)
-class Shape:
+class HloShape:
     dtype: str  # XLA's name
     dims: tuple[int, ...]
     on_chip: bool = False  # in a TPU's vector memory, not in the device's
@@ -44,7 +44,7 @@ class Shape:
 @dataclass
 class Instruction:
     name: str
-    shapes: tuple[Shape, ...]  # of its results: several for a tuple
+    shapes: tuple[HloShape, ...]  # of its results: several for a tuple
     opcode: str
     operands: tuple[str, ...]
     rest: str  # the attributes, as text
@@ -180,9 +180,9 @@ def _instruction(line: str, computation: str) -> Instruction:
     return Instruction(name, shapes, opcode[1], operands, right[close:], computation, root)
 
 
-def _shape(dtype: str, dims: str, layout: str) -> Shape:
+def _shape(dtype: str, dims: str, layout: str) -> HloShape:
     """`layout`: has S(1) of what is in a TPU's vector memory."""
-    return Shape(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
+    return HloShape(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
 
 
 def _closing(text: str, start: int) -> int:

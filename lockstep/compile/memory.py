@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lockstep.compile.hlo import SHAPE
-from lockstep.compile.program import PARTS, Buffer, Parts
+from lockstep.compile.program import PARTS, Buffer, StepParts
 
 ALLOCATION = re.compile(r"^allocation (\d+): size (\d+)(?:, parameter (\d+))?")
 VALUE = re.compile(r"^ value: <\d+ (\S+?)(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
@@ -31,7 +31,7 @@ class Value(NamedTuple):
 
 
 def live_parts(
-    assignment: str, live_range: str, state: Mapping[int, Buffer], parts: Parts, peak: int
+    assignment: str, live_range: str, state: Mapping[int, Buffer], parts: StepParts, peak: int
 ) -> dict[str, int]:
     """Bytes by part at the peak; `state` by the number of its parameter."""
     return state_parts(state, peak, _at_peak(_temporaries(assignment, live_range, parts)))
@@ -51,7 +51,7 @@ def state_parts(
     return found
 
 
-def _temporaries(assignment: str, live_range: str, parts: Parts) -> list[Value]:
+def _temporaries(assignment: str, live_range: str, parts: StepParts) -> list[Value]:
     lives = {_name(name): (int(a), int(b)) for name, a, b in RANGE.findall(live_range)}
     found, base, of_state = [], 0, False
     for line in assignment.splitlines():
@@ -97,7 +97,7 @@ def _name(value: str) -> str:
     return value.removesuffix("{}")
 
 
-def _shape_part(text: str, parts: Parts) -> str:
+def _shape_part(text: str, parts: StepParts) -> str:
     if text.startswith("("):  # a table of addresses
         return "workspace"
     found = SHAPE.search(text)

@@ -34,7 +34,7 @@ class Matmul:
 
 
 @dataclass(frozen=True, order=True)
-class Attention:
+class AttentionCall:
     """A fused kernel."""
 
     kernel: str
@@ -106,7 +106,7 @@ class Program:
     attention_asked: str  # what the twin decided before it ran
     seconds: float
     matmuls: list[Matmul] = field(default_factory=list)
-    attention: list[Attention] = field(default_factory=list)
+    attention: list[AttentionCall] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     state: list[Buffer] = field(default_factory=list)
     atomics: dict[str, int] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Program:
     def from_json(cls, given: dict[str, Any]) -> "Program":
         """The inverse of `to_json`, of what a process of ours wrote."""
         kinds: dict[str, Any] = {
-            "matmuls": Matmul, "attention": Attention, "operations": Operation, "state": Buffer,
+            "matmuls": Matmul, "attention": AttentionCall, "operations": Operation, "state": Buffer,
             "kernels": Kernel, "collectives": Collective,
         }  # fmt: skip
         assert given.keys() == {f.name for f in fields(cls)}
@@ -187,7 +187,7 @@ def attention_flops(
     return matmuls * batch * heads * queries * keys * d_head
 
 
-class Parts:
+class StepParts:
     """Which part of the memory a temporary belongs to, by its shape."""
 
     def __init__(self, rows: int, vocab: int, weights: Iterable[tuple[int, ...]],

@@ -12,7 +12,7 @@ from lockstep.compile.program import (
     BACKWARD,
     FORWARD,
     RECOMPUTED,
-    Attention,
+    AttentionCall,
     Buffer,
     Matmul,
     Operation,
@@ -120,7 +120,7 @@ def allows_tf32(dot: Instruction) -> bool:
     return "high" not in dot.attribute("operand_precision").lower()
 
 
-def attention(module: Module, target: Target, tf32: bool) -> Iterator[Attention]:
+def attention(module: Module, target: Target, tf32: bool) -> Iterator[AttentionCall]:
     """Fused kernels."""
     for kernel, times in module.kernels():
         if name := fused_attention(kernel):
@@ -129,7 +129,7 @@ def attention(module: Module, target: Target, tf32: bool) -> Iterator[Attention]
             flops = attention_flops(b, h, t, t, d, when) * times
             dtype = kernel.shapes[0].dtype
             dtype = NAMES.get(dtype, dtype)
-            yield Attention(name, dtype, when, times, flops, target.units(dtype, tf32))
+            yield AttentionCall(name, dtype, when, times, flops, target.units(dtype, tf32))
 
 
 def fused_attention(kernel: Instruction) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from lockstep import twin
-from lockstep.doctor.facts import Device, Framework
+from lockstep.doctor.facts import DeviceReport, Framework
 from lockstep.process import ONE_THREAD, last_line
 from lockstep.worker import Failed, Worker, silent, start_service
 
@@ -53,9 +53,9 @@ def probe(name: str) -> str:
     return twin.MODULES[name].partition(".")[0] + ".inspect.probe"
 
 
-def _device(found: dict[str, Any]) -> Device:
+def _device(found: dict[str, Any]) -> DeviceReport:
     capability = found.pop("capability")
-    return Device(capability=tuple(capability) if capability else None, **found)
+    return DeviceReport(capability=tuple(capability) if capability else None, **found)
 
 
 def _printable(line: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceReport:
     """One device as a framework, or the NVIDIA driver, sees it."""
 
     name: str
@@ -23,7 +23,7 @@ class Framework:
     fault: str = ""  # a key of rules.REMEDIES; empty if it starts
     error: str = ""  # one line: what happened
     versions: dict[str, str] = field(default_factory=dict)
-    devices: tuple[Device, ...] = ()  # the first is the one that --device auto takes
+    devices: tuple[DeviceReport, ...] = ()  # the first is the one that --device auto takes
     cuda: dict[str, Any] = field(default_factory=dict)  # empty in a build without CUDA
     float32: dict[str, str] = field(default_factory=dict)  # TF32: the switches as they stand
     matmul_seconds: dict[str, float] = field(default_factory=dict)  # by dtype, on a CPU alone
@@ -32,7 +32,7 @@ class Framework:
     stderr: str = ""  # its last line
 
     @property
-    def device(self) -> Device | None:
+    def device(self) -> DeviceReport | None:
         return self.devices[0] if self.devices else None
 
     def on(self, platform: str) -> bool:
@@ -51,7 +51,7 @@ class Machine:
     environment: dict[str, str]  # those of VARIABLES that are set
     driver: str = ""  # version of NVIDIA's driver; empty if there is none
     driver_error: str = ""  # nvidia-smi's error
-    gpus: tuple[Device, ...] = ()  # as the driver sees them
+    gpus: tuple[DeviceReport, ...] = ()  # as the driver sees them
     network: str = ""  # why processes of this machine cannot meet; empty if they can
 
 

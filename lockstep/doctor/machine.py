@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from lockstep.doctor.facts import Device, Machine
+from lockstep.doctor.facts import DeviceReport, Machine
 
 PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
 # What tells a process how many there are, and what it needs besides: JAX's and torchrun's.
@@ -86,7 +86,7 @@ def _name(distribution: Distribution) -> str:
     return distribution.metadata["Name"] if has_name else ""
 
 
-def nvidia() -> tuple[str, tuple[Device, ...], str]:
+def nvidia() -> tuple[str, tuple[DeviceReport, ...], str]:
     """The driver's version, its GPUs, and its error; empty where there is none."""
     about = DRIVER.read_text(encoding="utf-8") if DRIVER.exists() else ""
     loaded = re.search(r"  (\d+\.[\d.]+)  ", about)
@@ -103,7 +103,7 @@ def nvidia() -> tuple[str, tuple[Device, ...], str]:
     cells = ([cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines())
     rows = [row for row in cells if len(row) == len(QUERY.split(","))]
     gpus = tuple(
-        Device(name=name, platform="cuda", capability=capability(cap), total=_mib(total),
+        DeviceReport(name=name, platform="cuda", capability=capability(cap), total=_mib(total),
                free=_mib(free))
         for _, name, cap, total, free in rows
     )  # fmt: skip

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.config.kinds import PROOF
-from lockstep.doctor.facts import Device, Facts, Framework, Machine
+from lockstep.doctor.facts import DeviceReport, Facts, Framework, Machine
 from lockstep.doctor.policies import Ability, tensor_cores, version_text
-from lockstep.doctor.rules import ERROR, WARNING, Finding
+from lockstep.doctor.rules import ERROR, WARNING, Problem
 
 WIDTH = 80
 Table = dict[str, dict[str, Ability]]
 
 
-def as_json(facts: Facts, table: Table, findings: list[Finding]) -> dict[str, Any]:
+def as_json(facts: Facts, table: Table, findings: list[Problem]) -> dict[str, Any]:
     policies = {p: {f: a._asdict() for f, a in row.items()} for p, row in table.items()}
     return dataclasses.asdict(facts) | {
         "kinds": PROOF,
@@ -23,7 +23,7 @@ def as_json(facts: Facts, table: Table, findings: list[Finding]) -> dict[str, An
     }
 
 
-def as_text(facts: Facts, table: Table, findings: list[Finding]) -> str:
+def as_text(facts: Facts, table: Table, findings: list[Problem]) -> str:
     lines = list(_machine(facts.machine))
     for framework in facts.frameworks.values():
         lines += ["", *_framework(framework)]
@@ -60,7 +60,7 @@ def _through(names: list[str]) -> str:
     return f"talk through {', '.join(names)}" if names else ""
 
 
-def _device(d: Device) -> str:
+def _device(d: DeviceReport) -> str:
     parts = [d.name if d.name == d.platform else f"{d.platform}: {d.name}"]
     if d.capability:
         cores = tensor_cores(d.capability)
@@ -92,7 +92,7 @@ def _kinds(names: list[str]) -> Iterator[str]:
         yield "  ".join([kind.ljust(8), *(row[name].ljust(wide) for name in names)]).rstrip()
 
 
-def _findings(findings: list[Finding]) -> Iterator[str]:
+def _findings(findings: list[Problem]) -> Iterator[str]:
     if not findings:
         yield "no problems found"
     for severity in (ERROR, WARNING):

@@ -30,7 +30,7 @@ REMEDIES = {
 SLOW = 3  # times float32's: what is merely emulated takes 1.2
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """error: this cannot work; warning: it works, but not as expected."""
 
     severity: str
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     remedy: str
 
 
-def findings(facts: Facts) -> list[Finding]:
+def findings(facts: Facts) -> list[Problem]:
     """Those of every rule."""
     found = [finding for rule in OF_MACHINE for finding in rule(facts)]
     for framework in facts.frameworks.values():
@@ -46,21 +46,21 @@ def findings(facts: Facts) -> list[Finding]:
     return found
 
 
-def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Finding]:
+def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Problem]:
     """Why a policy is not native in each framework."""
     for name, (state, why) in abilities.items():
         if state != NATIVE:
             severity = ERROR if state == UNSUPPORTED else WARNING
             remedy = "take a policy that is native in the table above"
-            yield Finding(severity, f"--policy {policy} is {state} in {name}: {why}", remedy)
+            yield Problem(severity, f"--policy {policy} is {state} in {name}: {why}", remedy)
 
 
-def versions(facts: Facts) -> Iterator[Finding]:
+def versions(facts: Facts) -> Iterator[Problem]:
     packages = facts.machine.packages
     for name, (least, below) in SUPPORTED.items():
         if name in packages and not least <= _numbers(packages[name]) < below:
             what = f"{name} {packages[name]} is not a version that Lockstep supports"
-            yield Finding(
+            yield Problem(
                 WARNING,
                 what,
                 f"pip install '{name}>={version_text(least)},<{version_text(below)}'",
@@ -72,16 +72,16 @@ def versions(facts: Facts) -> Iterator[Finding]:
         apart = _numbers(packages[name])[:figures] != _numbers(jaxlib)[:figures]
         if (plugin or name == "jax") and jaxlib and apart:
             what = f"{name} {packages[name]} does not match jaxlib {jaxlib}"
-            yield Finding(WARNING, what, f"pip install {name}=={jaxlib}")
+            yield Problem(WARNING, what, f"pip install {name}=={jaxlib}")
 
 
-def stacks(facts: Facts) -> Iterator[Finding]:
+def stacks(facts: Facts) -> Iterator[Problem]:
     """CUDA's libraries should be there for one major version, once."""
     jax, torch = (facts.machine.cuda_majors.get(name, ()) for name in ("jax", "torch"))
     if len(jax) > 1:
-        yield Finding(WARNING, f"JAX has plugins for CUDA {_and(jax)}, and uses one of them", ANEW)
+        yield Problem(WARNING, f"JAX has plugins for CUDA {_and(jax)}, and uses one of them", ANEW)
     elif jax and torch and jax != torch:
-        yield Finding(WARNING, f"jax is for CUDA {_and(jax)}, torch for CUDA {_and(torch)}", ANEW)
+        yield Problem(WARNING, f"jax is for CUDA {_and(jax)}, torch for CUDA {_and(torch)}", ANEW)
     majors: dict[str, list[str]] = {}
     for name in facts.machine.packages:
         if wheel := re.fullmatch(r"(nvidia-.+)-cu(\d+)", name):
@@ -91,53 +91,53 @@ def stacks(facts: Facts) -> Iterator[Finding]:
             what = (
                 f"{name} for CUDA {_and(several)} unpack into one folder, the later over the other"
             )
-            yield Finding(WARNING, what, ANEW)
+            yield Problem(WARNING, what, ANEW)
 
 
-def driver(facts: Facts) -> Iterator[Finding]:
+def driver(facts: Facts) -> Iterator[Problem]:
     machine = facts.machine
     if machine.driver_error:
         remedy = "reboot after an update of the driver; start a container with --gpus all"
-        yield Finding(WARNING, f"nvidia-smi fails: {machine.driver_error}", remedy)
+        yield Problem(WARNING, f"nvidia-smi fails: {machine.driver_error}", remedy)
     for name, majors in machine.cuda_majors.items():
         least = max((DRIVERS.get(major, 0) for major in majors), default=0)
         if machine.driver and _numbers(machine.driver) < (least,):
             what = f"driver {machine.driver} is too old for {name}'s CUDA {_and(majors)}"
             remedy = f"update it to {least} or later, or install the extra for an older CUDA"
-            yield Finding(WARNING, what, remedy)
+            yield Problem(WARNING, what, remedy)
 
 
-def environment(facts: Facts) -> Iterator[Finding]:
+def environment(facts: Facts) -> Iterator[Problem]:
     """Variables under which a policy computes something else."""
     given, jax = facts.machine.environment, facts.frameworks.get("jax")
     if "NVIDIA_TF32_OVERRIDE" in given and _has_gpu(facts):
         what = f"NVIDIA_TF32_OVERRIDE={given['NVIDIA_TF32_OVERRIDE']} overrides the trainers' "
         what += "switches: with 0 policy tf32 computes in float32, with 1 policy fp32 may in TF32"
-        yield Finding(WARNING, what, "unset NVIDIA_TF32_OVERRIDE")
+        yield Problem(WARNING, what, "unset NVIDIA_TF32_OVERRIDE")
     if jax and jax.on("cpu") and "onednn" in given.get("XLA_FLAGS", ""):
         what = "with the oneDNN flags in XLA_FLAGS, jax 0.11 and 0.12 compute wrong gradients"
-        yield Finding(WARNING, what, "unset XLA_FLAGS")
+        yield Problem(WARNING, what, "unset XLA_FLAGS")
 
 
-def starts(f: Framework, facts: Facts) -> Iterator[Finding]:
+def starts(f: Framework, facts: Facts) -> Iterator[Problem]:
     if f.fault:
         remedy = REMEDIES[f.fault].format(name=f.name)
-        yield Finding(
+        yield Problem(
             ERROR, f"{f.name} does not start: {f.error}", f"{remedy}; {_probe_command(f)}"
         )
 
 
-def reports_facts(f: Framework, facts: Facts) -> Iterator[Finding]:
+def reports_facts(f: Framework, facts: Facts) -> Iterator[Problem]:
     if "devices" in f.unread:  # and then the others for the same reason
         hidden = f.name == "jax" and "JAX_PLATFORMS" in facts.machine.environment
         remedy = "unset JAX_PLATFORMS" if hidden else REMEDIES["import"].format(name=f.name)
-        yield Finding(ERROR, f"{f.name} finds no device: {f.unread['devices']}", remedy)
+        yield Problem(ERROR, f"{f.name} finds no device: {f.unread['devices']}", remedy)
     else:
         for fact, why in f.unread.items():
-            yield Finding(WARNING, f"{f.name} does not report its {fact}: {why}", _probe_command(f))
+            yield Problem(WARNING, f"{f.name} does not report its {fact}: {why}", _probe_command(f))
 
 
-def sees_gpu(f: Framework, facts: Facts) -> Iterator[Finding]:
+def sees_gpu(f: Framework, facts: Facts) -> Iterator[Problem]:
     """One that the driver or the other framework sees."""
     if not _has_gpu(facts) or not f.on("cpu"):
         return
@@ -150,41 +150,41 @@ def sees_gpu(f: Framework, facts: Facts) -> Iterator[Finding]:
         why, remedy = f"JAX_PLATFORMS={platforms} hides it", "unset JAX_PLATFORMS"
     elif not facts.machine.cuda_majors.get(f.name):
         why, remedy = "it is installed without CUDA", ANEW
-    yield Finding(WARNING, f"{f.name} runs on the CPU beside an NVIDIA GPU: {why}", remedy)
+    yield Problem(WARNING, f"{f.name} runs on the CPU beside an NVIDIA GPU: {why}", remedy)
 
 
-def has_kernels(f: Framework, facts: Facts) -> Iterator[Finding]:
+def has_kernels(f: Framework, facts: Facts) -> Iterator[Problem]:
     if lacks_kernels(f):
         what = f"{f.name} is compiled for {', '.join(f.cuda['kernels'])} and not for its GPU"
         remedy = "install the extra for another CUDA; 13 leaves out what is below 7.5"
-        yield Finding(ERROR, what, remedy)
+        yield Problem(ERROR, what, remedy)
 
 
-def bfloat16(f: Framework, facts: Facts) -> Iterator[Finding]:
+def bfloat16(f: Framework, facts: Facts) -> Iterator[Problem]:
     capability = f.device.capability if f.device else None
     if capability is None or "bfloat16" in Capabilities.of_cuda(capability).half:
         return
     if f.cuda.get("claims_bfloat16"):
         what = f"{f.name} claims bfloat16, but capability {version_text(capability)} emulates it"
-        yield Finding(WARNING, what, "use --policy fp16")
+        yield Problem(WARNING, what, "use --policy fp16")
 
 
-def matmuls(f: Framework, facts: Facts) -> Iterator[Finding]:
+def matmuls(f: Framework, facts: Facts) -> Iterator[Problem]:
     for dtype, seconds in f.matmul_seconds.items():
         times = seconds / f.matmul_seconds["float32"]
         if times > SLOW:
             what = f"{f.name} multiplies {dtype} {times:.0f} times slower than float32"
-            yield Finding(WARNING, what, "use another policy on this CPU")
+            yield Problem(WARNING, what, "use another policy on this CPU")
 
 
-def network(facts: Facts) -> Iterator[Finding]:
+def network(facts: Facts) -> Iterator[Problem]:
     if facts.machine.network:
         remedy = "allow connections on 127.0.0.1, add the name to /etc/hosts, or for PyTorch set "
         what = f"several processes cannot meet: {facts.machine.network}"
-        yield Finding(WARNING, what, f"{remedy}GLOO_SOCKET_IFNAME=lo")
+        yield Problem(WARNING, what, f"{remedy}GLOO_SOCKET_IFNAME=lo")
 
 
-def ranks(facts: Facts) -> Iterator[Finding]:
+def ranks(facts: Facts) -> Iterator[Problem]:
     """A part of what a launcher sets, left over in the environment."""
     found = facts.machine.environment
     for count, others in RANKS.items():
@@ -192,15 +192,15 @@ def ranks(facts: Facts) -> Iterator[Finding]:
         several = found.get(count, "1") != "1"
         if several and missing:
             what = f"{count}={found[count]} without {', '.join(missing)}: a trainer would wait"
-            yield Finding(WARNING, what, f"unset {count}; torchrun and --coordinator set it")
+            yield Problem(WARNING, what, f"unset {count}; torchrun and --coordinator set it")
 
 
-def talks(f: Framework, facts: Facts) -> Iterator[Finding]:
+def talks(f: Framework, facts: Facts) -> Iterator[Problem]:
     wanted = ["gloo", *(["nccl"] if f.on("cuda") else [])]
     for name in wanted if f.collectives is not None else ():
         if name not in (f.collectives or ()):
             what = f"{f.name} has no {name}, which its processes talk through"
-            yield Finding(WARNING, what, f"pip install --force-reinstall {f.name}, or one device")
+            yield Problem(WARNING, what, f"pip install --force-reinstall {f.name}, or one device")
 
 
 OF_MACHINE = (versions, stacks, driver, environment, network, ranks)

@@ -28,7 +28,7 @@ HEADER_LIMIT = 6_000_000
 MOST_AXES = 8
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
@@ -92,13 +92,13 @@ def read_all(path: Path) -> dict[str, np.ndarray]:
         return {name: file.read_slice(name, ()) for name in file.entries}
 
 
-def _entry(name: str, tensor: Any) -> Entry:
+def _entry(name: str, tensor: Any) -> TensorEntry:
     code, shape = tensor.get_dtype(), tuple(tensor.get_shape())
     if code not in DTYPES:
         raise Refused(f"{name} is of dtype {code}; only {', '.join(DTYPES)} are read")
     if len(shape) > MOST_AXES:
         raise Refused(f"{name} has {len(shape)} axes; at most {MOST_AXES} are read")
-    return Entry(DTYPES[code], shape)
+    return TensorEntry(DTYPES[code], shape)
 
 
 def read_into(stream: BufferedReader, start: int, out: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
 from lockstep.process import NO_CHANGE, ONE_THREAD
-from lockstep.worker import Line, Worker, fork_server
+from lockstep.worker import Channel, Worker, fork_server
 from lockstep_recorder.wire import Message, group
 
 SERVICE = "lockstep.parity.worker"
@@ -178,7 +178,7 @@ class Side:
         self.worker.send(header, arrays)
         return self.worker.receive()
 
-    def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> Line:
+    def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> Channel:
         server = fork_server(SERVICE, self.module, self.environment, self.python)
         return server.fork(self.variant, changes=changes)
 

@@ -23,7 +23,7 @@ CONSTANTS = Path(__file__).parent / "constants.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class MemoryParts:
     """Bytes."""
 
     parameters: float
@@ -63,14 +63,14 @@ def moments(shape: Shape, s: Setting) -> Moments:
     return framework.moments(shape, s, find_constants(shape, s, "memory"))
 
 
-def parts(shape: Shape, s: Setting) -> Parts:
+def parts(shape: Shape, s: Setting) -> MemoryParts:
     """The parts of the moment at which most is needed."""
     found: Counter[str] = Counter()
     for name, size in at_peak(shape, s).items():
         found[TERMS[name].part] += size  # type: ignore[assignment]
     width = BYTES[s.roles.param] * shape.weights
     names = ("gradients", "accumulators", "activations", "logits", "workspace")
-    return Parts(parameters=width, moments=2 * width, **{name: found[name] for name in names})
+    return MemoryParts(parameters=width, moments=2 * width, **{name: found[name] for name in names})
 
 
 @cache

@@ -12,7 +12,7 @@ Moments = dict[str, dict[str, float]]  # moment -> term -> bytes
 
 
 class Term(NamedTuple):
-    part: str  # of `memory.Parts`
+    part: str  # of `memory.MemoryParts`
     divided: bool = False  # among the devices of fsdp
 
 

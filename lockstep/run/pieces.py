@@ -10,26 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.files.stream import Entry, TensorFile
+from lockstep.files.stream import TensorEntry, TensorFile
 from lockstep.files.untrusted import Refused
 
 PIECE = re.compile(r"([^@]*)@([0-9]{1,12}(?:,[0-9]{1,12})*)?")
 
 
-class Piece(NamedTuple):
+class SavedPiece(NamedTuple):
     starts: tuple[int, ...]
     file: TensorFile
     key: str  # its name in the file
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> TensorEntry:
         return self.file.entries[self.key]
 
 
 class Saved:
     """A tensor on the disk; `saved[place]` is that of the array, and reads the pieces there."""
 
-    def __init__(self, name: str, pieces: list[Piece]) -> None:
+    def __init__(self, name: str, pieces: list[SavedPiece]) -> None:
         """Raises Refused where the pieces are not the tensor's parts, each number once."""
         self.pieces = sorted(pieces, key=lambda piece: piece.starts)
         self.axis, self.shape = _join(name, self.pieces)
@@ -58,7 +58,7 @@ class Saved:
         return found[0] if len(found) == 1 else np.concatenate(found, self.axis)
 
 
-def _join(name: str, pieces: list[Piece]) -> tuple[int, tuple[int, ...]]:
+def _join(name: str, pieces: list[SavedPiece]) -> tuple[int, tuple[int, ...]]:
     """Find the axis on which pieces lie side by side, and the shape of the tensor."""
     first, axes = pieces[0].entry, len(pieces[0].entry.shape)
     kinds = {(len(p.starts), len(p.entry.shape), p.entry.dtype) for p in pieces}
@@ -83,13 +83,13 @@ def find(files: Iterable[TensorFile]) -> dict[str, Saved]:
     Raises:
         Refused: the pieces of a tensor are not its parts, each number once.
     """
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[SavedPiece]] = {}
     for file in files:
         for key, entry in file.entries.items():
             match = PIECE.fullmatch(key)
             name, place = (match[1], match[2]) if match else (key, None)
             starts = tuple(map(int, place.split(","))) if place else (0,) * len(entry.shape)
-            found.setdefault(name, []).append(Piece(starts, file, key))
+            found.setdefault(name, []).append(SavedPiece(starts, file, key))
     return {name: Saved(name, pieces) for name, pieces in found.items()}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.compile import hlo, memory, targets, xla
-from lockstep.compile.program import Buffer, Matmul, Parts
+from lockstep.compile.program import Buffer, Matmul, StepParts
 
 # A loop of two turns around a fusion with a matmul, then a cuBLAS call and an update in place.
 TEXT = """\
@@ -130,7 +130,7 @@ HloLiveRange (max 9):
 def test_what_shares_a_place_counts_once() -> None:
     """a and b are one buffer, and the peak is where b, c and d live."""
     state = {0: Buffer("state.params['w']", "weights", "float32", 1024, True)}
-    parts = Parts(rows=32, vocab=16, weights=[(64, 4)])
+    parts = StepParts(rows=32, vocab=16, weights=[(64, 4)])
     live = memory.live_parts(ASSIGNMENT, LIVE, state, parts, peak=5000)
     assert live == {
         "weights": 1024, "moments": 0, "accumulators": 0, "gathered": 0, "gradients": 1024,

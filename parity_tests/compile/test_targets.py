@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.compile import ask, expected, report, rules, targets
-from lockstep.compile.program import Attention, Buffer, Kernel, Matmul, Operation, Program
+from lockstep.compile.program import AttentionCall, Buffer, Kernel, Matmul, Operation, Program
 from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
 from lockstep.model.segments import recomputed
@@ -89,7 +89,7 @@ def test_what_each_remat_runs_again() -> None:
 def right(config: Config, **changes: Any) -> Program:
     """A program by the definition."""
     runs = expected.attention_runs(config, {"bfloat16"})
-    kernels = [Attention("cudnn", *key, n, 10) for key, n in runs.items()]
+    kernels = [AttentionCall("cudnn", *key, n, 10) for key, n in runs.items()]
     facts: dict[str, Any] = {
         "matmuls": expected.matmuls(config, H100, {"bfloat16"}), "attention": kernels,
         "operations": [Operation("exp", "float32", 1)],

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from lockstep.compile import targets
-from lockstep.compile.program import Parts
+from lockstep.compile.program import StepParts
 from lockstep.devices import AMPERE
 from lockstep_compiler import fake_cuda
 
@@ -37,7 +37,7 @@ def peak(batch: int, compute: str) -> int:
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         momenta = [optimizer.state[p]["momentum_buffer"] for p in parameters]
         scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
-        parts = Parts(batch, CLASSES, [tuple(p.shape) for p in parameters])
+        parts = StepParts(batch, CLASSES, [tuple(p.shape) for p in parameters])
         with OperationTrace(targets.find("rtx-3090"), parts) as trace:
             for x in (images, labels, *parameters, *model.buffers(), *momenta):
                 trace.keep(x)

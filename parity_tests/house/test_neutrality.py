@@ -19,6 +19,7 @@ FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "jmp", "torch"}
 TWINS = ("jax_impl", "torch_ref")
 RECORDER = "lockstep_recorder"
 COMPILER = "lockstep_compiler"
+PACKAGES = ("lockstep", RECORDER, COMPILER, *TWINS)
 
 # The core of a twin; the rooms beside it can be ignored, and it imports nothing of them.
 CORE = ("model", "precision", "optim", "remat", "loss", "dropout", "step", "train")
@@ -120,7 +121,7 @@ def test_each_twin_loads_only_its_own_framework() -> None:
     assert loaded_by(["torch_ref.twin"]) == {"torch"}
 
 
-@pytest.mark.parametrize("package", ["lockstep", RECORDER, COMPILER, *TWINS, *ABOVE])
+@pytest.mark.parametrize("package", [*PACKAGES, *ABOVE])
 def test_imports_follow_the_plan(package: str) -> None:
     for file in (ROOT / package).rglob("*.py"):
         assert violations(package, file.stem, file.read_text()) == [], file
@@ -179,6 +180,32 @@ def test_a_cycle_of_rooms_is_seen() -> None:
     }
     with pytest.raises(CycleError):
         TopologicalSorter(rooms(sources)).prepare()
+
+
+def repeated_classes(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Public classes that several files define, by name; a twin's file and its mirror are one."""
+    found: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        package, _, rest = path.partition("/")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(rest if package in TWINS else path)
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    assert repeated_classes(sources) == {}
+
+
+def test_a_second_class_of_a_name_is_seen() -> None:
+    """But for the twins' mirrored files, and what is private."""
+    run = "class Run:\n    pass"
+    alike = {"jax_impl/model.py": run, "torch_ref/model.py": run, "lockstep/a.py": "class _Run: 0"}
+    assert repeated_classes(alike) == {}
+    assert repeated_classes({**alike, "lockstep/b.py": run}).keys() == {"Run"}
+    assert repeated_classes({"jax_impl/a.py": run, "torch_ref/b.py": run}).keys() == {"Run"}
 
 
 def test_the_twins_have_the_same_files() -> None:

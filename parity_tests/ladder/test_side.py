@@ -21,7 +21,7 @@ from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
 from lockstep.parity.side import Side
 from lockstep.parity.world import World
-from lockstep.worker import Line, Worker
+from lockstep.worker import Channel, Worker
 from lockstep_recorder import wire
 from parity_tests.ladder.conv import CONV
 
@@ -98,7 +98,7 @@ def test_a_fork_server_that_cannot_start_is_one_line() -> None:
 def test_a_rank_that_ends_is_named(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processes the second, with its question unread."""
     ends = [socket.socketpair() for _ in range(2)]
-    left = iter(Line(ours) for ours, _ in ends[::-1])  # the first is asked last
+    left = iter(Channel(ours) for ours, _ in ends[::-1])  # the first is asked last
     monkeypatch.setattr(World, "_fork", lambda *given: next(left))
     if when == "before it is asked":
         ends[1][1].close()
@@ -121,12 +121,12 @@ def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
     """It would wait for ever, as one of a world does whose others have ended."""
     with closing(stuck(tmp_path / "process")) as asked:
         asked.send({"ask": "wait"}, {})
-        assert asked.line and asked.line.process
+        assert asked.channel and asked.channel.process
         while not (tmp_path / "process").exists():
-            assert asked.line.process.poll() is None
+            assert asked.channel.process.poll() is None
             time.sleep(0.02)
-        asked.line.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
-        assert asked.line.process.wait(20) == 1
+        asked.channel.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
+        assert asked.channel.process.wait(20) == 1
 
 
 def test_a_worker_that_ends_or_hangs_is_one_line(tmp_path: Path) -> None:

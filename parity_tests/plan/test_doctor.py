@@ -10,7 +10,7 @@ import pytest
 from lockstep.cli import commands
 from lockstep.config.policy import POLICIES, resolve
 from lockstep.doctor import command, machine, policies, rules
-from lockstep.doctor.facts import Device, Facts, Framework, Machine
+from lockstep.doctor.facts import DeviceReport, Facts, Framework, Machine
 from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN, UNSUPPORTED
 from lockstep.formats.table import native_recipes
 from lockstep.process import ROOT
@@ -19,14 +19,14 @@ GIB = 2**30
 SIDES = ("jax", "torch")
 
 
-def gpu(name: str, major: int, minor: int) -> Device:
-    return Device(
+def gpu(name: str, major: int, minor: int) -> DeviceReport:
+    return DeviceReport(
         name=name, platform="cuda", capability=(major, minor), total=40 * GIB, free=39 * GIB
     )
 
 
 A100, T4, V100 = gpu("A100", 8, 0), gpu("T4", 7, 5), gpu("V100", 7, 0)
-CPU = Device(name="cpu")
+CPU = DeviceReport(name="cpu")
 FAST = {"float32": 1.0, "bfloat16": 0.3, "float16": 0.3}
 KERNELS = ["sm_70", "sm_80", "sm_90", "compute_90"]
 
@@ -58,7 +58,7 @@ def with_framework(name: str, facts: Facts = HEALTHY, **changes: Any) -> Facts:
     return dataclasses.replace(facts, frameworks=facts.frameworks | {name: new})
 
 
-def on(device: Device, facts: Facts = HEALTHY) -> Facts:
+def on(device: DeviceReport, facts: Facts = HEALTHY) -> Facts:
     """Both frameworks on another device."""
     seconds = FAST if device.platform == "cpu" else {}
     for name in SIDES:
@@ -165,7 +165,7 @@ def test_cuda_settings_do_not_matter_on_a_cpu() -> None:
     assert rules.findings(with_machine(WITHOUT_GPU, environment=given)) == []
 
 
-def states(device: Device, **more: Any) -> dict[str, str]:
+def states(device: DeviceReport, **more: Any) -> dict[str, str]:
     """What torch can do on a device."""
     framework = Framework(name="torch", devices=(device,), **more)
     return {name: policies.ability(roles, framework).state for name, roles in POLICIES.items()}
@@ -183,7 +183,7 @@ NARROW = [name for name, roles in POLICIES.items() if roles.recipe]
     (gpu("T4 by name, H100 by capability", 9, 0), set()),
     (gpu("B200", 10, 0), set()),
 ])  # fmt: skip
-def test_the_capability_decides(device: Device, emulated: set[str]) -> None:
+def test_the_capability_decides(device: DeviceReport, emulated: set[str]) -> None:
     found = states(device, cuda={"claims_bfloat16": True})
     narrow = {name for name in NARROW if found.pop(name) == NATIVE}  # the others by hand
     assert narrow == native_recipes(device.capability)
@@ -203,17 +203,17 @@ def test_on_a_cpu_the_time_of_a_matmul_decides() -> None:
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    rocm = Device(name="MI300X", platform="rocm")
+    rocm = DeviceReport(name="MI300X", platform="rocm")
     assert set(states(rocm).values()) == {UNKNOWN}
     found = list(rules.of_policy("bf16", policies.table(on(rocm), "bf16")["bf16"]))
     assert {f.severity for f in found} == {"warning"}
 
 
 def test_a_tpu_multiplies_bfloat16() -> None:
-    found = states(Device(name="TPU v5 lite", platform="tpu"))
+    found = states(DeviceReport(name="TPU v5 lite", platform="tpu"))
     assert (found.pop("bf16"), found.pop("fp64")) == (NATIVE, UNSUPPORTED)
     assert set(found.values()) == {EMULATED}
-    assert states(Device(name="mps", platform="mps"))["fp64"] == UNSUPPORTED
+    assert states(DeviceReport(name="mps", platform="mps"))["fp64"] == UNSUPPORTED
 
 
 def test_kernels_for_the_device() -> None:

@@ -239,7 +239,7 @@ def test_a_device_with_a_kernel_of_attention_has_other_parts(framework: str) -> 
     config = toy("gpt2", policy="bf16", numerics="fast")
     changed = {"blocks.*.attend": f"{ATTENTION}.attend_fused"}
     if framework == "jax":
-        changed |= {"*norm": "extra.gpu.LayerNorm", "*norm[12]": "extra.gpu.LayerNorm"}
+        changed |= {"*norm": "extra.gpu.FusedLayerNorm", "*norm[12]": "extra.gpu.FusedLayerNorm"}
     require_change(framework, parts(framework, config, GPU), changed, "gpt2")
 
 

@@ -49,7 +49,7 @@ class DelayedProduct(nnx.Module):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class State(step.State):
+class DelayedState(step.State):
     """The state of a run with delayed scaling."""
 
     amaxes: Named  # histories (3, HISTORY)
@@ -58,7 +58,7 @@ class State(step.State):
 class Delayed(step.Trainer):
     """A trainer that records amaxes, and hands the model the scales that follow from them."""
 
-    state: State
+    state: DelayedState
     known: Named  # the scales of the step that is being traced
     found: Named  # and its amaxes
 
@@ -66,11 +66,11 @@ class Delayed(step.Trainer):
         return super().weights(state, dropout) | self.scales(state)
 
     def scales(self, state: step.State) -> Named:
-        assert isinstance(state, State)
+        assert isinstance(state, DelayedState)
         return make_scales(state.amaxes, self.scale(state).loss_scale)
 
     def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
-        assert isinstance(state, State)
+        assert isinstance(state, DelayedState)
         after, metrics = super().step_function(state, window)
         amaxes = self.update_amaxes(state, self.scale(state), ~metrics.skipped, self.found)
         return replace(after, amaxes=amaxes), metrics  # type: ignore[call-arg]
@@ -91,7 +91,7 @@ class Delayed(step.Trainer):
         return (value, {name: grads.pop(name) for name in self.known}), grads
 
     def update_amaxes(
-        self, state: State, scale: jmp.LossScale, finite: Array, found: Named
+        self, state: DelayedState, scale: jmp.LossScale, finite: Array, found: Named
     ) -> Named:
         """The histories with what this step has seen, unless it was skipped."""
         recorded = record(state.amaxes, found, scale.loss_scale)
