@@ -21,10 +21,9 @@ from lockstep_recorder.jax_floats import (
 )
 from lockstep_recorder.models import Model, model_of
 from lockstep_recorder.recording import narrowest_of
+from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
-
-Arrays = dict[str, np.ndarray]
 
 
 def configure(device: str, own: bool = False) -> None:
@@ -58,14 +57,12 @@ def unwrap(x: Any) -> Any:
     return x.value if isinstance(x, Static) else x
 
 
-class JaxSide:
+class JaxSide(ProgramSide):
     framework = "jax"
 
     def __init__(self, user: User, built: Any, own: bool = False) -> None:
-        self.user, self.own, self.wide = user, own, False
+        super().__init__(user, own)
         self.precision = self.narrowest = "float32" if own else "float64"
-        self.narrow: list[str] = []
-        self.rounded: list[str] = []
         self.model: Model = model_of(user, built)
         self.programs: dict[Any, Any] = {}
         self.transform: Any = None
@@ -73,24 +70,14 @@ class JaxSide:
 
     def facts(self) -> dict[str, Any]:
         versions = {m.__name__: m.__version__ for m in (jax, np)}
-        return {
-            "framework": self.framework, "versions": versions,
-            "device": jax.devices()[0].platform, "precision": self.precision,
-            "narrow": self.narrow, "widened": self.wide, "rounded": self.rounded,
-            "narrowest": self.narrowest,
-            "modules": self.model.modules(),
-            "parameters": list(self.model.flat(self.model.params)), "tied": [],
-        }  # fmt: skip
+        return self.about(
+            versions=versions, device=jax.devices()[0].platform, modules=self.model.modules(),
+            parameters=list(self.model.flat(self.model.params)), tied=[],
+        )  # fmt: skip
 
     def initial(self) -> Arrays:
         found = self.model.flat(self.model.params, self.model.state)
         return {name: tree.to_numpy(x).astype(np.float64) for name, x in found.items()}
-
-    def batch(self, step: int) -> tuple[Any, Arrays]:
-        return tree.take_apart(self.user.call("batch", step))
-
-    def lacks_optimizer(self) -> str:
-        return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """float64 where nothing in the program is narrower; else as it is written."""

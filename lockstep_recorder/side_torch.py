@@ -12,6 +12,7 @@ import torch
 from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
 from lockstep_recorder.recording import narrowest_of
+from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_modes import (
     Formats,
     Narrowing,
@@ -23,18 +24,13 @@ from lockstep_recorder.torch_modes import (
 )
 from lockstep_recorder.user import Mistake, User, mistake
 
-Arrays = dict[str, np.ndarray]
 
-
-class TorchSide:
+class TorchSide(ProgramSide):
     framework = "torch"
 
     def __init__(self, user: User, model: Any, device: str = "cpu", own: bool = False) -> None:
-        self.user, self.device, self.own = user, find_device(device), own
-        self.narrowest = "float32"  # the narrowest format of its values, below float64
-        self.precision, self.wide = "float32", False
-        self.narrow: list[str] = []
-        self.rounded: list[str] = []
+        super().__init__(user, own)
+        self.device = find_device(device)
         self.model = model.to(self.device)
         without_dropout(self.model)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
@@ -46,24 +42,15 @@ class TorchSide:
         aliases: dict[int, list[str]] = {}
         for name, p in self.model.named_parameters(remove_duplicate=False):
             aliases.setdefault(id(p), []).append(name)
-        return {
-            "framework": self.framework,
-            "versions": {"torch": torch.__version__, "numpy": np.__version__},
-            "device": self.device, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
-            "modules": modules, "parameters": [n for n, _ in self.model.named_parameters()],
-            "tied": [each for each in aliases.values() if len(each) > 1],
-        }  # fmt: skip
+        return self.about(
+            versions={"torch": torch.__version__, "numpy": np.__version__}, device=self.device,
+            modules=modules, parameters=[n for n, _ in self.model.named_parameters()],
+            tied=[each for each in aliases.values() if len(each) > 1],
+        )  # fmt: skip
 
     def initial(self) -> Arrays:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         return {n: tree.to_numpy(x) for n, x in named.items() if is_float(x)}
-
-    def batch(self, step: int) -> tuple[Any, Arrays]:
-        return tree.take_apart(self.user.call("batch", step))
-
-    def lacks_optimizer(self) -> str:
-        return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"
 
     def load(self, weights: Arrays) -> None:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -32,7 +32,7 @@ from lockstep.model.state import initial_state
 from lockstep.parity import catalogue, ladder, plot
 from lockstep.parity.operands import Operand, parse, require_comparable
 from lockstep.parity.pair import GPT, Pair, gpt
-from lockstep.parity.side import Side
+from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 from lockstep.parity.trajectories import train_side
 
@@ -113,16 +113,13 @@ def run(
         sick = replace(planted, name=f"{planted.name} with {bug.name}")
         programs["sick"] = CurveProgram(sick, pair, bug_text)
         compared["ab".index("b" if planted is operands[1] else "a")] = "sick"
-    try:
+    with closing_all(program.side for program in programs.values()):
         for program in programs.values():
             device = program.side.place(program.operand.config).run.device
             require_devices([program.side], device)
         result = judge(*(programs[name] for name in compared))
         for program in programs.values():
             program(PLAIN)
-    finally:
-        for program in programs.values():
-            program.side.close()
     print_result(result, programs, compared, bug)
     files = write(result, programs, compared, out)
     print(f"written: {', '.join(map(str, files))}")

@@ -7,6 +7,7 @@ twin, and every rung that can stand in its configuration is climbed against the 
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lockstep.parity.case import Case
 from lockstep.parity.catalogue import Bug
 from lockstep.parity.ladder import RUNGS, Rung, verdict
 from lockstep.parity.pair import GPT, gpt
-from lockstep.parity.side import Side
+from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 
 STEPS = 24  # of a whole run: what a bug does to a curve it does early
@@ -62,11 +63,8 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
 
 def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -> dict[str, str]:
     """What each rung says of one bug."""
-    sick = others[bug.framework].mutant(bug.name)
-    try:
+    with closing(others[bug.framework].mutant(bug.name)) as sick:
         return caught(against(sick, others, bug.flags, device), rungs)
-    finally:
-        sick.close()
 
 
 def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> float | None:
@@ -80,13 +78,10 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
         size = 0.25 / 2**halvings
         given = 1e-5 + size if name == "norm-eps" else size
         variant = f"{name}={given!r}"
-        sick = others[bug.framework].mutant(variant, remember=False)
-        try:
+        with closing(others[bug.framework].mutant(variant, remember=False)) as sick:
             case = against(sick, others, row, device)
             probes = (RUNGS[number - 1] for number in PROBES)
             return any(Verdict.DIFFERENT in caught(case, [rung]).values() for rung in probes)
-        finally:
-            sick.close()
 
     if not seen(0):
         return None
@@ -102,7 +97,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
     chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
     others = healthy()
     complete = True
-    try:
+    with closing_all(others.values()):
         require_devices(others.values(), device)
         say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
         for bug in chosen:
@@ -114,15 +109,13 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
             say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
             _put(out, results.row(bug.name, device, seconds, verdicts=verdicts))
-    finally:
-        _close(others)
     return complete
 
 
 def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
     """Prints how small the graded bugs can be and still be seen."""
     others = healthy()
-    try:
+    with closing_all(others.values()):
         require_devices(others.values(), device)
         for name, unit in GRADES.items():
             # Only float64 has dropout here (see matrix.config).
@@ -133,13 +126,6 @@ def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
                 seconds = time.perf_counter() - began
                 say(f"{name} under {policy}: {f'{size:.1e}' if size else 'not seen at 0.25'}")
                 _put(out, results.row(f"{name} {policy}", device, seconds, **found))
-    finally:
-        _close(others)
-
-
-def _close(sides: dict[str, Side]) -> None:
-    for side in sides.values():
-        side.close()
 
 
 def _put(out: Path | None, row: results.Row) -> None:

@@ -20,7 +20,7 @@ from lockstep.errors import require
 from lockstep.model.params import Arrays
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
-from lockstep.parity.side import Side
+from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 
 DEFAULTS: dict[str, Any] = {"model": "tiny", "batch_size": 8, "loss_scale_init": 2.0**13}
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> None:
     """Prints each framework's ranking and puts its row as soon as it is measured."""
     sides = [Side(framework, GPT.modules[framework], remember=False) for framework in frameworks]
-    try:
+    with closing_all(sides):
         require_devices(sides, config.run.device)
         case = strict_case(sides[0], sides[-1], config)
         for side in sides:
@@ -52,9 +52,6 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
                 row = {"config": own.to_json(), **result}
                 results.put(out, [results.row(side.framework, own.run.device, seconds, **row)])
                 say(f"written: {out}")
-    finally:
-        for side in sides:
-            side.close()
 
 
 def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:

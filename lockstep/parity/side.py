@@ -4,7 +4,8 @@ import hashlib
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -115,12 +116,8 @@ class Side:
         """Adam's, after one step on each of (K, N, B, T) windows alone: K is the last axis."""
         return self.ask("first_moments", config, state, windows)[1]
 
-    def losses(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:
-        """(S,): of optimizer steps on (S, N, B, T) windows, each before its update."""
-        return np.array(self.ask("losses", config, state, windows)[0]["loss"])
-
     def evaluate(self, config: Config, state: TrainState, batches: Batch) -> float:
-        return self.ask("evaluate", config, state, batches)[0]["loss"]
+        return self.ask("evaluate", config, state, batches)[0]["evaluate"]
 
     def logits(self, config: Config, state: TrainState, tokens: np.ndarray) -> np.ndarray:
         return self.ask("logits", config, state, tokens)[1]["logits"]
@@ -133,10 +130,10 @@ class Side:
         return np.array(self.ask("seconds", config, state, windows)[0]["seconds"])
 
     def step_bytes(self, config: Config, state: TrainState, window: Batch) -> int:
-        return self.ask("step_bytes", config, state, window)[0]["bytes"]
+        return self.ask("step_bytes", config, state, window)[0]["step_bytes"]
 
     def step_flops(self, config: Config, state: TrainState, window: Batch) -> int:
-        return self.ask("step_flops", config, state, window)[0]["flops"]
+        return self.ask("step_flops", config, state, window)[0]["step_flops"]
 
     def steps(self, config: Config, state: TrainState, windows: Batch) -> Steps:
         header, arrays = self.ask("steps", config, state, windows)
@@ -186,6 +183,16 @@ class Side:
         """Ends its process; the next question starts another."""
         if self.worker:
             self.worker.close()
+
+
+@contextmanager
+def closing_all(sides: Iterable[Side]) -> Iterator[None]:
+    """Closes the sides at the end."""
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.close()
 
 
 def _size(answer: Message) -> int:

@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
 from lockstep.parity.machines import ANOTHER_JAX, MACHINES, SimulatedMachine, lacking
 from lockstep.parity.pair import GPT, gpt
-from lockstep.parity.side import Side
+from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 
 SEEDED = ("fp64", "fp32", "bf16", "fp16")  # fresh seeds under a policy
@@ -85,7 +86,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
     quiet = True
     for name in filter(lacking, wanted):
         say(f"{name}: not run, this CPU has no {lacking(name)}")
-    try:
+    with closing_all(others.values()):
         require_devices(others.values(), device)
         for name in itertools.filterfalse(lacking, wanted):
             record, began = AlarmRecord(), time.perf_counter()
@@ -99,9 +100,6 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
                 say(f"written: {out}")
             for side in others.values():
                 side.forget()
-    finally:
-        for side in others.values():
-            side.close()
     return quiet
 
 
@@ -163,13 +161,10 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
     """Each under every policy; the families take turns."""
     turns = itertools.cycle(ROWS)
     for framework, name in named_rewrites():
-        sick = others[framework].mutant(name)
-        try:
+        with closing(others[framework].mutant(name)) as sick:
             for policy, row in zip(POLICIES, turns):
                 case = power.against(sick, others, {**row, "policy": policy}, device)
                 yield f"{row['model']}, {framework} with {name}", case, NUMERIC_RUNGS
-        finally:
-            sick.close()
 
 
 def _on_machine(machine: SimulatedMachine, seeds: int, device: str) -> Cases:
@@ -180,12 +175,9 @@ def _on_machine(machine: SimulatedMachine, seeds: int, device: str) -> Cases:
             GPT.modules.items(), (machine.python, sys.executable), strict=True
         )
     )
-    try:
+    with closing_all((a, b)):
         for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
             config = matrix.config({**row, "policy": policy}, device)
             for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
                 case = Case(pair=gpt(row), a=a, b=b, config=config, seed=seed)
                 yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
-    finally:
-        a.close()
-        b.close()

@@ -24,6 +24,7 @@ from lockstep.process import ROOT
 from lockstep.twin import VARIANTS, StepResult, Twin
 from lockstep_recorder.wire import Arrays, Message
 
+PLAIN = ("evaluate", "logits", "step_bytes", "step_flops")  # methods of the twin itself
 KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen configs
 
 
@@ -45,7 +46,11 @@ class Server:
     def answer(self, header: dict[str, Any], arrays: Arrays) -> Message:
         twin = self.twin(Config.from_json(header["config"]))
         twin.load(wire.unpack(header["state"], arrays))
-        return getattr(self, header["ask"])(twin, wire.unpack_input(arrays))
+        question, given = header["ask"], wire.unpack_input(arrays)
+        if question in PLAIN:
+            made = {question: getattr(twin, question)(given)}
+            return ({}, made) if isinstance(made[question], np.ndarray) else (made, {})
+        return getattr(self, question)(twin, given)
 
     def state(self, twin: Twin, given: np.ndarray) -> Message:
         """The state as it comes back."""
@@ -74,21 +79,6 @@ class Server:
             end = twin.state()
             moments.append(end.mu | amaxes_by_role(end.amaxes))
         return {}, stack(moments)
-
-    def losses(self, twin: Twin, given: Batch) -> Message:
-        return {"loss": [twin.step(twin.place(window))().loss for window in given.split()]}, {}
-
-    def evaluate(self, twin: Twin, given: Batch) -> Message:
-        return {"loss": twin.evaluate(given)}, {}
-
-    def logits(self, twin: Twin, given: np.ndarray) -> Message:
-        return {}, {"logits": twin.logits(given)}
-
-    def step_bytes(self, twin: Twin, given: Batch) -> Message:
-        return {"bytes": twin.step_bytes(given)}, {}
-
-    def step_flops(self, twin: Twin, given: Batch) -> Message:
-        return {"flops": twin.step_flops(given)}, {}
 
     def seconds(self, twin: Twin, given: Batch) -> Message:
         """Of one optimizer step on each window but the first, with which it may have to compile."""

@@ -16,6 +16,7 @@ from lockstep.worker import Failed, Worker
 from lockstep_recorder.wire import Message
 
 LOOPBACK = "127.0.0.1"
+NUMBERS = ("loss", "curves", "evaluate")  # of an answer, which all ranks report alike
 XLA_DEVICES = "--xla_force_host_platform_device_count"
 
 
@@ -61,7 +62,7 @@ class World(Side):
             self.close()
             raise
         for rank, (found, _) in enumerate(others, start=1):
-            if any(found.get(name) != answer[0].get(name) for name in ("loss", "curves")):
+            if any(found.get(name) != answer[0].get(name) for name in NUMBERS):
                 self.apart.append(f"rank {rank} from rank 0, asked for {header['ask']}")
         return answer
 

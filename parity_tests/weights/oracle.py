@@ -109,7 +109,7 @@ def ask(side: Side, config: Config, weights: Arrays, state: DebugState) -> Answe
         numbers[f"gradient of {name}"] = whole
     shape = (config.optim.steps, 1, *state.batch.tokens.shape)
     windows = state.batch.map_arrays(lambda x: np.broadcast_to(x, shape))
-    return Answer(numbers, side.losses(config, start, windows))
+    return Answer(numbers, side.steps(config, start, windows).loss)
 
 
 def derive(
