@@ -196,4 +196,4 @@ def initial_state(trainer: Trainer) -> State:
         return state
     history = jnp.zeros((3, HISTORY), jnp.float32)
     amaxes = dict.fromkeys(trainer.config.dtypes.histories, history)
-    return delayed.State(**vars(state), amaxes=amaxes)
+    return delayed.DelayedState(**vars(state), amaxes=amaxes)

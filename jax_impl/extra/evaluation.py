@@ -18,7 +18,7 @@ class OtherPolicy(step.Trainer):
 
     def evaluation_model(self, state: step.State) -> GPT:
         params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
-        if isinstance(state, delayed.State):  # scaled by what training recorded
+        if isinstance(state, delayed.DelayedState):  # scaled by what training recorded
             known = {name: state.amaxes[name] for name in self.eval_dtypes.histories}
             params |= delayed.make_scales(known, self.scale(state).loss_scale)
         return self.eval_model(params)

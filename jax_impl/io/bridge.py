@@ -107,7 +107,7 @@ def load(trainer: Trainer, state: TrainState) -> None:
     known = State(params, jax.tree.map(zeros, moved), *scalars)
     if isinstance(trainer, delayed.Delayed):
         amaxes: Any = histories(trainer.config, state.amaxes)
-        known = delayed.State(**vars(known), amaxes=amaxes)
+        known = delayed.DelayedState(**vars(known), amaxes=amaxes)
     trainer.state = jax.device_put(known, shardings(known, mesh) if mesh else trainer.device)
 
 
@@ -159,7 +159,7 @@ def save_part(trainer: Trainer) -> TrainState:
 
 def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> TrainState:
     state, amaxes = trainer.state, {}
-    if isinstance(state, delayed.State):
+    if isinstance(state, delayed.DelayedState):
         # In the order of the forward pass; jit has sorted them by name.
         amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
     params, mu, nu = (

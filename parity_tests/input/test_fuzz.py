@@ -43,9 +43,9 @@ def test_reader(name: str, request: pytest.FixtureRequest) -> None:
     assert outcome.accepted > 0, "nothing was accepted: what is read is never looked at"
 
 
-def trusting_entry(name: str, tensor: Any) -> stream.Entry:
+def trusting_entry(name: str, tensor: Any) -> stream.TensorEntry:
     """`stream._entry` without what it refuses."""
-    return stream.Entry(stream.DTYPES[tensor.get_dtype()], tuple(tensor.get_shape()))
+    return stream.TensorEntry(stream.DTYPES[tensor.get_dtype()], tuple(tensor.get_shape()))
 
 
 def python_s_own(file: Path, *, limit: int) -> Any:
