@@ -1,7 +1,9 @@
 """Packages that the base installation does not bring, and the extra that does."""
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from lockstep.errors import UserError
 
@@ -11,10 +13,25 @@ FRAMEWORKS = {"jax": ("jax", "flax", "optax", "jmp"), "torch": ("torch",)}
 
 def is_installed(package: str) -> bool:
     """Says whether `import package` finds a module in this interpreter; imports nothing."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
     try:
-        return package in sys.modules or find_spec(package) is not None
+        return find_spec(package) is not None
     except ModuleNotFoundError:  # the package around a submodule is missing
         return False
+
+
+def import_package(field: str, package: str, extra: str) -> Any:
+    """Imports a package of an extra.
+
+    Args:
+        field, package, extra: as in `require_package`.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    require_package(field, package, extra)
+    return import_module(package)
 
 
 def require_package(field: str, package: str, extra: str) -> None:

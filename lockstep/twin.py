@@ -197,10 +197,17 @@ def require_known(framework: str) -> None:
     require(framework in MODULES, "--framework", framework, f"unknown; use {', '.join(MODULES)}")
 
 
+def require_installed(module: str) -> None:
+    """Raises UserError unless the packages that one of `MODULES` imports are installed."""
+    for framework, known in MODULES.items():
+        if known == module:
+            require_framework(framework)
+
+
 def _module(framework: str) -> Any:
     """The only place where a name becomes a framework."""
     require_known(framework)
-    require_framework(framework)
+    require_installed(MODULES[framework])
     try:
         return importlib.import_module(MODULES[framework])
     except ImportError as error:

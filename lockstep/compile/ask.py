@@ -1,21 +1,20 @@
 """Asks a process of its own, which has a framework, for programs."""
 
 import subprocess
-import sys
 from contextlib import closing
-from importlib.util import find_spec
 from typing import Any
 
 from lockstep import twin
 from lockstep.compile.program import Program
 from lockstep.compile.targets import Gpu, Target, Tpu
 from lockstep.config import Config
-from lockstep.errors import UserError, require
+from lockstep.errors import require
+from lockstep.extras import require_package
 from lockstep.worker import ForkServer, Worker, silent
 
 GPU_NEEDS = {"jax": ("jax", "jax_plugins.xla_cuda12"), "torch": ("torch",)}
 TPU_NEEDS = {"jax": ("jax", "libtpu")}
-EXTRAS = {Gpu: "aot]' (2 GB)", Tpu: "tpu-aot]' (0.7 GB)"}
+EXTRAS = {Gpu: "aot", Tpu: "tpu-aot"}  # 2 GB and 0.7 GB
 
 
 class Compiler:
@@ -50,13 +49,4 @@ def require_installed(framework: str, kind: type[Target] = Gpu) -> None:
     needs, remedy = (TPU_NEEDS if kind is Tpu else GPU_NEEDS), "PyTorch has none; use jax"
     require(framework in needs, "--framework", framework, f"a TPU's compiler is XLA; {remedy}")
     for module in needs[framework]:
-        if not _found(module):
-            remedy = f"install the extra: pip install -e '.[{EXTRAS[kind]}"
-            raise UserError(f"--framework {framework}: {module} is not installed; {remedy}")
-
-
-def _found(module: str) -> bool:
-    try:
-        return module in sys.modules or find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+        require_package(f"--framework {framework}", module, EXTRAS[kind])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.data.chat import Unusable
-from lockstep.data.tokenizer import require_package
 from lockstep.errors import UserError
+from lockstep.extras import import_package
 from lockstep.files.untrusted import Refused, open_regular, parse_json
 
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -87,7 +87,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _read_parquet(file: Path) -> Iterator[tuple[int, Any, int]]:
     """Read the columns `messages` and `text`; a group of rows that is damaged is one bad row."""
-    parquet = require_package("pyarrow.parquet", "--data")
+    parquet = import_package("--data", "pyarrow.parquet", "data")
     open_regular(file, links=True).close()
     table = _open(parquet, file)
     columns = [name for name in ("messages", "text") if name in table.schema_arrow.names]

@@ -1,7 +1,6 @@
 """Text -> tokens: its bytes, or by a tokenizer.json, which the package `tokenizers` reads."""
 
 import hashlib
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 
 from lockstep.data import chat
 from lockstep.errors import UserError
+from lockstep.extras import import_package, require_package
 from lockstep.files.untrusted import Refused, open_regular, read_json
 
 LARGEST = 1 << 28  # bytes of a tokenizer.json
@@ -71,7 +71,7 @@ class FromFile:
         Raises:
             UserError: a file cannot be read, or a package is missing.
         """
-        tokenizers = require_package("tokenizers", "--tokenizer")
+        tokenizers = import_package("--tokenizer", "tokenizers", "data")
         try:
             with open_regular(folder / "tokenizer.json", limit=LARGEST, links=links) as file:
                 content = file.read()
@@ -93,7 +93,7 @@ class FromFile:
         self.end = [] if number is None else [number]
         self.render: chat.Render = chat.render_chatml
         if template:
-            require_package("jinja2", "--tokenizer")
+            require_package("--tokenizer", "jinja2", "data")
             self.render = chat.compile_template(template, special)
         digest = hashlib.sha256(content + repr((special, template)).encode())
         # Once their number was taken for the vocabulary: tokens made then are not taken for these.
@@ -140,15 +140,6 @@ def load(folder: str) -> Tokenizer:
         UserError: there is no tokenizer.json in it that can be read.
     """
     return FromFile(Path(folder)) if folder else Bytes()
-
-
-def require_package(name: str, field: str) -> Any:
-    """Import a package of the extra `data`, or raise UserError."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        remedy = "pip install 'lockstep-gpt[data]'"
-        raise UserError(f"{field}: needs the package {name}; {remedy}") from None
 
 
 def _read_about(file: Path, links: bool) -> dict[str, Any]:

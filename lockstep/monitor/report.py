@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lockstep import chart
 from lockstep.errors import UserError
 from lockstep.exits import DONE
+from lockstep.extras import require_package
 from lockstep.files import durable
 from lockstep.monitor import gaps, history
 from lockstep.monitor.page import page
@@ -31,11 +31,7 @@ def add(commands: Any) -> None:
 def _report(given: argparse.Namespace) -> int:
     out = Path(given.out)
     directory.require_writable_file(out)
-    try:
-        chart.import_pyplot()
-    except ImportError:
-        remedy = "pip install 'lockstep-gpt[plot]'"
-        raise UserError(f"lockstep report: needs the package matplotlib; {remedy}") from None
+    require_package("lockstep report", "matplotlib", "plot")
     paths = list(map(Path, dict.fromkeys(given.runs)))
     measured = [path for path in paths if (path / gaps.FILE).exists()]
     envelopes = [gaps.read(path) for path in measured]

@@ -18,6 +18,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
 from lockstep.process import NO_CHANGE, ONE_THREAD
+from lockstep.twin import require_installed
 from lockstep.worker import Channel, Worker, fork_server
 from lockstep_recorder.wire import Message, group
 
@@ -70,7 +71,12 @@ class Side:
             small: compute on one thread.
             environment: variables of the process, such as a simulated machine's.
             python: its interpreter.
+
+        Raises:
+            UserError: a package that the module imports is not installed.
         """
+        if python == sys.executable:
+            require_installed(module)
         self.framework, self.module, self.variant = framework, module, variant
         self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}

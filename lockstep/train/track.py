@@ -5,7 +5,6 @@ and takes rows from a bounded queue. One that raises, or lets the queue fill, is
 run says so once and goes on.
 """
 
-import importlib.util
 import math
 import os
 import queue
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.errors import UserError, require
+from lockstep.errors import require
+from lockstep.extras import require_package
 
 WAITING = 1000  # rows at most
 PATIENCE = 10.0  # seconds for what waits when the run ends
@@ -84,10 +84,7 @@ TOOLS: dict[str, tuple[str, Callable[[Path, Row], Tool]]] = {  # name: its packa
 def require_installed(name: str) -> None:
     """Raises UserError: it is unknown, or its package is not installed."""
     require(name in TOOLS, "--track", name, f"unknown; use {', '.join(TOOLS)}")
-    package = TOOLS[name][0]
-    if importlib.util.find_spec(package) is None:
-        remedy = f"pip install 'lockstep-gpt[{name}]'"
-        raise UserError(f"--track {name}: needs the package {package}; {remedy}")
+    require_package(f"--track {name}", TOOLS[name][0], name)
 
 
 class Tracker:

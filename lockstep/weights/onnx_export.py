@@ -6,7 +6,6 @@ int8 has one scale for each output of a weight, and one for each activation, set
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from lockstep.config import Config, ModelConfig
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
 from lockstep.errors import UserError, require
+from lockstep.extras import require_package
 from lockstep.files.untrusted import Refused
 from lockstep.model import params
 from lockstep.run import directory
@@ -25,7 +25,6 @@ from lockstep.weights.merged import open_weights
 FILE = "model.onnx"
 LARGEST = 2**31 - 2**20  # bytes of a protobuf, less what is no weight
 CALIBRATION = 8  # steps whose windows say how large each activation is
-REMEDY = "install the extra: pip install -e '.[onnx]'"
 
 
 class Exported(NamedTuple):
@@ -53,7 +52,7 @@ def export_onnx(
             large for one file, `to` is taken or cannot be written. Nothing is there then.
     """
     for module in ("onnx", "onnxruntime"):
-        require(find_spec(module) is not None, "--format", "onnx", f"{module} is missing; {REMEDY}")
+        require_package("--format onnx", module, "onnx")
     config = directory.read_record(run).config
     model = replace(config.model, padded_vocab=0)
     size = 4 * params.count(model.base)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lockstep import extras
 from lockstep.compile import ask, expected, report, rules, targets
 from lockstep.compile.program import AttentionCall, Buffer, Kernel, Matmul, Operation, Program
 from lockstep.config import Config, from_flags
@@ -170,16 +171,16 @@ def test_warnings_of_a_t4() -> None:
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ask.GPU_NEEDS, "jax", ("jax", "jax_plugins.none"))
-    with pytest.raises(UserError, match=r"jax_plugins.none is not installed; .*\[aot\]"):
+    with pytest.raises(UserError, match=r"package jax_plugins.none; .*\[aot\]"):
         ask.Compiler("jax")
 
 
 @pytest.mark.parametrize(
     ("framework", "says"),
-    [("jax", r"libtpu is not installed; .*\[tpu-aot\]"), ("torch", "PyTorch has none; use jax")],
+    [("jax", r"needs the package libtpu; .*\[tpu-aot\]"), ("torch", "PyTorch has none; use jax")],
 )
 def test_a_tpu_needs_libtpu(framework: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask, "_found", lambda module: module != "libtpu")
+    monkeypatch.setattr(extras, "is_installed", lambda package: package != "libtpu")
     with pytest.raises(UserError, match=f"--framework {framework}: .*{says}"):
         ask.Compiler(framework, targets.Tpu)
 

@@ -143,7 +143,11 @@ def test_what_needs_no_framework_works(light: Path, words: str) -> None:
 
 
 @installs
-@pytest.mark.parametrize("words", ["python -m jax_impl.train", "python -m torch_ref.train"])
+@pytest.mark.parametrize("words", [
+    "python -m jax_impl.train", "python -m torch_ref.train", "lockstep curves jax:fp32 torch:fp32",
+    "lockstep power norm-eps", "lockstep specificity", "lockstep sensitivity --policy bf16",
+    "lockstep compile --model tiny --device t4",
+])  # fmt: skip
 def test_what_needs_the_frameworks_says_how_to_install_them(light: Path, words: str) -> None:
     done = run(light, *words.split())
     assert done.returncode == MISTAKE
