@@ -69,7 +69,7 @@ class Capabilities:
         return self.platform == "cpu"
 
     def find_recipe(self, roles: Roles) -> Recipe | None:
-        """How the operands of a module's matmuls are rounded; None: not beyond their dtype.
+        """Finds how the operands of a module's matmuls are rounded; None: not beyond their dtype.
 
         Raises:
             ValueError: the name is no recipe's.
@@ -108,13 +108,13 @@ class Device:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do, without a framework's kernels."""
+        """The device's capabilities, without a framework's kernels."""
         if self.capability is None:
             return Capabilities(platform=self.platform, half=frozenset(self.halves))
         return Capabilities.of_cuda(self.capability)
 
     def native(self, compute: str, tf32: bool) -> bool:
-        """Whether a matmul in this dtype is done by units made for it."""
+        """True where a matmul in this dtype is done by units made for it."""
         if tf32:
             return self.capabilities.tf32
         return compute == "float32" or (self.half > 0 and compute in self.capabilities.half)
@@ -181,7 +181,7 @@ DEVICES = {device.name: device for device in (
 
 
 def find(name: str) -> Device:
-    """By the name in any case.
+    """Finds a device by its name in any case.
 
     Raises:
         UserError: unknown.

@@ -20,8 +20,8 @@ from torch_ref.extra.mesh.mesh import make_mesh
 
 
 def join(config: Config, device: torch.device) -> DeviceMesh | None:
-    """As torchrun would have started it. The mesh is made of real numbers: not under fake
-    tensors."""
+    """Joins a world as torchrun would have started it. The mesh is made of real numbers: not under
+    fake tensors."""
     size = config.mesh.size
     os.environ |= {"WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
     torch.cuda.device_count = lambda: size
@@ -36,7 +36,7 @@ def join(config: Config, device: torch.device) -> DeviceMesh | None:
 
 
 def watch_storages(born: Callable[[Any], None], dies: Callable[[Any], None]) -> None:
-    """Of what FSDP2 makes whole and lets go of, whose storages it resizes."""
+    """Watches what FSDP2 makes whole and lets go of, whose storages it resizes."""
     resize, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
 
     def alloc(tensor: Any) -> None:

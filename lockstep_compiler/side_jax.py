@@ -94,12 +94,12 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
 
 
 def compiler_version(target: Target) -> dict[str, str]:
-    """Of one that is no part of jaxlib."""
+    """The version of a compiler that is no part of jaxlib."""
     return {"libtpu": metadata.version("libtpu")} if isinstance(target, Tpu) else {}
 
 
 def ask_for_dump(config: Config, target: Target, folder: str) -> None:
-    """Of what XLA writes beside a program for CUDA."""
+    """Asks XLA to write its texts beside a program for CUDA."""
     dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=step_function"
     if jax.__version_info__ >= (0, 11):  # which writes no PTX unless it is told to
         dump += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
@@ -149,7 +149,7 @@ def build_for_tpu(lowered: Any) -> Built:
 
 
 def read_dump(folder: str) -> dict[str, str]:
-    """What XLA writes beside the program, by the end of the files' names."""
+    """Reads what XLA has written beside the program, by the end of the files' names."""
     ends = ("before_optimizations.txt", "buffer-assignment.txt", "live-range.txt", "ptx")
     files = sorted(Path(folder).glob("*step_function*"))
     texts = {file.name: file.read_text(encoding="utf-8") for file in files}
@@ -157,7 +157,7 @@ def read_dump(folder: str) -> dict[str, str]:
 
 
 def absent_mesh(config: Config, target: Target) -> Mesh:
-    """Of devices that are not here, eight of them a machine."""
+    """Makes a mesh of devices that are not here, eight of them a machine."""
     if isinstance(target, Tpu):
         os.environ |= NO_TPU_HOST
         topology = topologies.get_topology_desc(
@@ -187,7 +187,7 @@ def arguments(trainer: Trainer, mesh: Mesh) -> tuple[State, Batch]:
 
 
 def initial_state(trainer: Trainer) -> State:
-    """What a run begins with, its weights zero; traced, it allocates nothing."""
+    """Makes the state that a run begins with, its weights zero; traced, it allocates nothing."""
     params = {name: jnp.zeros(x.shape, x.dtype) for name, x in trainer.model.shapes.items()}
     moments = trainer.optimizer.init({name: params[name] for name in trainer.trained})
     number = jnp.int32(0)

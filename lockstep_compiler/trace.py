@@ -1,4 +1,4 @@
-"""What a step dispatches: its operations with dtypes and phases, and the storages that live."""
+"""Records what a step dispatches: operations with dtypes and phases, and storages that live."""
 
 import weakref
 from collections import Counter
@@ -106,7 +106,7 @@ class OperationTrace(TorchDispatchMode):
             weakref.finalize(storage, self._free, key)
 
     def drop(self, x: Tensor) -> None:
-        """Of a storage that is let go of before it is collected."""
+        """Lets go of a storage before it is collected."""
         self._free(storage_key(x))
 
     def mark(self, x: Tensor, part: str) -> None:
@@ -207,7 +207,8 @@ class OperationTrace(TorchDispatchMode):
 
 
 def phase() -> str:
-    """In a backward pass gradients are off, but where a checkpoint runs its function again."""
+    """The phase that runs: in a backward pass gradients are off, but where a checkpoint runs its
+    function again."""
     if torch._C._current_graph_task_id() == -1:
         return FORWARD
     return RECOMPUTED if torch.is_grad_enabled() else BACKWARD
@@ -242,7 +243,7 @@ def _moved(func: Any, ins: list[Tensor], outs: list[Tensor], args: Any) -> int:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """Of those that are divided, this device's part."""
+    """The tensors of a tree; of those that are divided, this device's part."""
     return [local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

@@ -1,4 +1,4 @@
-"""What the devices of a mesh send each other in a step that XLA compiled, and what runs beside."""
+"""Reads what devices of a mesh send each other in a compiled step, and what runs beside."""
 
 import math
 import re
@@ -47,13 +47,13 @@ def _bytes(shapes: list[HloShape]) -> int:
 
 
 def _done(module: Module, start: Instruction) -> Instruction:
-    """Where it ends: itself, of one that waits."""
+    """The instruction where it ends; itself, if it waits."""
     users = module.users(start) if start.opcode.endswith("-start") else []
     return next((user for user in users if user.opcode.endswith("-done")), start)
 
 
 def _meanwhile(module: Module, start: Instruction) -> list[Instruction]:
-    """In the order of the schedule, up to where its result is waited for."""
+    """The instructions between its start and where its result is waited for, as scheduled."""
     done = _done(module, start)
     if done is start:
         return []
@@ -65,7 +65,7 @@ def _meanwhile(module: Module, start: Instruction) -> list[Instruction]:
 
 
 def group_size(rest: str) -> int:
-    """How many devices talk to each other, in any of XLA's three notations."""
+    """Counts the devices that talk to each other, in any of XLA's three notations."""
     found = GROUP.search(rest)
     if not found:
         return 0

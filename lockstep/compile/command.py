@@ -8,7 +8,6 @@ from typing import Any
 from lockstep import twin
 from lockstep.compile import report, rules, targets
 from lockstep.compile.ask import Compiler
-from lockstep.compile.program import Program
 from lockstep.compile.targets import NAMES, Tpu
 from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
 from lockstep.config.kinds import require_float64
@@ -66,12 +65,10 @@ def _compile(given: argparse.Namespace) -> int:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")
         directory.require_writable_file(Path(hlo), "--hlo")
     found: list[dict[str, Any]] = []
-    programs: list[Program] = []
     compilers = [Compiler(each, type(target)) for each in names]
     for compiler in compilers:
         program = compiler.program(config, target.device.name, hlo=hlo)
         compiler.close()
-        programs.append(program)
         wrong = rules.violations(program, config, target)
         warned = report.warnings(program, config, target, wrong)
         if as_json:
@@ -80,6 +77,4 @@ def _compile(given: argparse.Namespace) -> int:
             print(report.as_text(program, target, warned), flush=True)
     if as_json:
         print(json.dumps(found, indent=1))
-    elif len(programs) > 1:
-        print(report.side_by_side(programs, target))
     return DONE

@@ -26,14 +26,14 @@ def conv_size(module: Module, conv: Instruction) -> tuple[int, int, int]:
 
 
 def _window(conv: Instruction) -> dict[str, list[str]]:
-    """Of each field, a value for each axis."""
+    """Reads a value for each axis, by field."""
     fields = FIELD.findall(conv.attribute("window"))
     return {name: value.split("x") for name, value in fields}
 
 
 def _products(size: int, outputs: int, window: dict[str, str]) -> int:
-    """How often a number of `size` meets one of the window, over all places of it: others are
-    padding, or holes that dilation makes."""
+    """Counts how often a number of `size` meets one of the window, over all places of it: others
+    are padding, or holes that dilation makes."""
     stride, dilate, hole = (int(window.get(name, 1)) for name in ("stride", "rhs_dilate",
                                                                   "lhs_dilate"))  # fmt: skip
     low = int(window.get("pad", "0_0").partition("_")[0])

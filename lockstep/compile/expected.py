@@ -22,16 +22,19 @@ from lockstep.model.segments import recomputed
 def matmuls(
     config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
 ) -> list[Matmul]:
-    """Of one optimizer step, layers unrolled; attention's own are inside a kernel where they
-    compute in one of the dtypes `fused`, else in so many blocks of queries. Rows and columns of
-    what has scales of blocks are filled up to multiples of the tile."""
+    """Lists the matmuls of one optimizer step, layers unrolled.
+
+    Attention's own are inside a kernel where they compute in one of the dtypes `fused`, else in so
+    many blocks of queries. Rows and columns of what has scales of blocks are filled up to multiples
+    of the tile.
+    """
     return gather_matmuls(_each(config, target, fused, blocks, tile))
 
 
 def flops(
     config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
 ) -> Counter[tuple[str, str]]:
-    """By units and phase."""
+    """FLOPs by units and phase."""
     found: Counter[tuple[str, str]] = Counter()
     for m in matmuls(config, target, fused, blocks, tile):
         found[m.units, m.phase] += m.flops
@@ -47,7 +50,7 @@ def narrow_units(own: Roles, target: Target) -> str:
 
 
 def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:
-    """How often a fused kernel runs, by dtype and phase."""
+    """Counts the runs of a fused attention kernel, by dtype and phase."""
     found: Counter[tuple[str, str]] = Counter()
     for layer in range(config.model.n_layer):
         compute = attention_dtype(config, layer)

@@ -62,7 +62,7 @@ class Instruction:
 
     @cached_property
     def op_name(self) -> str:
-        """Where it comes from in the JAX program."""
+        """Its place in the JAX program."""
         return self.attribute("op_name")
 
     @cached_property
@@ -97,7 +97,7 @@ class Module:
         return {int(i.operands[0]): i for i in entry if i.opcode == "parameter"}
 
     def kernels(self) -> Iterator[tuple[Instruction, int]]:
-        """What the device is told to run, and how many times; of branches each one."""
+        """Yields what the device is told to run, and how many times; each branch counts."""
         yield from self._walk(self.entry, 1)
 
     def _walk(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
@@ -105,7 +105,7 @@ class Module:
             yield from self.kernels_in(instruction, times)
 
     def kernels_in(self, instruction: Instruction, times: int) -> Iterator[tuple[Instruction, int]]:
-        """Those of one instruction: of a loop, all of its turns."""
+        """Yields the kernels of one instruction: of a loop, all of its turns."""
         if instruction.opcode == "while":
             yield from self._walk(instruction.called, times * self.trips(instruction))
         elif instruction.opcode == "conditional":
@@ -126,7 +126,7 @@ class Module:
         return next((int(end.operands[0]) for end in ends if end.opcode == "constant"), 1)
 
     def inner(self, instruction: Instruction) -> dict[str, Instruction]:
-        """What a fusion holds, and the fusions in it; of anything else, itself."""
+        """The instructions in a fusion, and in the fusions in it; any other instruction itself."""
         if instruction.opcode != "fusion":
             return {instruction.name: instruction}
         held = self.computations[instruction.called].values()

@@ -66,7 +66,7 @@ def _temporaries(assignment: str, live_range: str, parts: StepParts) -> list[Val
 
 
 def _at_peak(values: list[Value]) -> dict[str, int]:
-    """By part, when most is live."""
+    """Bytes by part at the moment when most is live."""
     change: dict[int, int] = defaultdict(int)
     for value in values:
         change[value.born] += value.stop - value.start

@@ -1,4 +1,4 @@
-"""What is known of one training step on a device that is not here: the same facts of either twin.
+"""The facts of one training step on a device that is not here, the same of either twin.
 
 Nothing here is measured. JAX's facts are read from the program that XLA compiled for the device;
 torch's are those of the operations that its step dispatches on fake CUDA tensors.
@@ -67,7 +67,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the device is told to run at once; bytes that it reads and writes, each time."""
+    """One launch on the device; the bytes that it reads and writes, each time."""
 
     name: str
     group: str  # of `GROUPS`
@@ -79,7 +79,7 @@ class Kernel:
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """What a device sends and receives at once; bytes and elements of what is then whole, or was
+    """One message of a device to the others; bytes and elements of what is then whole, or was
     before it was summed."""
 
     kind: str  # of `COLLECTIVES`
@@ -133,7 +133,7 @@ class Program:
         return found
 
     def largest(self, count: int) -> list[Kernel]:
-        """Which move most; those that differ in nothing but their layer are one."""
+        """The kernels that move most; those that differ in nothing but their layer are one."""
         times: Counter[Kernel] = Counter()
         for kernel in self.kernels:
             times[replace(kernel, times=1)] += kernel.times
@@ -141,7 +141,7 @@ class Program:
         return sorted(found, key=lambda k: -k.bytes * k.times)[:count]
 
     def share(self) -> dict[str, float]:
-        """Of the FLOPs, by the units that do them."""
+        """Shares of the FLOPs, by the units that do them."""
         total: Counter[str] = Counter()
         for m in self.matmuls:
             total[m.units] += m.flops
@@ -188,7 +188,7 @@ def attention_flops(
 
 
 class StepParts:
-    """Which part of the memory a temporary belongs to, by its shape."""
+    """Finds the part of the memory that a temporary belongs to, by its shape."""
 
     def __init__(self, rows: int, vocab: int, weights: Iterable[tuple[int, ...]],
                  chunks: Iterable[int] = ()) -> None:  # fmt: skip

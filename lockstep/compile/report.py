@@ -31,15 +31,8 @@ def roofline(program: Program, target: Target) -> dict[str, float] | None:
     return dict(found)
 
 
-def ideal(program: Program, target: Target) -> float:
-    """Seconds, if all that the program moves were moved while all that it multiplies is."""
-    rates = [(k.flops * k.times, target.rate(k.units)) for k in program.kernels if k.flops]
-    multiplied = sum(flops / rate for flops, rate in rates if rate)
-    return max(multiplied, program.moved / target.device.bandwidth)
-
-
 def warnings(program: Program, config: Config, target: Target, wrong: list[str]) -> list[str]:
-    """What a user wants to know before a run; `wrong`: from `rules.violations`."""
+    """Lists what a user wants to know before a run; `wrong`: from `rules.violations`."""
     roles, found = config.precision.roles, []
     wanted = "tf32" if roles.tf32 else roles.compute
     units, policy = target.units(roles.compute, roles.tf32), config.precision.policy
@@ -64,7 +57,7 @@ def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any
     return {
         "device": target.device.name, **facts, "kernels": len(kernels), "flops": program.flops,
         "bytes_moved": program.moved, "bytes_by_group": program.moved_by_group(),
-        "roofline_seconds": roofline(program, target), "ideal_seconds": ideal(program, target),
+        "roofline_seconds": roofline(program, target),
         "largest": [vars(k) for k in program.largest(TOP)], "warnings": found,
     }  # fmt: skip
 
@@ -124,7 +117,7 @@ def _size(count: float) -> str:
 
 
 def _collectives(program: Program) -> Iterator[str]:
-    """By kind, phase and size of group."""
+    """A line for each kind, phase and size of group."""
     if program.collectives:
         sent = sum(c.sent * c.times for c in program.collectives)
         yield f"collectives: {_size(sent)} sent by each device, in rings"
@@ -156,9 +149,7 @@ def _moved(program: Program, target: Target) -> str:
     if times is None:
         return text
     groups = ", ".join(f"{name} {value * 1e3:.3g}" for name, value in sorted(times.items()))
-    seconds = sum(times.values())
-    over = f"{seconds / ideal(program, target):.2f} of one that moves and multiplies all at once"
-    total = f"{seconds * 1e3:.3g} ms, {over} ({groups})"
+    total = f"{sum(times.values()) * 1e3:.3g} ms ({groups})"
     return f"{text}; roofline {total}: what no run is faster than, if each kernel runs as written"
 
 
@@ -168,22 +159,3 @@ def _groups(program: Program) -> Iterator[str]:
     yield "what moves most:"
     for k in program.largest(TOP):
         yield f"  {_size(k.bytes * k.times)} by {k.times} of {_size(k.bytes)}, {k.group}: {k.name}"
-
-
-def side_by_side(programs: list[Program], target: Target) -> str:
-    """Bytes and roofline by group, a column for each program."""
-    names = "".join(f"{p.framework + ', GB':>14}{'ms':>10}" for p in programs)
-    lines = [f"{'':10}{names}"]
-    columns = [(p.moved_by_group(), roofline(p, target) or {}) for p in programs]
-    for group in (*GROUPS, "all"):
-        cells = (
-            f"{total(moved, group) / GB:14.3g}{total(times, group) * 1e3:10.3g}"
-            for moved, times in columns
-        )
-        lines.append(f"{group:10}{''.join(cells)}")
-    return "\n".join(lines)
-
-
-def total(parts: dict[str, Any], group: str) -> float:
-    """What a group holds, in the parts' unit; "all": the sum of all."""
-    return sum(parts.values()) if group == "all" else parts.get(group, 0)

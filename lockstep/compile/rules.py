@@ -1,4 +1,4 @@
-"""What is wrong with a program: each rule reads its facts against its configuration."""
+"""Rules that a program must keep: each reads its facts against its configuration."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +55,10 @@ def _names(units: set[str]) -> str:
 
 
 def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """By units and phase. A loop over layers recomputes what its last turn need not."""
+    """Compares FLOPs by units and phase.
+
+    A loop over layers recomputes what its last turn need not.
+    """
     if program.framework == "jax" and scans_layers(config):
         return
     in_blocks = written_out_blocks(config.precision, config.model.context)
@@ -73,7 +76,7 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
 
 
 def fused_attention(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """As decided before the run; in each phase as often as remat says."""
+    """Wants attention as decided before the run, in each phase as often as remat says."""
     kernels = {a.kernel for a in program.attention}
     found: Counter[tuple[str, str]] = Counter()
     for a in program.attention:
@@ -96,7 +99,7 @@ def fused_attention(program: Program, config: Config, target: Target) -> Iterato
 
 
 def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bool:
-    """Whether a fused kernel is wanted, and this device has one: cuDNN's or Triton's, or SDPA's."""
+    """True where a fused kernel is wanted, and this device has one: cuDNN's, Triton's or SDPA's."""
     head = config.model.d_head
     if not wants_fused(config.precision) or dtype == "float64":
         return False

@@ -1,4 +1,4 @@
-"""What the devices of a mesh should send each other: weights once forward and once backward, a
+"""Bounds on what the devices of a mesh send each other: weights once forward and once backward, a
 gradient once; no activation."""
 
 import math
@@ -58,8 +58,8 @@ def reductions(config: Config, framework: str) -> tuple[int, int]:
 
 
 def _elements(config: Config, *, blocks_only: bool = False) -> tuple[int, int]:
-    """Of the matrices; and of all tensors, each filled up to what fsdp divides, vectors for each of
-    their uses."""
+    """Counts the elements of the matrices; and of all tensors, each filled up to what fsdp divides,
+    vectors for each of their uses."""
     parts, low, high = config.mesh.fsdp, 0, 0
     for name, shape in shapes(config.model).items():
         if not blocks_only or name.startswith("blocks."):

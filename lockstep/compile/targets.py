@@ -51,17 +51,17 @@ class Target(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What a twin is built by; `fused_attention` is JAX's."""
+        """The capabilities that a twin is built by; `fused_attention` is JAX's."""
         return self.device.capabilities
 
     @property
     def ampere(self) -> bool:
-        """Whether it has units for bfloat16 and TF32, and cuDNN's and flash attention's kernels."""
+        """True where it has units for bfloat16 and TF32, and kernels of fused attention."""
         return self.capabilities.tf32
 
     @abstractmethod
     def units(self, dtype: str, tf32: bool = False) -> str:
-        """What a matmul of operands in this dtype is multiplied in."""
+        """The units that multiply operands of this dtype."""
 
     @abstractmethod
     def rate(self, units: str) -> float | None:
@@ -120,7 +120,7 @@ class Tpu(Target):
 
     @staticmethod
     def multiplies(dtype: str, tf32: bool) -> str:
-        """In which of `PASSES`, on any TPU; float16 is widened."""
+        """The units of any TPU, of `PASSES`; float16 is widened."""
         if dtype == "float32" and tf32:
             return "bfloat16x3"
         return "bfloat16" if dtype == "bfloat16" else "float32"
@@ -130,7 +130,7 @@ class Tpu(Target):
 
 
 def find(name: str) -> Target:
-    """By the name in any case, with or without its hyphen.
+    """Finds a device by its name in any case, with or without its hyphen.
 
     Raises:
         UserError: unknown.

@@ -30,7 +30,7 @@ def kernels(module: Module, target: Target, tf32: bool = False) -> Iterator[Kern
 def kernel(
     module: Module, target: Target, run: Instruction, times: int = 1, tf32: bool = False
 ) -> Kernel:
-    """What one instruction computes and moves."""
+    """Counts what one instruction computes and moves."""
     flops, units = 0, ""
     for inner in module.inner(run).values():
         if size := dot_size(module, inner):
@@ -47,7 +47,7 @@ def kernel(
 
 
 def _name(kernel: Instruction) -> str:
-    """Where it is from, the same for each layer."""
+    """Its place in the JAX program, which is the same for each layer."""
     return kernel.op_name.partition("/")[2] or re.sub(r"[.\d]+$", "", kernel.name)
 
 
@@ -73,7 +73,7 @@ def moved(module: Module, kernel: Instruction) -> int:
 
 
 def _read(module: Module, parameter: Instruction) -> int:
-    """At most all of it, and no more than its users need."""
+    """Bytes read of a fusion's parameter: at most all, and no more than its users need."""
     size, elements = (sum(getattr(shape, what) for shape in parameter.shapes)
                       for what in ("bytes", "elements"))  # fmt: skip
     return min(size, _needed(module, parameter, {}) * size // max(1, elements))

@@ -40,15 +40,18 @@ STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grad
 
 
 def phase(op_name: str) -> str:
-    """Of an operation, by the transformations that JAX writes into its name; "" without one."""
+    """The phase of an operation, by the transformations that JAX writes into its name; "" without
+    a name."""
     if "rematted_computation" in op_name:
         return RECOMPUTED
     return BACKWARD if "transpose(" in op_name else FORWARD if op_name else ""
 
 
 def _phase(module: Module, kernel: Instruction, inner: Instruction) -> str:
-    """Its own; of what XLA made anew, that of what it feeds. What feeds it says nothing: a weight's
-    gradient is made of an activation."""
+    """The phase of an instruction; where XLA made it anew, that of what it feeds.
+
+    What feeds it says nothing: a weight's gradient is made of an activation.
+    """
     for name in (inner.op_name, kernel.op_name):
         if name:
             return phase(name)
@@ -88,7 +91,7 @@ def multiplied(module: Module, target: Target, dot: Instruction) -> tuple[str, s
 
 
 def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
-    """None of what is no matmul."""
+    """(m, n, k) of a matmul; None for any other instruction."""
     if dot.opcode == "convolution":
         m, n, k = conv_size(module, dot)
         return matmul_size(m, n, k)
@@ -112,7 +115,7 @@ def _axes(dot: Instruction) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def allows_tf32(dot: Instruction) -> bool:
-    """By the algorithm that it names, else by its precision: the default is TF32, "high" is not
+    """Reads the algorithm that it names, else its precision: the default is TF32, "high" is not
     where XLA writes the kernel."""
     algorithm = dot.attribute("algorithm").lower()
     if "dot_" in algorithm:
@@ -133,7 +136,7 @@ def attention(module: Module, target: Target, tf32: bool) -> Iterator[AttentionC
 
 
 def fused_attention(kernel: Instruction) -> str:
-    """Whose it is: cuDNN's or Triton's; "" of anything else."""
+    """The library of a fused attention kernel, cudnn or triton; "" for anything else."""
     target = kernel.attribute("custom_call_target")
     if "fmha" in target:
         return "cudnn"
@@ -142,7 +145,8 @@ def fused_attention(kernel: Instruction) -> str:
 
 
 def gives_gradients(kernel: Instruction) -> bool:
-    """Of queries, keys and values, all of one shape; forward the second result is statistics."""
+    """True for a backward kernel: gradients of queries, keys and values have one shape; forward the
+    second result is statistics."""
     first, second = kernel.shapes[:2]
     return first.elements == second.elements
 
@@ -158,7 +162,7 @@ def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
 
 
 def operations(asked: Module) -> list[Operation]:
-    """Of the program as JAX asked for it: XLA's own widening and narrowing is not in it yet."""
+    """Reads the program as JAX asked for it: XLA's own widening and narrowing is not in it yet."""
     found: Counter[tuple[str, str]] = Counter()
     for instruction, times in asked.kernels():
         name = PRECISE.get(instruction.opcode)
@@ -172,7 +176,7 @@ def operations(asked: Module) -> list[Operation]:
 
 
 def state(module: Module) -> dict[int, Buffer]:
-    """What the step takes and gives back, by the number of the parameter."""
+    """The tensors that the step takes and gives back, by the number of the parameter."""
     found = {}
     for number, parameter in sorted(module.parameters.items()):
         name = parameter.op_name.replace("\\'", "'")
@@ -210,7 +214,7 @@ def tensor_cores(ptx: str) -> dict[str, int]:
 
 
 def switches(module: Module) -> dict[str, str]:
-    """How many matmuls XLA leaves to cuBLAS and cuDNN."""
+    """Counts the matmuls that XLA leaves to cuBLAS and cuDNN."""
     targets = [kernel.attribute("custom_call_target") for kernel, _ in module.kernels()]
     count = sum("cublas" in target or target == BLOCKS for target in targets)
     return {"matmuls by a library": str(count)} if count else {}

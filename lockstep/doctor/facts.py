@@ -41,7 +41,7 @@ class Framework:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What can be read without a framework."""
+    """Facts that can be read without a framework."""
 
     system: str
     python: str

@@ -1,4 +1,4 @@
-"""What a probe does inside its framework's process; imports nothing but the standard library."""
+"""Tools of a probe inside its framework's process; imports nothing but the standard library."""
 
 import time
 import timeit
@@ -9,7 +9,7 @@ SECONDS = 0.1  # spent on timing one call
 
 
 def gather(*readers: Callable[[], Any]) -> dict[str, Any]:
-    """What each reader returns, by its name; one that raises does not lose the others'."""
+    """Collects what each reader returns, by its name; one that raises does not lose the others'."""
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
     for read in readers:

@@ -1,4 +1,4 @@
-"""Whether a policy runs here natively, emulated or not at all: pure functions of facts.
+"""Decides if a policy runs here natively, emulated or not at all: pure functions of facts.
 
 On NVIDIA's devices the compute capability decides, never a name, nor what a framework claims.
 On a CPU the time of a matmul decides: neither the instruction set nor the dtype in a
@@ -21,7 +21,7 @@ FASTER = 0.8
 
 
 class Ability(NamedTuple):
-    """How a framework can run a policy here."""
+    """The way in which a framework can run a policy here."""
 
     state: str
     why: str = ""
@@ -99,12 +99,12 @@ def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
 
 
 def multiplied(able: Capabilities) -> list[str]:
-    """Those of `SINCE` that a device multiplies."""
+    """The kinds of `SINCE` that a device multiplies."""
     return [kind for kind in SINCE if kind in able.half or (kind == "TF32" and able.tf32)]
 
 
 def lacks_kernels(framework: Framework) -> bool:
-    """Whether torch was compiled for other devices than its own: no binary, no PTX to compile."""
+    """True where torch has no binary for its device, and no PTX to compile for it."""
     device, kernels = framework.device, framework.cuda.get("kernels")
     if device is None or device.capability is None or not kernels:
         return False

@@ -85,7 +85,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _kinds(names: list[str]) -> Iterator[str]:
-    """What shows, on the developers' machines, that the twins work on such devices."""
+    """The evidence of the developers' machines that the twins work on such devices."""
     wide = max(len(text) for row in PROOF.values() for text in row.values())
     yield "  ".join(["--device", *(name.ljust(wide) for name in names)]).rstrip()
     for kind, row in PROOF.items():

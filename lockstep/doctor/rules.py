@@ -1,4 +1,4 @@
-"""What is wrong here and its remedy: a rule for each problem."""
+"""Finds what is wrong here and its remedy: a rule for each problem."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
 
 def findings(facts: Facts) -> list[Problem]:
-    """Those of every rule."""
+    """The findings of every rule."""
     found = [finding for rule in OF_MACHINE for finding in rule(facts)]
     for framework in facts.frameworks.values():
         found += [finding for rule in OF_FRAMEWORK for finding in rule(framework, facts)]
@@ -217,7 +217,7 @@ def _probe_command(f: Framework) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Those a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
+    """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
 
 

@@ -34,7 +34,7 @@ CHECKLIST = (
 
 
 def verdict(advice: Advice, framework: str) -> tuple[bool, str]:
-    """Whether the recommendation agrees, and the assumption that decides."""
+    """Says whether the recommendation agrees, and the assumption that decides."""
     device = devices.find(advice.device)
     ordered = rank(choices(shape.of(advice.model, None), device, framework, TOKENS))
     if not ordered:

@@ -1,4 +1,4 @@
-"""Which policy, remat, micro-batch and accumulation: everything that fits, the fastest first."""
+"""Recommends policy, remat, micro-batch and accumulation: all that fits, the fastest first."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,7 +26,7 @@ class Choice:
 
 
 def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
-    """What a setting takes on a device."""
+    """Counts the bytes and seconds of a setting on a device."""
     needed = memory.state_bytes(shape, s.roles) + memory.step_bytes(shape, s)
     return Choice(
         setting=s, seconds=roofline.seconds(shape, s, device), bytes=needed,

@@ -44,7 +44,7 @@ def many(model: Shape, device: Device, tokens: int, count: int, links: Links,
 
 
 def measured(model: Shape, plans: list[dict[str, Any]]) -> str:
-    """What was timed on a CPU."""
+    """The rates and peaks that were timed on a CPU."""
     found = [f"{_sizes(model)}\ncpu: nothing is predicted; each was trained here for a few steps"]
     for each in plans:
         found += ["", *(_measurement(each["framework"], row) for row in each["measured"])]
@@ -161,7 +161,7 @@ def _meshes(plan: dict[str, Any]) -> str:
 
 
 def proof(device: Device) -> str:
-    """What shows that the twins work on it."""
+    """The evidence that the twins work on it."""
     if device.name in targets.TPUS:
         return "proven by compile (JAX)"
     compiled = device.name in targets.GPUS
@@ -169,7 +169,7 @@ def proof(device: Device) -> str:
 
 
 def assumptions(device: Device) -> str:
-    """Where memory and seconds come from, and what of it is not measured."""
+    """Says where memory and seconds come from, and what of it is not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
     native = device.capabilities.recipes
     by_hand = "They are emulated, in at least fp32's memory and time"

@@ -1,4 +1,4 @@
-"""How a model is run: everything that a prediction depends on beside its shape."""
+"""A setting: everything that a prediction depends on beside the model's shape."""
 
 from dataclasses import dataclass
 
@@ -27,23 +27,23 @@ class Setting:
 
     @property
     def scanned(self) -> bool:
-        """Whether XLA runs the layers as one loop; the recommended command asks for it where it
+        """True where XLA runs the layers as one loop; the recommended command asks for it where it
         recomputes."""
         return self.framework == "jax" and self.remat != "none"
 
     @property
     def recomputed(self) -> str:
-        """What is recomputed: of a segment, each block."""
+        """The unit that is recomputed: in a segment, each block."""
         return "block" if self.remat == "sqrt" else self.remat
 
     @property
     def recomputes(self) -> int:
-        """How many inputs a block keeps to be recomputed from; 0 where it keeps its insides."""
+        """Inputs that a block keeps to be recomputed from; 0 where it keeps its insides."""
         return {"none": 0, "dots": 0, "sublayer": 2}.get(self.remat, 1)
 
     @property
     def written_out(self) -> bool:
-        """Whether XLA has no fused attention, and blocks of queries are computed instead."""
+        """True where XLA has no fused attention, and computes blocks of queries instead."""
         return self.framework == "jax" and not self.ampere
 
     def group(self, shape: Shape) -> str:
@@ -61,8 +61,8 @@ class Setting:
         return self.accum * self.rows * shape.context
 
     def sizes(self, shape: Shape) -> tuple[float, float, float]:
-        """How many numbers a block has inside, of which about half is as wide as its MLP; how many
-        its input has; how many logits are there at once."""
+        """Counts the numbers inside a block, of which about half is as wide as its MLP; the numbers
+        of its input; and the logits that are there at once."""
         tokens = self.rows * shape.context
         logits = chunks.size(tokens, self.chunks(shape)) * shape.vocab
         return tokens * (shape.d_model + shape.d_mlp / 2), tokens * shape.d_model, logits

@@ -44,7 +44,7 @@ class Shape:
 
 
 def of(name: str, context: int | None) -> Shape:
-    """Of a preset's name or the path of a config.json.
+    """Reads the shape of a preset, or of a config.json.
 
     Raises:
         UserError: neither; or a config that is no decoder of the two families.
@@ -68,7 +68,7 @@ def of_model(model: ModelConfig) -> Shape:
 
 
 def of_huggingface(path: Path, context: int | None) -> Shape:
-    """Of the config.json of one of `huggingface.FAMILIES`."""
+    """Reads the config.json of one of `huggingface.FAMILIES`."""
     fields = huggingface.read(path)
     longest = fields["context"]
     tokens = context or longest

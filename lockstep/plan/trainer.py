@@ -12,8 +12,10 @@ from lockstep.plan.setting import Setting
 
 
 def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> list[str]:
-    """For a preset; the flags alone otherwise. Of several machines the command of one:
-    docs/distributed.md has how each is started."""
+    """The command for a preset, and the flags alone for another model.
+
+    For several machines it is the command of one: docs/distributed.md says how each is started.
+    """
     words = [word for name, value in flags(given, s, mesh).items()
              for word in (flag_name(name), str(value))]  # fmt: skip
     if given.model not in PRESETS:

@@ -104,7 +104,7 @@ def _kept_by_torch(shape: Shape, s: Setting, mesh: Mesh) -> float:
 
 
 def _kept_by_xla(shape: Shape, s: Setting, mesh: Mesh) -> float:
-    """What XLA's buffer assignment shows, at the loss and in the last block's backward pass. The
+    """Follows XLA's buffer assignment, at the loss and in the last block's backward pass. The
     gradients that one device has whole are divided there, so that another moment is the peak.
 
     In both: without copies of the model the look-up's gradient, whole zeros from the loss on; of

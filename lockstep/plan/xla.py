@@ -16,7 +16,7 @@ MERGED = 64 * 2**20  # bytes of a matmul that XLA makes one with its neighbour
 
 
 class Arrays(NamedTuple):
-    """How many arrays a block has at once in its backward pass."""
+    """Counts the arrays that a block has at once in its backward pass."""
 
     hidden: int  # as wide as the MLP, in the compute dtype
     wide_hidden: int  # the same in the output dtype
@@ -64,7 +64,7 @@ def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
 
 
 def _moment(shape: Shape, s: Setting, moment: str, constants: Constants) -> dict[str, float]:
-    """What the blocks keep, the logits, weights' copies, gradients, accumulators beside them."""
+    """Counts what blocks keep, logits, weights' copies, gradients and accumulators."""
     found = weights(shape, s, moment) | {"kept": kept(shape, s, moment)}
     c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
     if s.accum > 1:
@@ -175,6 +175,6 @@ def _sliced(shape: Shape, s: Setting, moment: str) -> int:
 
 
 def _even(shape: Shape, s: Setting) -> int:
-    """How many layers are in segments of the first one's length."""
+    """Counts the layers in segments of the first one's length."""
     sizes = [len(span) for span in s.spans(shape)]
     return shape.n_layer if s.remat != "sqrt" else sizes.count(sizes[0]) * sizes[0]

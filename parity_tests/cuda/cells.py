@@ -1,9 +1,12 @@
 """The configurations that both programs are asked about: small, every two values together."""
 
+import subprocess
+import sys
 from typing import Any
 
 from lockstep.config import Config, from_flags
 from lockstep.parity.matrix import Row, pairs, product_of
+from lockstep.process import ROOT
 
 SMALL: Row = {
     "model": "gpt2", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 96,
@@ -35,3 +38,10 @@ def covering(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[Row]:
         cells.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
         missing -= pairs(cells[-1])
     return cells
+
+
+def run_alone(program: str) -> str:
+    """The last line that a Python program prints, in a process of its own."""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout, ran.stderr[-2000:]
+    return ran.stdout.splitlines()[-1]

@@ -1,9 +1,6 @@
 """nvfp4 in JAX: one layer's products, which are cheaper to compile than a whole step."""
 
-import subprocess
-import sys
-
-from lockstep.process import ROOT
+from parity_tests.cuda.cells import run_alone
 
 PROGRAM = """
 import os
@@ -24,7 +21,7 @@ place = NamedSharding(absent_mesh(Config(), target), PartitionSpec())
 x, weight, dy = (jax.ShapeDtypeStruct(s, jnp.float32, sharding=place)
                  for s in ((64, 192), (192, 96), (64, 96)))
 
-multiply = rounded_product(target.capabilities.find_recipe(POLICIES[POLICY]))
+multiply = rounded_product(target.capabilities.find_recipe(POLICIES["nvfp4"]))
 
 def run(x, weight, dy):
     y, back = jax.vjp(lambda x, weight: multiply(x, weight, None), x, weight)
@@ -36,16 +33,9 @@ print([(m.units, m.size, m.phase) for m in found])
 """
 
 
-def ask(policy: str) -> str:
-    program = PROGRAM.replace("POLICY", repr(policy))
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout, ran.stderr[-2000:]
-    return ran.stdout.splitlines()[-1]
-
-
 def test_cudnn_is_left_blocks_of_four_bits() -> None:
     """All three products, rows and columns filled up to tiles."""
-    assert ask("nvfp4") == str([
+    assert run_alone(PROGRAM) == str([
         ("float4", (128, 128, 192), "forward"), ("float4", (128, 256, 64), "backward"),
         ("float4", (128, 256, 96), "backward"),
     ])  # fmt: skip

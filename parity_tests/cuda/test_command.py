@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import commands
-from lockstep.compile.program import GROUPS
 from lockstep.exits import DONE
 from parity_tests.cuda.cells import SMALL
 
@@ -15,15 +14,11 @@ WORDS = ["compile", "--device", "h100", "--policy", "bf16", *(
 )]  # fmt: skip
 
 
-def test_both_programs_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_programs_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(WORDS) == DONE
     lines = capsys.readouterr().out.splitlines()
     heads = [line.partition(" for h100")[0] for line in lines if "nothing was run" in line]
     assert heads == ["jax: compiled", "torch: traced"]
-    *_, head = (at for at, line in enumerate(lines) if line.split()[:2] == ["jax,", "GB"])
-    rows = {name: cells for name, *cells in map(str.split, lines[head + 1 :])}
-    assert rows.keys() == {*GROUPS, "all"}
-    assert all(len(cells) == 4 and min(map(float, cells)) > 0 for cells in rows.values())
 
 
 def test_one_program_is_json_and_its_hlo_a_file(

@@ -1,9 +1,6 @@
 """Several documents a row, compiled for CUDA: attention stays in the kernel that it has."""
 
-import subprocess
-import sys
-
-from lockstep.process import ROOT
+from parity_tests.cuda.cells import run_alone
 
 PROGRAM = """
 import json
@@ -28,7 +25,4 @@ print(json.dumps([program.attention_asked, [each.kernel for each in program.atte
 
 def test_cudnn_takes_the_mask() -> None:
     """A forward and a backward kernel in each of two layers, as without documents."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout.splitlines()[-1:] == ['["cudnn", ["cudnn", "cudnn", "cudnn", "cudnn"]]'], (
-        ran.stderr[-2000:]
-    )
+    assert run_alone(PROGRAM) == '["cudnn", ["cudnn", "cudnn", "cudnn", "cudnn"]]'

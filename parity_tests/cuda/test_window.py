@@ -1,9 +1,6 @@
 """The window is the one input that is not donated: it would save nothing."""
 
-import subprocess
-import sys
-
-from lockstep.process import ROOT
+from parity_tests.cuda.cells import run_alone
 
 PROGRAM = """
 import json
@@ -22,13 +19,7 @@ print(json.dumps([program.peak, sum(b.donated for b in program.state), any(unuse
 """
 
 
-def ask(donated: bool) -> str:
-    program = PROGRAM.replace("DONATED", str(donated))
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout, ran.stderr[-2000:]
-    return ran.stdout.splitlines()[-1]
-
-
 def test_a_donated_window_saves_nothing() -> None:
     """The same peak and buffers in place; XLA cannot use it."""
-    assert ask(True) == ask(False).replace("false", "true")
+    donated, kept = (run_alone(PROGRAM.replace("DONATED", str(each))) for each in (True, False))
+    assert donated == kept.replace("false", "true")
