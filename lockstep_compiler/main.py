@@ -4,6 +4,7 @@ imported the framework and done nothing else.
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from lockstep.compile import targets
@@ -12,8 +13,9 @@ from lockstep_compiler.fake_cuda import load_guard
 from lockstep_recorder.wire import Arrays, Message
 
 
+@cache
 def preload(framework: str) -> Any:
-    """Imports the framework.
+    """Imports the framework, once: torch looks for its CUDA hooks when it is imported.
 
     Raises:
         UserError: torch's guard cannot be built.
