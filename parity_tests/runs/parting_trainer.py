@@ -1,11 +1,12 @@
-"""`python -m parity_tests.runs.parting_trainer FRAMEWORK FLAGS`: a trainer whose rank 1 changes its
-own weights after step 20, and that looks for it each tenth of a second."""
+"""`python -m parity_tests.runs.parting_trainer FRAMEWORK FLAGS`: a trainer that looks for the other
+ranks twice a second. Where PARTS is set, rank 1 changes its own weights after step 20."""
 
+import os
 import sys
 from typing import Any
 
 from lockstep.cli import trainers
-from lockstep.train import desync
+from lockstep.train import desync, watch
 from lockstep.twin import MODULES
 
 
@@ -27,7 +28,13 @@ def part_torch(trainer: Any) -> None:
 
 
 def main(framework: str, *flags: str) -> int:
-    desync.EVERY = 0.1
+    desync.EVERY, watch.BEAT = 0.1, 0.5
+    if "PARTS" in os.environ:
+        part_after_step_20(framework)
+    return trainers.train(framework, flags)
+
+
+def part_after_step_20(framework: str) -> None:
     package = MODULES[framework].partition(".")[0]
     step = __import__(f"{package}.step", fromlist=["Trainer"]).Trainer
     rank = __import__(f"{package}.extra.mesh.processes", fromlist=["rank"]).rank
@@ -41,7 +48,6 @@ def main(framework: str, *flags: str) -> int:
         return result
 
     step.step = then_part
-    return trainers.train(framework, flags)
 
 
 if __name__ == "__main__":

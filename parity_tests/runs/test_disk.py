@@ -169,20 +169,6 @@ def test_a_run_outlives_a_full_disk(
     assert hidden(small_disk / "run") == []
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_status_2(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    with monkeypatch.context() as patch:
-        at_step(patch, 8, lambda: fill(small_disk))
-        assert train("--save-every 5", out="disk/run") == exits.MISTAKE
-    err = capsys.readouterr().err
-    assert err.startswith("error: step 12 is not saved: disk/run/")
-    assert err.endswith("the last good checkpoint is disk/run/checkpoints/step_00000005\n")
-    (small_disk / "filler").unlink()
-    assert resume(out="disk/run") == exits.DONE
-    assert [row["step"] for row in rows(out="disk/run")] == list(range(1, STEPS + 1))
-
-
 def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
     durable.replace(small_disk / "config.json", "former")
     fill(small_disk)
@@ -190,13 +176,6 @@ def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
         durable.replace(small_disk / "config.json", "x" * 10_000)
     assert sorted(path.name for path in small_disk.iterdir()) == ["config.json", "filler"]
     assert (small_disk / "config.json").read_text() == "former"
-
-
-def test_a_disk_that_is_full_from_the_start(small_disk: Path, capsys: Any) -> None:
-    fill(small_disk)
-    assert train(out="disk/run") == exits.MISTAKE
-    assert "disk/run" in (line := capsys.readouterr().err)
-    assert "No space left on device" in line
 
 
 def test_a_read_only_disk(small_disk: Path, capsys: Any) -> None:

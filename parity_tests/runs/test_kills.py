@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -121,10 +121,11 @@ def last_step() -> int:
     return max(map(checkpoint.step_of, checkpoint.listing(Path("run"))), default=0)
 
 
-def finish(framework: str, flags: str) -> None:
-    child = start_child(framework, flags)
-    _, err = child.communicate()
-    assert (child.returncode, err) == (exits.DONE, "")
+def finish(framework: str, flags: str, *, two: bool = False) -> None:
+    children = start_two(framework, flags) if two else [start_child(framework, flags)]
+    said = [(child.communicate()[1], child.returncode) for child in children]
+    assert [status for _, status in said] == [exits.DONE] * len(said), said
+    assert two or said[0][0] == ""
 
 
 def numbers(run: str) -> list[dict]:
@@ -133,72 +134,70 @@ def numbers(run: str) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in measured} for row in rows]
 
 
+def begin_or_resume(flags: str) -> str:
+    """The flags of the next life. It may be that no checkpoint of those before it is whole."""
+    if checkpoint.listing(Path("run")):
+        return "--resume --out run"
+    return f"{flags} --out run{' --overwrite' if Path('run').exists() else ''}"
+
+
+def kill_often(kills: int, flags: str, steps: int, kill: Callable[[int, str], bool]) -> None:
+    """Whatever is killed leaves no torn checkpoint; at least one is killed amid a save."""
+    amid_a_save = 0
+    for number in range(kills):
+        if last_step() == steps:  # on a machine so busy that the kills come late
+            break
+        amid_a_save += kill(number, begin_or_resume(flags))
+        for path in checkpoint.listing(Path("run")):
+            checkpoint.load(path)
+    assert amid_a_save > 0
+
+
+def require_as_if_never_killed(steps: int) -> None:
+    assert numbers("run") == numbers("whole")
+    ends = (checkpoint.listing(Path(run))[-1] for run in ("run", "whole"))
+    assert_same(*map(checkpoint.load, ends))
+    assert last_step() == steps and hidden(Path("run")) == []
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+
+
 @tier("rest", guard="a kill at any moment of a save, in test_checkpoint_torn.py")
 @tier("full", guard="the fake", where=lambda framework: framework != "fake")
 @pytest.mark.parametrize("framework", ["fake", *twin.MODULES])
 def test_a_run_killed_again_and_again_is_one_that_never_was(
-    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    framework: str, request: pytest.FixtureRequest
 ) -> None:
-    full = request.config.getoption("--full")
-    kills, steps = (300 if full else 8) if framework == "fake" else 25, STEPS[framework]
-    steps = steps * kills // 25
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+    full, dice = request.config.getoption("--full"), random.Random(framework)
+    kills = (300 if full else 8) if framework == "fake" else 25
+    steps = STEPS[framework] * kills // 25
     flags = f"{SMALL} --steps {steps} --warmup 10"
     finish(framework, f"{flags} --out whole")
-    dice, amid_a_save = random.Random(framework), 0
-    for kill in range(kills):
-        if last_step() == steps:  # on a machine so busy that the kills come late
-            break
-        again = checkpoint.listing(Path("run"))
-        first = f"{flags} --overwrite" if Path("run").exists() else flags
-        words = f"{'--resume' if again else first} --out run"
-        amid_a_save += kill_amid(framework, words, dice, aimed=kill % 4 == 0)
-        for path in checkpoint.listing(Path("run")):
-            checkpoint.load(path)  # none is torn
-    resumed = f"--resume --out run --steps {steps}"
+    kill_often(kills, flags, steps, lambda number, words: kill_amid(
+        framework, words, dice, aimed=number % 4 == 0))  # fmt: skip
     if last_step() < steps:
-        finish(framework, resumed)
-    assert amid_a_save > 0
-    assert numbers("run") == numbers("whole")
-    ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
-    assert_same(*ends)
-    assert [path.name for path in checkpoint.listing(Path("run"))][-1] == f"step_{steps:08d}"
+        finish(framework, begin_or_resume(flags))
+    require_as_if_never_killed(steps)
 
 
 @tier("rest", guard="a kill at any moment of a save, in test_checkpoint_torn.py")
+@tier("full", guard="two", where=lambda framework: framework != "two")
 @pytest.mark.parametrize("framework", ["two", *twin.MODULES])
-def test_any_rank_may_be_killed(
-    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_any_rank_may_be_killed(framework: str, request: pytest.FixtureRequest) -> None:
     """What both have written is there whole, or is not there."""
-    full = request.config.getoption("--full")
-    if framework != "two" and not full:
-        pytest.skip("with --full; the processes without a framework are killed always")
+    full, dice = request.config.getoption("--full"), random.Random(framework)
     kills = (300 if framework == "two" else 100) if full else 8
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
-    steps = 100 * kills
     # A rate that does not depend on the number of steps.
     flags = f"{SMALL} --warmup 10 --lr 1e-3 --min-lr 1e-3"
     flags += " --mesh fsdp=2 --batch-size 1" if framework != "two" else ""
-    amid_a_save, dice = 0, random.Random(framework)
-    for _ in range(kills):
-        saved = checkpoint.listing(Path("run"))
-        first = f"{flags} --steps {steps}{' --overwrite' if Path('run').exists() else ''}"
-        words = f"{'--resume' if saved else first} --out run"
-        amid_a_save += kill_one_of_two(framework, words, dice)
-        for path in checkpoint.listing(Path("run")):
-            checkpoint.load(path)
-    assert amid_a_save > 0
-    assert last_step() < steps
+    steps = 100 * kills
+    kill_often(kills, f"{flags} --steps {steps}", steps, lambda number, words: kill_one_of_two(
+        framework, words, dice))  # fmt: skip
     end = last_step() + 20
-    # On a busy machine all kills may come before the first checkpoint is whole.
-    again = "--resume" if checkpoint.listing(Path("run")) else f"{flags} --overwrite"
-    for words in (f"{again} --out run --steps {end}", f"{flags} --steps {end} --out whole"):
-        said = [(rank.communicate()[1], rank.returncode) for rank in start_two(framework, words)]
-        assert [status for _, status in said] == [exits.DONE] * 2, said
-    assert numbers("run") == numbers("whole")
-    ends = (checkpoint.load(checkpoint.listing(Path(run))[-1]) for run in ("run", "whole"))
-    assert_same(*ends)
-    assert hidden(Path("run")) == []
+    for words in (begin_or_resume(flags), f"{flags} --out whole"):
+        finish(framework, f"{words} --steps {end}", two=True)
+    require_as_if_never_killed(end)

@@ -3,7 +3,6 @@
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
     assert told[:2] == [notice, "resuming run after step 10"]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
     assert saved_steps() == [10, STEPS]
-
-
-def test_a_state_of_another_model_is_refused(capsys: Any) -> None:
-    """config.json was edited: the checkpoints are those of one layer."""
-    assert train() == exits.DONE
-    record = directory.read_record(Path("run"))
-    model = replace(record.config.model, n_layer=2)
-    directory.write_record(Path("run"), replace(record, config=replace(record.config, model=model)))
-    for command in (lambda: resume("--steps 20"), lambda: commands.main(["sample", "run"])):
-        assert command() == exits.MISTAKE
-        assert "config.json: its model is not that of the run's" in capsys.readouterr().err
 
 
 def test_overwrite_follows_no_link(place: Path) -> None:

@@ -100,5 +100,5 @@ def test_a_framework_that_is_not_installed_is_one_line(
     monkeypatch.setitem(twin.MODULES, "fake", "no_such_framework.train")
     assert train() == exits.MISTAKE
     line = capsys.readouterr().err
-    assert line.startswith("error: --framework fake: cannot be imported (No module named")
-    assert line.endswith("; install it\n")
+    assert line.startswith("error: fake: cannot be imported (No module named")
+    assert line.endswith("; lockstep doctor --framework fake says why\n")

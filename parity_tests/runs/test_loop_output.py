@@ -24,9 +24,11 @@ from parity_tests.runs.fake_runs import resume, rows, train
 pytestmark = pytest.mark.usefixtures("place")
 
 
-def terminal_output(start: Callable[..., subprocess.Popen], **environment: str) -> str:
+def terminal_output(
+    start: Callable[..., subprocess.Popen], flags: str = "", **environment: str
+) -> str:
     controller, terminal = pty.openpty()
-    child = start("--steps 30", stdout=terminal, stderr=terminal, env=environment)
+    child = start(f"--steps 30 {flags}", stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     shown = b""
     while True:
@@ -42,13 +44,14 @@ def terminal_output(start: Callable[..., subprocess.Popen], **environment: str) 
     return shown.decode()
 
 
+@pytest.mark.parametrize("flags", ["", "--live"])
 def test_a_terminal_gets_a_bar_with_an_eta_and_the_log_stays_clean(
-    process: Callable[..., Any],
+    flags: str, process: Callable[..., Any]
 ) -> None:
-    shown = terminal_output(process, TERM="xterm", COLUMNS="100")
+    shown = terminal_output(process, flags, TERM="xterm", COLUMNS="120")
     for part in ("\x1b[", "━", "ETA", "30/30", "\x1b[?25h"):  # the last shows the cursor again
         assert part in shown
-    assert "tokens/s" not in shown  # no lines besides
+    assert ("tokens/s" in shown) is (flags == "--live")  # without it no lines besides
     assert b"\x1b" not in Path("run/log.jsonl").read_bytes()
     assert len(rows()) == 30
 

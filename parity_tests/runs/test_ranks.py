@@ -37,7 +37,9 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def start_two(framework: str, module: str, *words: str) -> list[subprocess.Popen]:
+def start_two(
+    framework: str, module: str, *words: str, changes: dict[str, str] = NONE
+) -> list[subprocess.Popen]:
     port = free_port()
     address = f"127.0.0.1:{port}"
     there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
@@ -46,7 +48,7 @@ def start_two(framework: str, module: str, *words: str) -> list[subprocess.Popen
         there |= {"JAX_NUM_CPU_DEVICES": "1"}
     number = "JAX_PROCESS_ID" if framework == "jax" else "RANK"
     return [
-        start(module, *words, changes={**there, number: str(rank)}) for rank in range(2)
+        start(module, *words, changes={**there, **changes, number: str(rank)}) for rank in range(2)
     ]  # fmt: skip
 
 
@@ -76,7 +78,11 @@ def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
         time.sleep(0.05)
 
 
-@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
+GUARD = "what outlives process 0, and counts that stand still"
+TRAINER = "parity_tests.runs.parting_trainer"
+
+
+@tier("rest", guard=GUARD)
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("framework", twin.MODULES)
@@ -84,7 +90,7 @@ def test_who_is_missing_is_named_in_one_line(
     framework: str, victim: int, signal_: signal.Signals, ended: list[subprocess.Popen]
 ) -> None:
     words = [*SMALL, "--steps", "100000", "--save-every", "50"]
-    ended += start_two(framework, twin.trainer_module(framework), *words)
+    ended += start_two(framework, TRAINER, framework, *words)
     wait_for(Path("run/checkpoints/step_00000050"), ended)
     ended[victim].send_signal(signal_)
     _, said = ended[1 - victim].communicate()
@@ -99,12 +105,12 @@ def test_who_is_missing_is_named_in_one_line(
     checkpoint.load(checkpoint.listing(Path("run"))[-1])
 
 
-@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
+@tier("rest", guard=GUARD)
 @pytest.mark.parametrize("framework", twin.MODULES)
 def test_a_rank_that_parts_ends_all(framework: str, ended: list[subprocess.Popen]) -> None:
     """Before its weights are saved."""
     words = [*SMALL, "--mesh", "data=2", "--steps", "100000", "--save-every", "10"]
-    ended += start_two(framework, "parity_tests.runs.parting_trainer", framework, *words)
+    ended += start_two(framework, TRAINER, framework, *words, changes={"PARTS": "1"})
     said = [process.communicate()[1] for process in ended]
     assert [process.returncode for process in ended] == [exits.DIVERGED] * 2, said
     lines = [line for line in "".join(said).splitlines(keepends=True) if "error:" in line]
@@ -141,7 +147,7 @@ SAYS = {
 }  # fmt: skip
 
 
-@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
+@tier("rest", guard=GUARD)
 @pytest.mark.parametrize("launcher", SAYS)
 def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.Popen]) -> None:
     """Its variables, set by hand."""
@@ -155,7 +161,7 @@ def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.P
     assert Path("run/checkpoints/step_00000003/weights-1.safetensors").exists()
 
 
-@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
+@tier("rest", guard=GUARD)
 def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
     """As on two machines, with one process each."""
     where = f"127.0.0.1:{free_port()}"
@@ -169,7 +175,7 @@ def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
     assert Path("run/checkpoints/step_00000003/weights-1.safetensors").exists()
 
 
-@tier("rest", guard="what outlives process 0, counts that stand still, and parts of a file")
+@tier("rest", guard=GUARD)
 @pytest.mark.parametrize("framework", twin.MODULES)
 def test_a_process_reads_its_own_part(framework: str, ended: list[subprocess.Popen]) -> None:
     words = [*SMALL, "--steps", "2"]

@@ -19,11 +19,9 @@ from lockstep import twin
 from lockstep.cli import commands, trainers
 from lockstep.config import from_flags
 from lockstep.data import corpus
-from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.process import ROOT, git_commit
 from lockstep.run import checkpoint, directory, runlog
-from lockstep.train import sampling
 from parity_tests.runs.fake_runs import save_at_once
 from parity_tests.tiers import tier
 
@@ -138,23 +136,6 @@ def test_what_a_run_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert said in printed
 
 
-def test_a_loss_that_is_not_finite_ends_with_status_3(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rate explodes at step 7, so the loss or gradient does at 8; step 6 is saved last."""
-    rates = np.array([1e-3] * 6 + [1e30] * 6)
-    monkeypatch.setattr("torch_ref.step.learning_rates", lambda optim: rates)
-    assert trainers.train("torch", flags("run", "--policy fp32 --save-every 1 --keep 9")) == 3
-    line = capsys.readouterr().err
-    assert "step 8" in line
-    assert "step_00000006" in line
-    assert "--lr" in line
-    assert rows(place / "run")[-1]["step"] == 8
-    assert None in (rows(place / "run")[-1]["loss"], rows(place / "run")[-1]["grad_norm"])
-    good = checkpoint.load(place / "run" / "checkpoints" / "step_00000006")
-    assert all(np.isfinite(weight).all() for weight in good.params.values())
-
-
 def last_step(log: Path) -> int:
     return max((row["step"] for row in runlog.rows(log)), default=0)
 
@@ -228,25 +209,3 @@ def test_sample_writes_the_same_text_in_both(place: Path, capsys: Any) -> None:
     assert texts[0] == texts[1]
     assert texts[0].startswith("class ")
     assert len({*texts}) == 3
-
-
-class Scores:
-    """Stands where a twin stands: the same scores for each token."""
-
-    def logits(self, tokens: np.ndarray) -> np.ndarray:
-        return np.array([0.0, 1.0, 2.0, 3.0])
-
-
-def test_choice() -> None:
-    def drawn(**options: Any) -> list[int]:
-        return sampling.sample(Scores(), b"\0", length=400, context=8, **options)  # type: ignore[arg-type]
-
-    assert set(drawn(temperature=0)) == {3}
-    assert set(drawn(temperature=1.0, top_k=2)) == {2, 3}
-    assert set(drawn(temperature=1.0, top_k=0)) == {0, 1, 2, 3}
-    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
-    weights: Arrays = {"softmax": np.exp(Scores().logits(np.zeros(1)))}
-    share = np.bincount(drawn(temperature=1.0, top_k=0), minlength=4) / 400
-    expected = weights["softmax"] / weights["softmax"].sum()
-    # 400 draws: a share of p is off by sqrt(p (1 - p) / 400) = 0.025 at most; four of those.
-    assert np.abs(share - expected).max() < 0.1

@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import exits, twin
+from lockstep import exits
 from lockstep.cli import commands
 from lockstep.errors import UserError
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
 from lockstep.run.saver import Saver
-from parity_tests import fake
 from parity_tests.fake import FakeTwin
+from parity_tests.runs.checkpoints import part_of, silent, state
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
@@ -27,13 +28,6 @@ SAVE, USUAL_SAVER = checkpoint.save, Saver.save
 @pytest.fixture(autouse=True)
 def here(place: Path) -> Path:
     return place
-
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The saver as it is, not as the other tests have it."""
-    monkeypatch.setattr(Saver, "save", USUAL_SAVER)
-    yield
 
 
 def write(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
@@ -46,9 +40,9 @@ def write(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None
     monkeypatch.setattr(checkpoint, "save", save)
 
 
-@pytest.mark.usefixtures("beside")
 def test_training_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Step 2's checkpoint is written only once step 9 is taken."""
+    monkeypatch.setattr(Saver, "save", USUAL_SAVER)  # and not as the other tests have it
     reached = threading.Event()
     write(monkeypatch, lambda step: step > 2 or reached.wait(30) or pytest.fail("it waited"))
     at_step(monkeypatch, 9, reached.set)
@@ -59,21 +53,6 @@ def test_training_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch, ca
     for step in (4, 6):  # 8 waited when step 9 was taken, or was passed over by 10
         assert step not in saved_steps()
         assert f"step {step} is not saved: an earlier checkpoint is still being written" in said
-
-
-@pytest.mark.usefixtures("beside")
-def test_a_run_that_stalls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above, of a saver that waits."""
-    reached = threading.Event()
-    write(monkeypatch, lambda step: step > 2 or reached.wait(0.2) or pytest.fail("it waited"))
-    at_step(monkeypatch, 9, reached.set)
-
-    def waits(self: Saver, state: TrainState, losses: Mapping[int, float]) -> None:
-        self._write(state, losses)
-
-    monkeypatch.setattr(Saver, "save", waits)
-    with pytest.raises(pytest.fail.Exception, match="it waited"):
-        train("--save-every 2")
 
 
 def no_room(*bad: int) -> Callable[[int], None]:
@@ -139,49 +118,93 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert line in capsys.readouterr().out
 
 
+# --- of several processes
+
+
+class SilentLog:
+    def sync(self) -> None:
+        pass
+
+
+def saver_of(run: Path, say: Callable[[str], Any], *, shared: bool) -> Saver:
+    return Saver(run, 1, SilentLog(), say, shared=shared)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_that_cannot_be_written_ends_the_save(tmp_path: Path, rank: int) -> None:
+    """Here for weights that are not finite."""
+    whole = {name: np.nan_to_num(np.asarray(x)) * 0 for name, x in state().params.items()}
+    plain = np.where(np.arange(3)[:, None] == 1 - rank, np.nan, whole["plain"])
+    bad = {**whole, "plain": plain.astype(np.float32)}
+
+    def save(rank: int) -> str:
+        try:
+            saver = saver_of(tmp_path, silent, shared=True)
+            saver.finish(part_of(replace(state(), params=bad), rank), {})
+        except UserError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        said = list(pool.map(save, range(3)))
+    assert "weights are not finite" in said[0]
+    assert ("rank 1" in said[0]) == (rank == 1)
+    assert checkpoint.listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_that_wait_leave_no_room_for_a_third(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that share checkpoints ask each other; one alone never leaves the newest out."""
+    monkeypatch.setattr(Saver, "save", USUAL_SAVER)
+    release, lines = threading.Event(), list[str]()
+    monkeypatch.setattr(checkpoint, "save", lambda *args, **rest: release.wait(30))
+    saver, run = saver_of(tmp_path, lines.append, shared=shared), replace(state(1), params={})
+    assert not saver.crowded
+    saver.save(run, {})
+    saver.save(replace(run, step=2), {})
+    assert saver.crowded == shared
+    saver.skip(3)
+    release.set()
+    saver.writer.shutdown()
+    assert lines == ["step 3 is not saved: an earlier checkpoint is still being written"]
+
+
 # --- the newest, and the best
 
 
-def evaluations(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
+@pytest.mark.parametrize(("losses", "flags", "kept"), [
+    ({2: 0.7, 4: 0.5, 6: 0.9}, "--eval-every 2 --keep 2", [4, 10, 12]),
+    ({3: 0.1, 6: 0.5}, "--eval-every 3 --keep 1", [6, 12]),  # step 3 was only evaluated
+    ({2: math.nan, 4: 0.9, 6: -math.inf}, "--policy fp16 --eval-every 2 --keep 1", [4, 12]),
+])  # fmt: skip
+def test_the_best_is_kept_beside_the_newest(
+    losses: dict[int, float], flags: str, kept: list[int],
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
     monkeypatch.setattr(FakeTwin, "evaluate", lambda self, _: losses.get(self.now.step, 1.0))
-
-
-def test_the_best_is_kept_beside_the_newest(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    evaluations(monkeypatch, {2: 0.7, 4: 0.5, 6: 0.9})
-    assert train("--save-every 2 --eval-every 2 --keep 2") == exits.DONE
-    assert saved_steps() == [4, 10, 12]
-    said = capsys.readouterr().out
-    assert "the best of its checkpoints is that of step 4: 0.5000" in said
-    assert commands.main(["sample", "run", "--step", "4", "--length", "3"]) == exits.DONE
+    assert train(f"--save-every 2 {flags}") == exits.DONE
+    assert saved_steps() == kept
+    best = f"the best of its checkpoints is that of step {kept[0]}: {losses[kept[0]]:.4f}"
+    assert best in capsys.readouterr().out
 
 
 def test_the_best_is_known_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations(monkeypatch, {2: 0.5, 12: 0.1})
+    losses = {2: 0.5, 12: 0.1}
+    monkeypatch.setattr(FakeTwin, "evaluate", lambda self, _: losses.get(self.now.step, 1.0))
     assert train("--save-every 2 --eval-every 2 --keep 1 --steps 6 --warmup 0") == exits.DONE
     assert saved_steps() == [2, 6]
-    assert resume("--steps 10") == exits.DONE
-    assert saved_steps() == [2, 10]
-    assert resume("--steps 12") == exits.DONE
-    assert saved_steps() == [12]
+    for steps, kept in ((10, [2, 10]), (12, [12])):
+        assert resume(f"--steps {steps}") == exits.DONE
+        assert saved_steps() == kept
 
 
-def test_a_step_that_was_only_evaluated_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations(monkeypatch, {3: 0.1, 6: 0.5})
-    assert train("--save-every 2 --eval-every 3 --keep 1") == exits.DONE
-    assert saved_steps() == [6, 12]
-
-
-def test_a_loss_that_is_not_finite_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations(monkeypatch, {2: math.nan, 4: 0.9, 6: -math.inf})
-    assert train("--policy fp16 --save-every 2 --eval-every 2 --keep 1") == exits.DONE
-    assert saved_steps() == [4, 12]
-
-
-def test_sample_of_a_step_that_is_not_there(capsys: Any) -> None:
+def test_sample_of_a_step(capsys: Any) -> None:
     assert train("--save-every 5 --keep 9") == exits.DONE
+    assert commands.main(["sample", "run", "--step", "5", "--length", "3"]) == exits.DONE
     capsys.readouterr()
     assert commands.main(["sample", "run", "--step", "7"]) == exits.MISTAKE
     assert capsys.readouterr().err == (
         "error: --step 7: run has no such checkpoint; use 5, 10 or 12\n"
     )
-    assert twin.MODULES["fake"] == fake.__name__
