@@ -10,7 +10,7 @@ from lockstep.errors import UserError
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes `path` anew: a reader finds the former text or this one.
+    """Write `path` anew: a reader finds the former text or this one.
 
     Raises:
         OSError: it cannot be written; the former text stays, and nothing else.
@@ -30,7 +30,7 @@ def replace(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Of what the user has named: a disk that is full by now is no bug.
+    """Make an OSError a UserError: a disk that is full by now is no bug.
 
     Args:
         what: the flag, if there is one, and the file or folder.

@@ -134,7 +134,7 @@ def _is_deeper(content: Any, depth: int) -> bool:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a duplicate key some readers take the first value and some the last."""
+    """Refuse a duplicate key, of which some readers take the first value and some the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise Refused("invalid JSON: duplicate key")

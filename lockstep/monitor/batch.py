@@ -57,7 +57,7 @@ def _batch(given: argparse.Namespace) -> int:
 
 
 def _rows(config: Config, batch: Batch, words: Tokenizer | None, rank: int | None) -> Iterator[str]:
-    """Of one micro-batch, (B, T): device and row, then each document."""
+    """Show one micro-batch, (B, T): device and row, then each document."""
     size = config.optim.batch_size
     tokens, targets, _, segments = batch
     counts = batch.expand_counts()

@@ -19,7 +19,7 @@ LIMIT = 500_000_000  # bytes
 
 
 class Envelope(NamedTuple):
-    """What a folder of `lockstep curves` says of two programs."""
+    """The noise of two programs, as a folder of `lockstep curves` has it."""
 
     configs: tuple[Config, Config]
     frameworks: tuple[str, str]
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 
 def of_runs(histories: Sequence[History], envelopes: Sequence[Envelope]) -> list[Gap]:
-    """Of every two frameworks that trained one experiment."""
+    """Compare every two frameworks that trained one experiment."""
     pairs = [
         (a, b)
         for a, b in combinations(histories, 2)
@@ -89,5 +89,5 @@ def read(folder: Path) -> Envelope:
 
 
 def _numbers(config: Config) -> dict[str, Any]:
-    """What decides a run's numbers: not where, nor how often it writes them."""
+    """Take from a config what decides a run's numbers: not how often it writes them."""
     return {name: each for name, each in config.to_json().items() if name != "run"}

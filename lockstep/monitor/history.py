@@ -67,7 +67,7 @@ def _number(value: Any) -> float:
 
 
 def read_sample(run: Path) -> str:
-    """What the run wrote at its end, or ""."""
+    """Read the text that the run wrote at its end, or ""."""
     try:
         with open_regular(run / directory.SAMPLE, limit=SAMPLE_LIMIT) as file:
             return file.read().decode("utf-8", "replace")
@@ -119,7 +119,7 @@ def part(a: History, b: History) -> Parting:
 
 
 def describe_parting(parting: Parting) -> list[str]:
-    """In words: from which step on the losses differ at all, and by how much."""
+    """Say from which step on the losses differ at all, and by how much."""
     if not len(parting.steps):
         return ["they have no step in common"]
     count, first = len(parting.steps), parting.first_beyond(0.0)

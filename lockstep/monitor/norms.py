@@ -15,8 +15,11 @@ Squares = dict[str, dict[int, float]]  # by line and step
 
 
 def charts(run: History) -> list[str]:
-    """Those of a run with `--norms`. The norm of several modules is that of their gradients
-    together, so that each chart's lines make up the whole norm."""
+    """Draw the norms of a run with `--norms`.
+
+    The norm of several modules is that of their gradients together, so that each chart's lines make
+    up the whole norm.
+    """
     kinds, layers = Squares(), Squares()
     for module, norms in run.norms.items():
         match = LAYER.fullmatch(module)

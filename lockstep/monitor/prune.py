@@ -1,4 +1,4 @@
-"""What of a run nobody needs any more: checkpoints older than the last good one."""
+"""Checkpoints that nobody needs any more: those that are older than the last good one."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,9 @@ class Surplus(NamedTuple):
 
 
 def find_surplus(run: Path) -> Surplus:
-    """Of a run that nobody trains: checkpoints older than the newest whose checksums hold, but for
-    the best evaluated one; and what kills left half written.
+    """List a run's checkpoints older than the newest whole one, but for the best evaluated one.
+
+    And what kills left half written.
 
     Whatever is newer stays: it may be of a later version. A run without a good checkpoint keeps
     all that it has.
@@ -40,7 +41,7 @@ def find_surplus(run: Path) -> Surplus:
 
 
 def remove(surplus: Surplus) -> None:
-    """With the run's lock held, so that nobody begins to train it.
+    """Delete them, with the run's lock held, so that nobody begins to train it.
 
     Raises:
         UserError: somebody trains it by now, or it cannot be written.

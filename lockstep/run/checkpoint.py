@@ -43,10 +43,10 @@ NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 def save(
     run: Path, state: TrainState, *, keep: int, losses: Mapping[int, float] | None = None
 ) -> Path:
-    """Writes `run/checkpoints/step_XXXXXXXX/`; of those up to it the `keep` newest stay, and the
-    one with the best of `losses` (validation losses by step).
+    """Write `run/checkpoints/step_XXXXXXXX/`, and delete what `keep` leaves out.
 
-    Checkpoints of later steps stay: a resume that skipped them as damaged must not delete them.
+    The `keep` newest up to it stay, and the one with the best of `losses` (validation losses by
+    step). Those of later steps stay: a resume that skipped them as damaged must not delete them.
     Each process calls it with its part; process 0 waits for the others, and alone renames.
 
     Raises:

@@ -149,7 +149,7 @@ def make_new(stem: str) -> Path:
 
 
 def write_record(out: Path, record: Record) -> None:
-    """Writes config.json, whole or not at all."""
+    """Write config.json, whole or not at all."""
     content = {
         "format": FORMAT,
         "lockstep": __version__,
@@ -167,7 +167,7 @@ def write_record(out: Path, record: Record) -> None:
 
 
 def read_record(out: Path) -> Record:
-    """Reads config.json.
+    """Read config.json.
 
     Raises:
         UserError: there is no run at `out`, its config.json is not ours, or it holds a symbolic

@@ -79,7 +79,7 @@ class RunLog:
             listen(row)
 
     def sync(self) -> None:
-        """Writes all rows to the disk (fsync).
+        """Write all rows to the disk (fsync).
 
         Raises:
             UserError: it has no room for them, or fails.
@@ -146,7 +146,7 @@ def up_to(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _lines(stream: BufferedReader) -> Iterator[bytes]:
-    """In pieces of up to `LINE_LIMIT` bytes: a line may be the whole file."""
+    """Read pieces of up to `LINE_LIMIT` bytes: a line may be the whole file."""
     return iter(partial(stream.readline, LINE_LIMIT), b"")
 
 

@@ -36,7 +36,7 @@ class Saver:
 
     @property
     def crowded(self) -> bool:
-        """Whether processes that share checkpoints should leave one out: all the same one."""
+        """Whether processes that share checkpoints should all leave out the next one."""
         return self.shared and len([write for write in self.writes if not write.future.done()]) > 1
 
     def skip(self, step: int) -> None:
@@ -56,7 +56,7 @@ class Saver:
         self._begin(state, losses)
 
     def finish(self, state: TrainState, losses: Mapping[int, float]) -> None:
-        """Writes a run's last state, and waits for all that is being written.
+        """Write a run's last state, and wait for all that is being written.
 
         Raises:
             UserError: the last state could not be written.

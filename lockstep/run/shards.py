@@ -18,7 +18,7 @@ NOTE_LIMIT = 10_000  # bytes
 
 
 def file_names(shard: int, shards: int) -> dict[str, str]:
-    """Of one shard, by the field of the state."""
+    """Name a shard's files, by the field of the state."""
     number = f"-{shard}" if shards > 1 else ""
     return {field: f"{stem}{number}.safetensors" for field, stem in STEMS.items()}
 

@@ -1,4 +1,4 @@
-"""What a finished run tells its user: what was learned, what it writes, what to try next."""
+"""The closing lines of a run: what was learned, what it writes, what to try next."""
 
 import contextlib
 import math
@@ -47,7 +47,7 @@ def text(
 def sample_lines(
     config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float], file: Path | None = None
 ) -> list[str]:
-    """What bytes allow: the entropies beside the last loss, and a text; [] for other tokens.
+    """Put the data's entropies and a text beside the last loss; [] where tokens are not bytes.
 
     Args:
         file: keeps the text, too, where the disk has room.
@@ -76,7 +76,7 @@ def _quote(text: str) -> list[str]:
 
 
 def command(module: str, config: Config) -> str:
-    """What trains by this config. PyTorch takes a process a device; one of JAX has them all."""
+    """Write the command that trains by a config. PyTorch takes a process for each device."""
     ranks = f"torch.distributed.run --nproc-per-node {config.mesh.size} -m "
     alone = config.mesh.size == 1 or module != trainer_module("torch")
     return f"{_python()} -m {'' if alone else ranks}{module} {shlex.join(to_flags(config))}"

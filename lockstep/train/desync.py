@@ -1,10 +1,9 @@
-"""Whether the processes of a run still have the same weights where they should.
+"""A check that the processes of a run still have the same weights where they should.
 
 Gradients are averaged, so loss and norms stay the same on all when one process's weights change
 alone: by a broken chip, or by a bug.
 """
 
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,29 +13,22 @@ EVERY = 20.0  # seconds
 
 
 class Fingerprint(NamedTuple):
-    """Of what one process has."""
+    """One process's part of the weights, in two numbers."""
 
     place: int  # which parts of which tensors: those with the same should have the same numbers
     bits: int  # a checksum of the numbers
 
 
-class Clock:
-    """When to look again. Processes' own clocks differ: they have to agree."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def is_due(self) -> bool:
-        return time.monotonic() - self.last >= EVERY
-
-    def restart(self) -> None:
-        self.last = time.monotonic()
-
-
 def ask(
     places: Sequence[object], sums: Sequence[int], tell_all: Callable[[int], list[int]]
 ) -> list[int]:
-    """Of one process's tensors, where its parts lie and the sums of their bits."""
+    """Tell all processes of one's tensors, and find the ranks that have others.
+
+    Args:
+        places: where one's parts of the tensors lie.
+        sums: the sums of their bits.
+        tell_all: tells the others a number, and returns those of all.
+    """
     told = (tell_all(zlib.crc32(repr(each).encode())) for each in (places, sums))
     return find_desynced([Fingerprint(*each) for each in zip(*told)])
 

@@ -70,7 +70,7 @@ class Loop:
             if row["kind"] == "eval"
         }
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
-        self.clock = desync.Clock()
+        self.compared = time.monotonic()  # when the processes' weights were
         self.log_problem = ""
         self.began = self.last = time.perf_counter()
         peak = devices.peak(twin.describe()["device"], config.precision.kinds)
@@ -96,7 +96,8 @@ class Loop:
                     self.report(late())
                 late = result
                 wanted = step < total and (stop.received or self.display.abandoned)
-                asked = self.twin.agree(wanted or self.clock.is_due())  # one question a step
+                is_due = time.monotonic() - self.compared >= desync.EVERY  # by one's own clock
+                asked = self.twin.agree(wanted or is_due)  # one question a step
                 stopping = asked and self.twin.agree(wanted)
                 evaluate = step == total or _due(step, every.eval_every)
                 save = step == total or stopping or _due(step, every.save_every)
@@ -159,14 +160,14 @@ class Loop:
         self.log_problem = self.log.problem
 
     def write_norms(self, result: StepResult) -> None:
-        """By module; a deep model's in several rows, for a reader takes no line of any length."""
+        """Log the norms by module; a deep model's in several rows, for a line has a limit."""
         norms = list(params.norms_by_module(result.norms, self.config.model).items())
         for start in range(0, len(norms), NORMS_A_ROW):
             part = dict(norms[start : start + NORMS_A_ROW])
             self.write({"kind": "norms", "step": self.done, **part})
 
     def require_finite(self, result: StepResult) -> None:
-        """Raises Diverged where going on is of no use."""
+        """Raises Diverged where to go on is of no use."""
         if self.scale.hopeless:
             raise Diverged(
                 self.scale.problem(),
@@ -185,7 +186,7 @@ class Loop:
 
     def require_in_sync(self) -> None:
         """Before a save, and now and then. Raises Desynced."""
-        self.clock.restart()
+        self.compared = time.monotonic()
         if ranks := self.twin.desynced():
             which = ", ".join(map(str, ranks))
             raise Desynced(

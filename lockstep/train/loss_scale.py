@@ -31,7 +31,7 @@ def carry(state: TrainState, config: Config, rows: Iterable[dict[str, Any]]) -> 
 
 
 class ScaleWatch:
-    """Reads each step's result once; reports when the scale moved, and why."""
+    """Read each step's result once; report when the scale moved, and why."""
 
     def __init__(self, config: Config, scale: float, rows: list[dict[str, Any]]) -> None:
         """`rows`: those of the log so far, for a run that is stopped and resumed amid skips."""
@@ -51,7 +51,7 @@ class ScaleWatch:
             self.skipped, self.before = [], step
 
     def lines(self, step: int, result: StepResult) -> list[str]:
-        """What a person should know of this step."""
+        """Say what a person should know of this step."""
         if not self.enabled:
             return []
         self._count(step, result)

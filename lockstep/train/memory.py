@@ -21,7 +21,7 @@ def resident_peak() -> int:
 
 
 class Heap:
-    """What glibc does with what this process frees."""
+    """The heap of glibc: what this process frees, and keeps."""
 
     def __init__(self) -> None:
         self.keeps = False  # and can see how much that is

@@ -28,7 +28,7 @@ def replay(twin: Twin, config: Config, data: Corpus, start: TrainState, step: in
 
 
 def state_before(run: Path, step: int) -> TrainState | None:
-    """That of the newest checkpoint before a step that loads."""
+    """Load the newest checkpoint before a step that can be loaded."""
     for path in reversed(checkpoint.listing(run)):
         if checkpoint.step_of(path) < step:
             with contextlib.suppress(UserError):
@@ -37,7 +37,7 @@ def state_before(run: Path, step: int) -> TrainState | None:
 
 
 def first_bad_tensor(twin: Twin, window: Batch) -> str:
-    """In words, the first tensor that is not finite in a step on a window (N, B, T), or "".
+    """Name the first tensor that is not finite in a step on a window (N, B, T), or "".
 
     Weights, then of each micro-batch the outputs in the order of the forward pass, the loss, the
     gradients in the order of the backward pass. Dropout is off, and nothing is fused or recomputed.

@@ -1,4 +1,4 @@
-"""What a trainer shows of a run. It changes no number of it, so config.json does not hold it."""
+"""Flags for watching a run. They change no number of it, so config.json does not hold them."""
 
 import dataclasses
 import re
@@ -25,7 +25,9 @@ class Watching:
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
     def load(self, config: Config, *, resume: bool) -> "Watching":
-        """With the sets, tokenized as --data is. A run goes on without its tokenizer's folder.
+        """Load the evaluation sets, tokenized as --data is.
+
+        A run goes on without its tokenizer's folder.
 
         Raises:
             UserError: one cannot be read, or does not fit the model.

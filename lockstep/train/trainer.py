@@ -172,7 +172,7 @@ def _run_loop(
 
 
 def _explain(error: Diverged, loop: Loop) -> str:
-    """What happened, what is saved, what to do; with --debug-nans where it began."""
+    """Say what happened, what is saved and what to do; with --debug-nans where it began."""
     parts, remedy = [str(error)], error.remedy
     if loop.config.run.debug_nans:
         before = nonfinite.state_before(loop.out, error.step) or _first_state(loop.config)

@@ -1,5 +1,4 @@
-"""Whether the other processes of a run live: each counts up, and one whose count stands still is
-missing.
+"""A watch over the other processes of a run: each counts up, and who stands still is missing.
 
 An exchange may take as long as a save or a compilation does; a process that is stopped or dead
 ends the run all the same.

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,6 @@ import pytest
 from lockstep.exits import DONE
 from lockstep.process import ROOT
 from lockstep.train import track
-from lockstep.train.track import Tracker
 from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
 from parity_tests.runs.fake_runs import place as place
@@ -108,7 +106,7 @@ class Broken:
 
     def __init__(self, how: str) -> None:
         self.how, self.release, self.steps = how, threading.Event(), list[int]()
-        self.waited_for, self.longest = False, 60.0
+        self.waited_for = False
 
     def open(self, folder: Path, settings: track.Row) -> track.Tool:
         if self.how == "at the begin":
@@ -119,7 +117,7 @@ class Broken:
         self.steps.append(step)
         if step == 4:
             if self.how.startswith("hangs"):
-                self.waited_for = not self.release.wait(self.longest)
+                self.waited_for = not self.release.wait(60)
             if self.how == "full":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if self.how == "exits":
@@ -137,61 +135,21 @@ HOW = {
 }
 
 
-def train_beside(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(track.TOOLS, "broken", ("json", broken.open))
-    monkeypatch.setattr(track, "PATIENCE", 0.2 if broken.how.startswith("hangs") else 60)
-    if broken.how == "hangs":
-        monkeypatch.setattr(track, "WAITING", 3)
-    assert train("--track broken") == DONE and not broken.waited_for
-
-
 @pytest.mark.parametrize("how", HOW)
 def test_no_tracker_stops_a_run(
     how: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     broken = Broken(how)
-    train_beside(broken, monkeypatch)
+    monkeypatch.setitem(track.TOOLS, "broken", ("json", broken.open))
+    monkeypatch.setattr(track, "PATIENCE", 0.2 if how.startswith("hangs") else 60)
+    if how == "hangs":
+        monkeypatch.setattr(track, "WAITING", 3)
+    assert train("--track broken") == DONE and not broken.waited_for
     out = capsys.readouterr().out
     warned = [line for line in out.splitlines() if line.startswith("--track broken")]
     assert len(warned) == 1 and HOW[how] in warned[0] and "goes on without it" in warned[0]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
     broken.release.set()
-
-
-usual_put = Tracker.put
-
-
-def wait_for_room(self: Tracker, row: track.Row | None) -> None:
-    while self.rows.full() and self.thread.is_alive():
-        time.sleep(0.01)
-    usual_put(self, row)
-
-
-def wait_for_each(self: Tracker, row: track.Row | None) -> None:
-    usual_put(self, row)
-    while self.rows.qsize() > 0 and self.thread.is_alive():
-        time.sleep(0.01)
-
-
-def exit_and_wait(self: Tracker, *exc: object) -> None:
-    self.put(None)
-    self.thread.join()  # and not for a while alone
-
-
-@pytest.mark.parametrize(("how", "name", "bug"), [
-    ("hangs", "put", wait_for_room),
-    ("hangs at the end", "put", wait_for_each),
-    ("hangs at the end", "__exit__", exit_and_wait),
-])  # fmt: skip
-def test_a_trainer_that_waits_is_seen(
-    how: str, name: str, bug: Any, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the test above, whose tracker here hangs for two seconds instead of sixty."""
-    monkeypatch.setattr(Tracker, name, bug)
-    broken = Broken(how)
-    broken.longest = 2.0
-    with pytest.raises(AssertionError, match="waited_for"):
-        train_beside(broken, monkeypatch)
 
 
 def test_a_disk_that_is_really_full_stops_no_run(place: Path) -> None:

@@ -60,16 +60,11 @@ def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_a_loss_that_is_not_finite_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    skipping(monkeypatch, lambda step: step == 2, loss=math.inf)
-    assert train(FP16) == exits.DONE
-    assert printed_lines(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
-
-
-def test_a_policy_without_a_scale_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    assert train("--policy bf16") == exits.DONE
+    assert train("--policy bf16") == exits.DONE  # which has no scale
     assert printed_lines(capsys) == []
+    skipping(monkeypatch, lambda step: step == 2, loss=math.inf)
+    assert train(f"{FP16} --overwrite") == exits.DONE
+    assert printed_lines(capsys)[0] == "scale 65536 -> 32768, step 2 skipped: non-finite loss"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +90,16 @@ def test_a_run_that_only_skips_is_given_up(
     assert len(rows()) == 10
 
 
-def test_skips_that_are_not_in_a_row_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    skipping(monkeypatch, lambda step: step % 4 != 0)
-    assert train(f"{FP16} --max-skips 4") == exits.DONE
+@pytest.mark.parametrize(("skips", "flags"), [
+    (lambda step: step % 4 != 0, "--max-skips 4"),  # not in a row
+    # A scale that starts too high, from 2^60 down to where float16 needs it
+    (lambda step: step <= 44, f"--loss-scale-init {2.0**60} --steps 50 --warmup 0"),
+])  # fmt: skip
+def test_skips_that_help(
+    skips: Callable[[int], bool], flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipping(monkeypatch, skips)
+    assert train(f"{FP16} {flags}") == exits.DONE
 
 
 def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -127,14 +129,6 @@ def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(FakeTwin, "tell", lambda self, text: "run")
         assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert taken == [8, 9, 10] * 2
-
-
-def test_the_default_is_enough_for_a_scale_that_starts_too_high(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """From 2^60 down to where float16 needs it."""
-    skipping(monkeypatch, lambda step: step <= 44)
-    assert train(f"{FP16} --loss-scale-init {2.0**60} --steps 50 --warmup 0") == exits.DONE
 
 
 def test_max_skips_of_none_is_a_mistake(capsys: Any) -> None:
