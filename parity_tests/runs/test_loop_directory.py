@@ -78,11 +78,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over(capsys: Any) -> None:
     assert saved_steps() == [10, STEPS]
 
 
-def test_overwrite_follows_no_link(place: Path) -> None:
+def test_overwrite_replaces_the_run_and_nothing_else(place: Path) -> None:
+    """No link is followed; what is not the run's own stays."""
     assert train() == exits.DONE
     elsewhere = place / "elsewhere"
     Path("run/checkpoints").rename(elsewhere)
     Path("run/checkpoints").symlink_to(elsewhere)
+    Path("run/notes.txt").write_text("mine")
     assert train("--overwrite --steps 3") == exits.DONE
-    assert saved_steps() == [3]
+    assert saved_steps() == [3] and len(rows()) == 3
     assert [path.name for path in elsewhere.iterdir()] == [f"step_{STEPS:08d}"]
+    assert Path("run/notes.txt").read_text() == "mine"
+    assert resume("--steps 5") == exits.DONE  # a finished run goes on
+    assert [row["step"] for row in rows()] == [1, 2, 3, 4, 5]
+    assert directory.read_record(Path("run")).config.optim.steps == 5

@@ -21,7 +21,7 @@ from lockstep.config import from_flags
 from lockstep.data import corpus
 from lockstep.model.state import TrainState
 from lockstep.process import ROOT, git_commit
-from lockstep.run import checkpoint, directory, runlog
+from lockstep.run import checkpoint, runlog
 from parity_tests.runs.fake_runs import save_at_once
 from parity_tests.tiers import tier
 
@@ -178,24 +178,6 @@ def test_a_run_stopped_again_and_again_is_bitwise_one_that_never_was(
     _, err = resumed.communicate()
     assert (resumed.returncode, err) == (0, "")
     assert_same_run(place / "run", place / "whole")
-
-
-def test_a_finished_run_goes_on_with_more_steps(place: Path) -> None:
-    assert trainers.train("torch", flags("run", "--steps 4")) == 0
-    assert trainers.train("torch", ["--resume", "--out", "run", "--steps", "6", "--keep", "9"]) == 0
-    assert [row["step"] for row in rows(place / "run")] == list(range(1, 7))
-    assert [row["step"] for row in rows(place / "run", "eval")] == [0, 4, 5, 6]
-    assert [path.name[-2:] for path in checkpoint.listing(place / "run")] == ["02", "04", "06"]
-    assert directory.read_record(place / "run").config.optim.steps == 6
-
-
-def test_overwrite_replaces_the_run_and_nothing_else(place: Path) -> None:
-    assert trainers.train("torch", flags("run", "--steps 3 --warmup 0")) == 0
-    (place / "run" / "notes.txt").write_text("mine")
-    assert trainers.train("torch", flags("run", "--steps 2 --warmup 0 --overwrite")) == 0
-    assert len(rows(place / "run")) == 2
-    assert (place / "run" / "notes.txt").read_text() == "mine"
-    assert [path.name for path in checkpoint.listing(place / "run")] == ["step_00000002"]
 
 
 def test_sample_writes_the_same_text_in_both(place: Path, capsys: Any) -> None:
