@@ -124,7 +124,6 @@ TABLES: dict[str, Table] = {
     "sensitivity": _of_ladder(
         "sensitivity", "lockstep sensitivity --framework both --out {file}", ladder.sensitivity
     ),
-    "fuzz": _of_ladder("fuzz", "python -m parity_tests.input.fuzz --out {file}", ladder.fuzz),
     "worlds": _benchmark("", "worlds", "worlds")._replace(file="docs/results/worlds.jsonl"),
     **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
        for name in ("frameworks", "accumulation", "remat")},

@@ -201,18 +201,6 @@ def sensitivity(rows: Rows) -> str:
     return markdown(head, [[name, *cells] for name, cells in lines.items()]) + "\n\n" + said
 
 
-def fuzz(rows: Rows) -> str:
-    """Of each reader: its cases, how many were read and refused, the slowest."""
-    lines = [
-        [name, row["tried"], *(f"{row[count]:,}" for count in ("cases", "accepted", "refused")),
-         f"{row['slowest']:.2f}"]
-        for name, row in rows.items()
-    ]  # fmt: skip
-    total = (f"{sum(row['cases'] for row in rows.values()):,}", "", "", "")
-    head = ["reader", "input", "cases", "cases read", "cases refused", "slowest case, s"]
-    return markdown(head, [*lines, ["all", "", *total]])
-
-
 def verdicts(rows: Rows) -> str:
     """The table of `status`, and for each policy what is not equal: figure and place."""
     lines = []

@@ -56,7 +56,8 @@ pytest.register_assert_rewrite(
     "parity_tests.browser",
     "parity_tests.runs.checkpoints",
     "parity_tests.data.corpora",
-    "parity_tests.input.fuzz",
+    "parity_tests.input.bounds",
+    "parity_tests.input.forms",
     "parity_tests.benchmarks.peers",
 )
 

@@ -60,7 +60,7 @@ class Documents:
         left, number = context, first
         while left > 0 and len(found) < len(self.ends):
             start, stop = (int(self.ends[number - 1]) if number else 0), int(self.ends[number])
-            fits = 0 <= start <= stop <= len(self.tokens)
+            fits = 0 <= start < stop <= len(self.tokens)
             require(fits, "--data", "documents", "their ends are not in order; prepare them again")
             if found and stop - start - 1 > left:
                 break

@@ -1,16 +1,20 @@
-"""A limit of time and of memory for a piece of code, in this process."""
+"""Limit the CPU time and the memory of a piece of code, in this process."""
 
 import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import LONGEST, UserError
 
 ROOM = 200 << 20  # bytes; the largest header that is read becomes some 100 MiB of objects
-SECONDS = 5.0  # of this process's CPU time; the slowest case takes 1, on a slow machine perhaps 3
-# Of the wall clock, for code that computes nothing, as at a FIFO: it would wait for ever.
-PATIENCE = 120.0
+SECONDS = 2.0  # of this process's CPU time, so that no other process decides
+PATIENCE = 120.0  # seconds by the clock, to end code that computes nothing, as at a FIFO
 
 
 class TooSlow(BaseException):
@@ -19,10 +23,12 @@ class TooSlow(BaseException):
 
 @contextlib.contextmanager
 def limit(room: int = ROOM, seconds: float = SECONDS, patience: float = PATIENCE) -> Iterator[None]:
-    """Raises MemoryError where more than `room` bytes are allocated, TooSlow where it takes longer.
+    """Raise MemoryError where more than `room` bytes are allocated, TooSlow where it takes longer.
 
     Args:
-        seconds: CPU time, so that no other process decides.
+        room: bytes, beside what the process has already.
+        seconds: CPU time.
+        patience: wall-clock seconds.
     """
     statm = Path("/proc/self/statm")  # elsewhere than on Linux the time alone is bounded
     former = resource.getrlimit(resource.RLIMIT_AS)
@@ -44,3 +50,19 @@ def limit(room: int = ROOM, seconds: float = SECONDS, patience: float = PATIENCE
 
 def _raise_too_slow(number: int, frame: object) -> None:
     raise TooSlow
+
+
+def check_message(error: UserError) -> str:
+    """The message, which is one line that a terminal can show."""
+    line = str(error)
+    assert line.isprintable() and 0 < len(line) <= LONGEST + 5, line
+    return line
+
+
+def check_refusal(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
+    """Check that a reader refuses its input in one line with these words, within the limits."""
+    with limit(seconds=seconds), pytest.raises(UserError) as caught:
+        read()
+    line = check_message(caught.value)
+    for word in words:
+        assert word in line, (word, line)

@@ -1,45 +1,32 @@
-"""A run to be spoilt, and the check that reading it is then refused as it should be."""
+"""A small run, to be spoilt."""
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from lockstep.errors import LONGEST, UserError
+from lockstep.config import from_flags
 from lockstep.model.state import initial_state
 from lockstep.run import checkpoint
-from parity_tests.input.bounds import SECONDS, limit
-from parity_tests.input.readers import CONFIG, TRAIN
-from parity_tests.input.readers import RECORD as CONFIG_JSON
 
-TERABYTE = 1 << 40
-
-
-def check_refusal(read: Callable[[], Any], *words: str, seconds: float = SECONDS) -> None:
-    """In one line with these words, at once, and without a large allocation."""
-    with limit(seconds=seconds), pytest.raises(UserError) as caught:
-        read()
-    line = str(caught.value)
-    assert line.isprintable() and len(line) <= LONGEST + 5
-    for word in words:
-        assert word in line, (word, line)
-
-
-def hollow(path: Path, size: int = TERABYTE, begin: bytes = b"") -> None:
-    """A file that is all hole but for its beginning."""
-    path.write_bytes(begin)
-    os.truncate(path, size)
+CONFIG = from_flags(
+    {"model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 2, "vocab": 3, "context": 4,
+     "policy": "fp16", "fp32_islands": "blocks.*.mlp.down,head", "steps": 9, "data": "a.txt"},
+    accelerator=False,
+)  # fmt: skip
+CONFIG_JSON = {
+    "format": 1, "lockstep": "0.1", "framework": "jax", "data_sha256": 64 * "0",
+    "config": CONFIG.to_json(), "device": "cpu",
+}  # fmt: skip
+TRAIN = {"kind": "train", "loss": 5.5, "grad_norm": None, "lr": 1e-3, "loss_scale": 4.0,
+         "skipped": True, "tokens": 64, "mfu": None}  # fmt: skip
 
 
 def make_run(path: Path) -> Path:
-    path.mkdir()
+    """A run with a config, a log of one row, and a checkpoint."""
+    path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(CONFIG_JSON))
     (path / "log.jsonl").write_text(json.dumps({**TRAIN, "step": 1}) + "\n")
-    initial = initial_state(CONFIG)
-    return checkpoint.save(path, initial, keep=1).parents[1]
+    checkpoint.save(path, initial_state(CONFIG), keep=1)
+    return path
 
 
 def newest(run: Path) -> Path:

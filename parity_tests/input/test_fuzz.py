@@ -1,15 +1,19 @@
-"""Untrusted input never crashes or hangs a reader, and takes bounded memory.
+"""Hostile files never crash or hang a reader, and take bounded memory.
 
-The same few hundred cases each time; others, and as many as one likes, with `--fuzz N`.
+The five forms that people exchange are fuzzed, always with the same cases; `--fuzz N` draws N
+others. Each other reader has one hostile example for each bug that is planted in it.
 """
 
 import json
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from pyarrow.parquet import ParquetFile
 
 from benchmarks import report
@@ -18,29 +22,66 @@ from lockstep.check import mapping, trace
 from lockstep.config import config, huggingface, islands
 from lockstep.data import corpus, prepared, records, tokenizer
 from lockstep.data import stream as data_stream
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.files import stream, untrusted
 from lockstep.monitor import gaps
+from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, record, runlog
 from lockstep.train import trainer
-from lockstep.weights import huggingface as folder
+from lockstep.weights import huggingface as folders
 from lockstep.weights import llmc, nanogpt
-from parity_tests.input import fuzz
-from parity_tests.input.bounds import TooSlow, limit
-from parity_tests.input.readers import READERS
+from parity_tests.input.bounds import TooSlow, check_refusal, limit
+from parity_tests.input.forms import FORMS, Form, place
+from parity_tests.input.hostile_runs import CONFIG, CONFIG_JSON, make_run
+from parity_tests.input.mutations import Files
 from parity_tests.tiers import tier
 
 CASES = 500
-BY_NAME = {reader.name: reader for reader in READERS}
+
+
+def fuzz(form: Form, folder: Path, cases: int, *, random: bool, shrink: bool = True) -> Counter:
+    """Try hostile files, and count those that are accepted and those that are refused.
+
+    Args:
+        random: draw other cases each time.
+        shrink: look for the smallest case of a bug.
+
+    Raises:
+        Exception: what `Form.accepts` raises.
+    """
+    outcomes: Counter[bool] = Counter()
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+
+    @settings(
+        max_examples=cases, derandomize=not random, database=None, deadline=None,
+        suppress_health_check=list(HealthCheck), phases=phases, report_multiple_bugs=False,
+    )  # fmt: skip
+    @given(files=form.hostile())
+    def each(files: Files) -> None:
+        outcomes[form.accepts(files, folder)] += 1
+
+    each()
+    return outcomes
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    for files in form.made():
+        assert form.accepts(files, tmp_path)
+        assert form.accepts(form.sign(files), tmp_path)
 
 
 @tier("rest", guard="a bug planted in each reader")
-@pytest.mark.parametrize("name", BY_NAME)
-def test_reader(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", FORMS)
+def test_hostile_files(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     asked = request.config.getoption("--fuzz")
-    outcome = fuzz.run(BY_NAME[name], asked or CASES, random=asked is not None)
-    assert outcome.cases > CASES / 2  # a strategy that has run dry says nothing
-    assert outcome.accepted > 0, "nothing was accepted: what is read is never looked at"
+    outcomes = fuzz(FORMS[name], tmp_path, asked or CASES, random=asked is not None)
+    assert outcomes.total() > CASES / 2  # a strategy that has run dry says nothing
+    assert outcomes[True] > 0, "nothing was accepted: what is read is never looked at"
+
+
+# --- bugs that are planted in the readers of the forms
 
 
 def trusting_entry(name: str, tensor: Any) -> stream.TensorEntry:
@@ -52,55 +93,131 @@ def python_s_own(file: Path, *, limit: int) -> Any:
     return json.loads(file.read_text())
 
 
-def trusting_open(parquet: Any, file: Path) -> ParquetFile:
-    """`records._open` without its `except`."""
-    return ParquetFile(file)
-
-
 def anything(*_: object) -> bool:
     return True
 
 
-# What a reader might forget: in which module, under which name, what stands there in its place
-BUGS: list[tuple[str, Any, str, Any]] = [
+# What a reader might forget: its form, the module, the name there, and what stands in its place
+FORM_BUGS: list[tuple[str, Any, str, Any]] = [
     ("checkpoint", stream, "_entry", trusting_entry),
     ("checkpoint", record, "_is_whole", anything),
     ("checkpoint", record, "read_json", python_s_own),
-    ("config", directory, "read_json", python_s_own),
-    ("config", config, "require_fields", anything),
-    ("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn)),
-    ("log", runlog, "_is_row", lambda row: "step" in row),
-    ("log", untrusted, "_finite", float),
-    ("data", corpus, "require", anything),
-    ("rows", records, "parse_json", lambda line, **_: json.loads(line)),
-    ("parquet", records, "_open", trusting_open),
-    ("bin", data_stream, "require", anything),
-    ("tokenizer", tokenizer, "_ask", lambda function, *given, **named: function(*given, **named)),
-    ("curves", gaps, "read_json", lambda file, **_: json.loads(file.read_text())),
     ("prepared", prepared, "require_fields", anything),
-    ("plan", huggingface._Reader, "count", lambda self, name: self.get(name)),
-    ("weights", folder, "require", anything),
+    ("weights", stream, "_entry", trusting_entry),
+    ("weights", folders, "require", anything),
     ("llmc", llmc, "require", anything),
     ("ckpt", nanogpt, "require_fields", anything),
-    ("islands", islands, "translate", str),
-    ("result", results, "parse_json", lambda line, **_: json.loads(line)),
-    ("report", report, "UserError", ValueError),
     ("trace", trace, "_problem", lambda about: ""),
     ("map", mapping, "require", anything),
 ]
 
 
-@pytest.mark.parametrize(("name", "module", "function", "bug"), BUGS)
+@pytest.mark.parametrize(("name", "module", "function", "bug"), FORM_BUGS)
 def test_a_planted_bug_is_found(
-    name: str, module: Any, function: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, module: Any, function: str, bug: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, function, bug)
     with pytest.raises((Exception, TooSlow)) as caught:
         # It ends at the first. hypothesis also draws constants of the modules that happen to be
         # loaded, so that which case it is depends on what ran before.
-        fuzz.run(BY_NAME[name], 10 * CASES, random=False, shrink=False)
+        fuzz(FORMS[name], tmp_path, 10 * CASES, random=False, shrink=False)
     assert not isinstance(caught.value, UserError)
     assert f"{bug.__name__}() " not in str(caught.value)  # which is called as what it stands for
+
+
+# --- bugs that are planted in other readers
+
+
+class Example(NamedTuple):
+    """A hostile example for a reader, and the bug that accepts it or that it crashes."""
+
+    reader: str
+    module: Any
+    function: str
+    bug: Any
+    files: Files
+    read: Callable[[Path], Any]
+
+
+def trusting_open(parquet: Any, file: Path) -> ParquetFile:
+    """`records._open` without its `except`."""
+    return ParquetFile(file)
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The log leaves out what is no row."""
+    rows = list(runlog.rows(folder / "log.jsonl"))
+    require(bool(rows), "log.jsonl", "", "no row")
+    return rows
+
+
+def read_run(folder: Path) -> Any:
+    """A config.json beside a checkpoint of another model."""
+    make_run(folder / "run")
+    return trainer.restore(CONFIG.replace(vocab=2), folder / "run", lambda line: None)
+
+
+def int32(*numbers: int) -> bytes:
+    """A header of llm.c's."""
+    return np.array([*numbers, *[0] * (256 - len(numbers))], "<i4").tobytes()
+
+
+MEASURED = dict.fromkeys(results.MEASURED) | {"device": "cpu"}
+EXAMPLES = [
+    Example("config", directory, "read_json", python_s_own, {"config.json": b"0"},
+            directory.read_record),
+    Example("config", config, "require_fields", anything,
+            {"config.json": json.dumps(CONFIG_JSON | {"config": 0}).encode()},
+            directory.read_record),
+    Example("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn), {},
+            read_run),
+    Example("log", runlog, "_is_row", lambda row: "step" in row, {"log.jsonl": b'{"step": 1}'},
+            read_log),
+    Example("log", untrusted, "_finite", float,
+            {"log.jsonl": b'{"kind": "eval", "step": 1, "val_loss": 1e999}'}, read_log),
+    Example("data", corpus, "require", anything, {"train.bin": 40 * b"a"},
+            lambda folder: corpus.load(str(folder))),
+    Example("rows", records, "parse_json", lambda line, **_: json.loads(line), {"a.jsonl": b"{"},
+            lambda folder: corpus.load(str(folder / "a.jsonl"))),
+    Example("parquet", records, "_open", trusting_open, {"a.parquet": b"PAR1"},
+            lambda folder: corpus.load(str(folder / "a.parquet"))),
+    Example("bin", data_stream, "require", anything,
+            {"a.bin": int32(20240520, 1, 40) + 79 * b"a"},
+            lambda folder: corpus.load(str(folder / "a.bin"))),
+    Example("tokenizer", tokenizer, "_ask", lambda function, *given, **named: function(*given,
+            **named), {"tokenizer.json": b"0"}, tokenizer.FromFile),
+    Example("curves", gaps, "read_json", lambda file, **_: json.loads(file.read_text()),
+            {"curves.json": 3000 * b"["}, gaps.read),
+    Example("plan", huggingface._Reader, "count", lambda self, name: self.get(name),
+            {"config.json": b'{"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}'},
+            lambda folder: shape.of(str(folder / "config.json"), None)),
+    Example("islands", islands, "translate", str, {},
+            lambda folder: CONFIG.replace(fp32_islands="*x")),
+    Example("result", results, "parse_json", lambda line, **_: json.loads(line),
+            {"power.json": b"\0"}, lambda folder: results.read(folder / "power.json")),
+    Example("report", report, "UserError", ValueError,
+            {"a.jsonl": json.dumps({"name": "a", "cell": 0, "measured": MEASURED}).encode()},
+            lambda folder: report.write(folder / "a.jsonl")),
+]  # fmt: skip
+BUGS = [*FORM_BUGS, *EXAMPLES]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.reader)
+def test_an_example_is_refused(example: Example, tmp_path: Path) -> None:
+    place(example.files, tmp_path)
+    check_refusal(lambda: example.read(tmp_path / "given"))
+
+
+@pytest.mark.parametrize(("reader", "module", "function", "bug", "files", "read"), EXAMPLES)
+def test_a_planted_bug_accepts_an_example_or_crashes(
+    reader: str, module: Any, function: str, bug: Any, files: Files, read: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, function, bug)
+    place(files, tmp_path)
+    with pytest.raises((Exception, pytest.fail.Exception)) as caught:
+        check_refusal(lambda: read(tmp_path / "given"))
+    assert f"{getattr(bug, '__name__', '')}() " not in str(caught.value)
 
 
 def test_too_much_time_and_memory_are_seen() -> None:

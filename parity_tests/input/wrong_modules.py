@@ -36,12 +36,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("nonsense", ["COMMIT", "nonsense", "git log"]),
         ("HEAD --curves", ["--curves", "unknown"]),
     ],
-    "parity_tests.input.fuzz": [
-        ("letters", ["READER", "letters", "checkpoint"]),
-        ("--cases 0", ["--cases", "0", "at least 1"]),
-        ("--cases many", ["--cases", "'many'", "whole number"]),
-        ("--out half", ["--out", "half", "is a folder"]),
-    ],
 }  # fmt: skip
 
 # as processes, of which one of each front end is enough

@@ -1,0 +1,365 @@
+"""The forms in which people exchange files: how a sound one is made, and how it is read."""
+
+import contextlib
+import functools
+import io
+import json
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import safetensors.numpy
+import torch
+from hypothesis import strategies as st
+
+from lockstep.check import report, trace
+from lockstep.check.command import _read_map
+from lockstep.check.mapping import propose
+from lockstep.check.modules import Calls, make_pairing
+from lockstep.check.port import aliases_of, tensors_of
+from lockstep.check.rungs import Bounds, labels_of
+from lockstep.check.tensors import Tensors
+from lockstep.config import ModelConfig, huggingface
+from lockstep.config.presets import GPT2
+from lockstep.data import corpus, prepare
+from lockstep.data.corpus import Corpus
+from lockstep.data.documents import Documents
+from lockstep.errors import UserError
+from lockstep.model import params
+from lockstep.model.params import Arrays
+from lockstep.model.state import TrainState
+from lockstep.run import checkpoint
+from lockstep.run.record import RECORD, own_checksum
+from lockstep.weights import init, names, nanogpt
+from lockstep.worker import Failed
+from lockstep_recorder.main import write as write_trace
+from parity_tests.input.bounds import check_message, limit
+from parity_tests.input.mutations import Files, damage, hostile_files, render, trees
+from parity_tests.runs.checkpoints import assert_same, save_parts, state
+from torch_ref.io import nanogpt as reader
+
+
+class Form(NamedTuple):
+    """A form of files that people exchange.
+
+    Attributes:
+        made: the files of sound ones, one set for each kind.
+        read: reads the files of a folder into a value.
+        again: whether the value, written anew or not, is read as the same once more.
+        sign: makes the checksums of changed files good, as far as they can be.
+        more: hostile files that no general mutation finds, from the sound ones.
+    """
+
+    made: Callable[[], list[Files]]
+    read: Callable[[Path], Any]
+    again: Callable[[Any, Path], bool]
+    sign: Callable[[Files], Files] = lambda files: files
+    more: Callable[[Files], st.SearchStrategy[Files]] = lambda files: st.nothing()
+
+    def hostile(self) -> st.SearchStrategy[Files]:
+        """Files that are wrong somewhere, most of them with checksums that say otherwise."""
+        made = st.sampled_from(self.made())
+        wrong = made.flatmap(lambda files: hostile_files(files) | self.more(files))
+        return wrong | wrong.map(self.sign) | wrong.map(self.sign)
+
+    def accepts(self, files: Files, folder: Path) -> bool:
+        """Read the files, which are placed in the folder.
+
+        Raises:
+            Exception: the reader raises anything but a UserError, or warns.
+            AssertionError: the error is more than a line, or the value is not read as the same
+                again.
+        """
+        place(files, folder)
+        with limit(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                value = self.read(folder / "given")
+            except UserError as error:
+                check_message(error)
+                return False
+            assert self.again(value, folder), "what was read does not read the same again"
+            return True
+
+
+def place(files: Files, folder: Path) -> None:
+    """Write the files into `given`, and remove what else is in the folder."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, content in files.items():
+        path = folder / "given" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def collect(write: Callable[[Path], object]) -> Files:
+    """The files that a function writes into a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "made")
+        write(folder)
+        files = (file for file in folder.rglob("*") if file.is_file())
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+# --- a trace, by `lockstep record`
+
+ABOUT: dict[str, Any] = {
+    "program": "a.py", "framework": "torch", "versions": {"torch": "2"}, "device": "cpu",
+    "precision": "float32", "narrow": ["x"], "widened": False, "modules": {"a": "Linear"},
+    "kinds": {"a": "Linear"}, "settings": {"a": {"bias": True}}, "parameters": ["a.weight"],
+    "tied": [["a.weight", "b.weight"]], "loss": 1.5, "events": ["+a", "-a"], "repeats": True,
+    "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0, "shape": [2, 3]}},
+    "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
+    "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
+    "losses": [1.5], "envelope": [0.0], "noise": {"loss": 0.1, "act/a": 0.2},
+}  # fmt: skip
+SHAPES = {
+    "weights/0/a.weight": (2, 3), "grad/a.weight": (2, 3), "batch/0/x": (4,), "act/a": (4, 2),
+    "in/a": (4, 3), "dact/a": (4, 2), "fed/1/0/weights/a.weight": (2, 3),
+    "fed/1/0/grad/a.weight": (2, 3), "fed/1/1/weights/a.weight": (2, 3), "sum/a.weight": (2, 3),
+}  # fmt: skip
+
+
+@functools.cache
+def make_traces() -> list[Files]:
+    arrays = {name: np.ones(shape) for name, shape in SHAPES.items()}
+    return [collect(lambda folder: write_trace(str(folder), ABOUT, arrays))]
+
+
+def read_trace(folder: Path) -> trace.Trace:
+    """Also look into everything, as a check does; numbers may overflow."""
+    read = trace.read(folder)
+    about = read.about
+    calls = Calls(about["events"], about["kinds"], read.arrays, aliases_of(about["tied"]))
+    calls.before(set(calls.names)), calls.parents()
+    side = tensors_of(about, read.weights, about["events"], about["kinds"])
+    propose(side, side)
+    labels_of(read)
+    with np.errstate(all="ignore"):
+        make_pairing({name: name for name in calls.names}, calls, calls).forced(calls)
+        assert Bounds(read).of("act/a", "act/a") > 0
+    return read
+
+
+def read_trace_again(read: trace.Trace, folder: Path) -> bool:
+    write_trace(str(folder / "again"), read.about, read.arrays)
+    again = trace.read(folder / "again")  # its arrays may stand in another order
+    return {**again.about, "sha256": ""} == {**read.about, "sha256": ""}
+
+
+def sign_trace(files: Files) -> Files:
+    if not {trace.ABOUT, trace.ARRAYS} <= files.keys():
+        return files
+    sound = sha256(make_traces()[0][trace.ARRAYS]).hexdigest().encode()
+    now = sha256(files[trace.ARRAYS]).hexdigest().encode()
+    return {**files, trace.ABOUT: files[trace.ABOUT].replace(sound, now)}
+
+
+# --- a checkpoint
+
+
+@functools.cache
+def make_checkpoints() -> list[Files]:
+    """Checkpoints in all dtypes of parameters; one of three processes."""
+    save = partial(checkpoint.save, keep=1)
+    states = [(save, dtype) for dtype in ("float64", "float32", "bfloat16", "float16")]
+
+    def write(folder: Path, save: Any, dtype: str) -> None:
+        save(folder.parent, state(dtype=dtype)).rename(folder)
+
+    return [
+        collect(partial(write, save=save, dtype=dtype))
+        for save, dtype in [*states, (save_parts, "float32")]
+    ]
+
+
+def read_checkpoint_again(state: TrainState, folder: Path) -> bool:
+    assert_same(checkpoint.load(checkpoint.save(folder / "again", state, keep=1)), state)
+    return True
+
+
+def sign_checkpoint(files: Files) -> Files:
+    """Make the checksums good, as far as the record names any."""
+    text = files.get(RECORD, b"").decode("utf-8", "surrogateescape")
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        sums = json.loads(text)["sha256"]
+        for name in sums.keys() & files.keys() - {RECORD}:
+            text = text.replace(sums[name], sha256(files[name]).hexdigest())
+        text = text.replace(sums[RECORD], own_checksum(json.loads(text)))
+    return files | {RECORD: text.encode("utf-8", "surrogateescape")} if RECORD in files else files
+
+
+# --- a folder of weights: Hugging Face's, llm.c's, nanoGPT's
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1,
+         "hidden_size": 2, "intermediate_size": 2, "vocab_size": 3, "head_dim": 2,
+         "max_position_embeddings": 4, "tie_word_embeddings": True,
+         "rope_scaling": {"rope_type": "default"}}  # fmt: skip
+HEADER = [20240326, 3, 4, 3, 1, 1, 2, 5]  # of llm.c: T, V, L, H, D and the padded V
+ARGUMENTS = {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 4, "bias": True,
+             "vocab_size": 3}  # fmt: skip
+
+
+@functools.cache
+def make_huggingface() -> list[Files]:
+    fields = huggingface.fields_of(LLAMA, Path("a/config.json"), "--init")
+    shapes = names.of_transformers(ModelConfig(**fields)).shapes()
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    index = {"weight_map": dict.fromkeys(arrays, "a.safetensors")}
+    about = {"config.json": LLAMA, "model.safetensors.index.json": index}
+    texts = {name: json.dumps(tree).encode() for name, tree in about.items()}
+    return [{**texts, "a.safetensors": safetensors.numpy.save(arrays)}]
+
+
+def llmc_file(header: list[int]) -> bytes:
+    return np.array([*header, *[0] * (256 - len(header))], "<i4").tobytes() + bytes(4 * 96)
+
+
+def llmc_headers(files: Files) -> st.SearchStrategy[Files]:
+    """One number of the header is another."""
+    number = st.sampled_from([0, -1, 1, 2, 2**31 - 1, -(2**31)]) | st.integers(-9, 9)
+    changes = st.tuples(st.integers(0, len(HEADER) - 1), number)
+    return changes.map(lambda change: {"a.bin": llmc_file(_with(HEADER, *change))})
+
+
+def _with(numbers: list[int], at: int, number: int) -> list[int]:
+    return [*numbers[:at], number, *numbers[at + 1 :]]
+
+
+def ckpt(arguments: Any) -> bytes:
+    """nanoGPT's checkpoint of one layer, with these arguments."""
+    model = ModelConfig(n_layer=1, n_head=1, d_model=2, context=4, vocab=3, tied=True, **GPT2)
+    shapes = names.Layout(model, names.GPT2).shapes()
+    file = io.BytesIO()
+    weights = {f"_orig_mod.{name}": torch.ones(shape) for name, shape in shapes.items()}
+    torch.save({"model": weights, "model_args": arguments}, file)
+    return file.getvalue()
+
+
+@st.composite
+def ckpts(draw: st.DrawFn, files: Files) -> Files:
+    """Its arguments are changed, or a member of its zip: a pickle's opcodes, sizes and names."""
+    if draw(st.booleans()):
+        with contextlib.suppress(ValueError, RecursionError):
+            return {"ckpt.pt": ckpt(json.loads(render(draw(trees(ARGUMENTS)))))}
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(files["ckpt.pt"])) as old, zipfile.ZipFile(file, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            pickled = name.endswith("data.pkl")
+            new.writestr(zipfile.ZipInfo(name), draw(damage(content)) if pickled else content)
+    return {"ckpt.pt": file.getvalue()}
+
+
+def read_weights(folder: Path, file: str = "") -> Arrays:
+    """The weights for `--init`, which have the names and shapes of the model."""
+    source = init.open_source(str(folder / file))
+    weights = source.weights(source.model)
+    assert {name: x.shape for name, x in weights.items()} == params.shapes(source.model)
+    assert all(x.dtype.kind in "fV" for x in weights.values())
+    return weights
+
+
+def read_weights_again(weights: Arrays, folder: Path, file: str = "") -> bool:
+    again = read_weights(folder / "given", file)
+    return all(again[name].tobytes() == x.tobytes() for name, x in weights.items())
+
+
+def read_ckpt(folder: Path) -> Arrays:
+    """Its reader's process stands in this one, or a case would take a second."""
+
+    def ask(*given: Any, path: str, copy: str) -> tuple[dict[str, Any], Arrays]:
+        try:
+            return reader.convert(path, copy), {}
+        except Exception as error:  # with which that process would answer
+            raise Failed("", repr(error)) from None
+
+    nanogpt._converted.cache_clear()
+    with (
+        mock.patch.object(nanogpt.Worker, "ask", ask),
+        mock.patch.object(nanogpt.tempfile, "mkdtemp", lambda: str(folder)),
+        mock.patch.object(nanogpt.atexit, "register"),
+    ):
+        return read_weights(folder, "ckpt.pt")
+
+
+# --- a folder of tokens, by `lockstep data`
+
+ROWS = [
+    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
+    {"text": "to be or not to be"},
+]
+
+
+@functools.cache
+def make_tokens() -> list[Files]:
+    """Rows, of which some tokens do not count, and a text."""
+
+    def write(folder: Path, name: str, text: str) -> None:
+        file = folder.parent / name
+        file.write_text(text)
+        prepare.prepare(str(file), [file], "", folder)
+
+    rows = 2 * "".join(json.dumps(row) + "\n" for row in ROWS)
+    made = [("a.jsonl", rows), ("a.txt", 9 * "to be or not to be\n")]
+    return [collect(partial(write, name=name, text=text)) for name, text in made]
+
+
+def read_tokens(folder: Path) -> Corpus:
+    """Also draw from the documents."""
+    data = corpus.load(str(folder))
+    corpus.check(data, 256, 4)
+    if isinstance(data.train, Documents):
+        assert data.train.draw(np.arange(8, dtype=np.uint64), 8).tokens.shape == (8, 8)
+    return data
+
+
+# --- a map, by `lockstep check --save-map`
+
+MAP = {
+    "tensors": [
+        {"port": {"name": "a.weight"}, "reference": {"name": "a.weight"}, "axes": [0, 1]},
+        {"port": {"name": "a.bias", "cuts": [[0, 0, 2, False]]},
+         "reference": {"name": "a.bias", "cuts": [[0, 1, 3, False]]}},
+        {"port": {"name": "a.bias", "cuts": [[0, 2, 3, True]]},
+         "reference": {"name": "a.bias", "cuts": [[0, 0, 1, True]]}},
+    ],
+    "modules": {"a": "a"},
+}  # fmt: skip
+
+
+def make_maps() -> list[Files]:
+    return [{"map.json": json.dumps(MAP).encode()}]
+
+
+def read_map(folder: Path) -> list[dict[str, Any]]:
+    return _propose(_read_map(folder / "map.json"))
+
+
+def _propose(content: dict[str, Any]) -> list[dict[str, Any]]:
+    shapes = {"a.weight": (2, 3), "a.bias": (3,)}
+    side = Tensors(shapes, {}, [*shapes], "torch", {"a.weight"})
+    return report.tensors_json(propose(side, side, content))
+
+
+FORMS = {
+    "trace": Form(make_traces, read_trace, read_trace_again, sign_trace),
+    "checkpoint": Form(make_checkpoints, checkpoint.load, read_checkpoint_again, sign_checkpoint),
+    "weights": Form(make_huggingface, read_weights, read_weights_again),
+    "llmc": Form(lambda: [{"a.bin": llmc_file(HEADER)}], partial(read_weights, file="a.bin"),
+                 partial(read_weights_again, file="a.bin"), more=llmc_headers),
+    "ckpt": Form(lambda: [{"ckpt.pt": ckpt(ARGUMENTS)}], read_ckpt,
+                 lambda weights, folder: len(weights) > 0, more=ckpts),
+    "prepared": Form(make_tokens, read_tokens,
+                     lambda data, folder: data.sha256 == read_tokens(folder / "given").sha256),
+    "map": Form(make_maps, read_map,
+                lambda tensors, folder: _propose({"tensors": tensors}) == tensors),
+}  # fmt: skip
