@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 
 import jax_impl.twin
-from jax_impl.extra.formats import products, rounding
+from jax_impl.extra.formats import products
 from jax_impl.extra.formats.delayed import Delayed
+from jax_impl.extra.formats.rounding import ROUNDING
 from lockstep.formats.table import E4M3
 from mutants.narrow_formats import bugs
 from mutants.patch import Plant, wrap
@@ -15,10 +16,10 @@ from mutants.patch import Plant, wrap
 
 def scale_copy_otherwise(recipe: Any, kept: Any, dy: Array) -> tuple[Array | None, ...]:
     """The weight's transposed copy has the gradient's scale."""
-    (x, weight, biased, *_), quantize = kept, products.quantize
-    least = rounding.power_of_two(jnp.abs(dy).max(), "up", E4M3.largest)
-    dx = quantize(dy, recipe.dy, -1) @ rounding.round_to(weight, E4M3, least).T
-    dweight = quantize(x, recipe.x, -2).T @ quantize(dy, recipe.dy, -2)
+    (x, weight, biased, *_), own = kept, ROUNDING
+    least = own.power_of_two(jnp.abs(dy).max(), "up", E4M3.largest)
+    dx = own.quantize(dy, recipe.dy, -1) @ own.round_to(weight, E4M3, least).T
+    dweight = own.quantize(x, recipe.x, -2).T @ own.quantize(dy, recipe.dy, -2)
     return dx, dweight, None if biased is None else dy.sum(0), None, None
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-import jax_impl.extra.formats.delayed
 import jax_impl.extra.formats.rounding
-import torch_ref.extra.formats.delayed
 import torch_ref.extra.formats.rounding
-from lockstep.formats import reference, table
+from lockstep.formats import table
 from lockstep.formats.table import FORMATS, Format
 from lockstep.model.threefry import fold_in
+from parity_tests.twins import reference
+
+JAX, TORCH = jax_impl.extra.formats.rounding.ROUNDING, torch_ref.extra.formats.rounding.Rounding()
 
 ORACLES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16,
@@ -88,9 +89,7 @@ def sheet(seed: int = 0) -> np.ndarray:
 def in_jax(
     x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
 ) -> np.ndarray:
-    function = jax.jit(
-        lambda x, *given: jax_impl.extra.formats.rounding.quantize(x, to, axis, *given)
-    )
+    function = jax.jit(lambda x, *given: JAX.quantize(x, to, axis, *given))
     return np.asarray(function(x, draws, scale))
 
 
@@ -100,10 +99,8 @@ def in_torch(
     given: list[Any] = [None if each is None else torch.as_tensor(each) for each in (draws, scale)]
     # As the twin gives it a weight: transposed.
     columns = torch.from_numpy(np.array(x.T, order="C")).mT
-    same = torch_ref.extra.formats.rounding.quantize(torch.from_numpy(x), to, axis, *given).numpy()
-    assert (
-        bits(torch_ref.extra.formats.rounding.quantize(columns, to, axis, *given)) == bits(same)
-    ).all()
+    same = TORCH.quantize(torch.from_numpy(x), to, axis, *given).numpy()
+    assert (bits(TORCH.quantize(columns, to, axis, *given)) == bits(same)).all()
     return same
 
 
@@ -162,36 +159,24 @@ def test_no_block_becomes_zero_but_by_its_scale(name: str) -> None:
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 2.0**10])
-def test_the_twins_scale_by_the_same_histories(loss_scale: float) -> None:
+@pytest.mark.parametrize("twin", ["jax", "torch"])
+def test_the_twins_scale_by_the_same_histories(twin: str, loss_scale: float) -> None:
     """Of steps before: a new one pushes out the oldest; what is not finite counts as none. The loss
     scale is in what is rounded, and not in the histories."""
+    rounding: Any
+    to_own: Any
+    rounding, to_own = {"jax": (JAX, jax.numpy.array), "torch": (TORCH, torch.from_numpy)}[twin]
+    given: Any = jax.numpy.array(loss_scale) if twin == "jax" else loss_scale
     units = np.array([1, 1, loss_scale], np.float32)
     random = np.random.default_rng(4)
     history = np.exp(random.normal(0, 4, (3, table.HISTORY))).astype(np.float32)
     history[1] = 0  # nothing is recorded yet
-    found = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
-    for before, new in ((history, found), (np.zeros_like(history), found)):
-        ours = jax_impl.extra.formats.delayed.make_scales(
-            {"a": jax.numpy.array(before)}, jax.numpy.array(loss_scale)
-        )["a.product.scales"]
-        layer: Any = torch.nn.ModuleDict({"a": torch.nn.ModuleDict({"product": torch.nn.Module()})})
-        torch_ref.extra.formats.delayed.give_scales(
-            layer, {"a": torch.from_numpy(before)}, loss_scale
-        )
-        right = reference.scales(before) * units
-        assert (bits(ours) == bits(right)).all()
-        theirs = layer["a"].product.scales
-        assert (bits(theirs.detach()) == bits(right)).all()
+    new = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
+    for before in (history, np.zeros_like(history)):
+        scales = rounding.scales(to_own(before), given)
+        assert (bits(scales) == bits(reference.scales(before) * units)).all()
         recorded = np.stack([np.where(np.isfinite(new), new / units, 0), *before.T[:-1]], axis=1)
-        named = {"a": jax.numpy.array(before)}, {"a.product.scales": jax.numpy.array(new)}
-        assert (
-            bits(jax_impl.extra.formats.delayed.record(*named, jax.numpy.array(loss_scale))["a"])
-            == bits(recorded)
-        ).all()
-        given = {"a": torch.from_numpy(before)}, {"a": torch.from_numpy(new)}
-        assert (
-            bits(torch_ref.extra.formats.delayed.record(*given, loss_scale)["a"]) == bits(recorded)
-        ).all()
+        assert (bits(rounding.record(to_own(before), to_own(new), given)) == bits(recorded)).all()
 
 
 @pytest.mark.parametrize("twin", [in_jax, in_torch])

@@ -11,15 +11,13 @@ import pytest
 import qwix
 from jax import Array
 
-from jax_impl.extra.formats import delayed as amaxes
 from jax_impl.extra.formats.products import rounded_linear
-from jax_impl.extra.formats.rounding import quantize
+from jax_impl.extra.formats.rounding import ROUNDING
 from lockstep.formats.table import DELAYED, E4M3, FORMATS, HISTORY
 from parity_tests.twins.float8 import require_float8
 
 # The largest of a history. 448 and 57344 are 14 times powers of two, so their scales are such too.
 POWER, ODD = 14.0, 10.0
-LAYER = "it"
 FLAX_HISTORY = theirs.Fp8DotGeneral.amax_history_length
 Answer = tuple[Array, Array, Array, Array]  # y, dx, dweight, amaxes (3,)
 
@@ -48,8 +46,7 @@ def history(length: int, largest: float, at: int) -> Array:
 
 
 def ours(largest: float, at: int = 0) -> Answer:
-    histories = {LAYER: jnp.stack([history(HISTORY, largest, at)] * 3)}
-    (scales,) = amaxes.make_scales(histories, ONE).values()
+    scales = ROUNDING.scales(jnp.stack([history(HISTORY, largest, at)] * 3), ONE)
 
     def layer(x: Array, weight: Array, scales: Array) -> Array:
         return rounded_linear(DELAYED, x, weight, None, None, scales)
@@ -100,8 +97,7 @@ def test_flax_looks_back_further() -> None:
 
 def test_an_infinity_stays_in_flax_s_history() -> None:
     """While it is there the scale stays as it was. We record none."""
-    found = {LAYER + amaxes.SCALES: jnp.array([jnp.inf, 3, 3])}
-    recorded = amaxes.record({LAYER: jnp.ones((3, HISTORY))}, found, ONE)[LAYER]
+    recorded = ROUNDING.record(jnp.ones((3, HISTORY)), jnp.array([jnp.inf, 3, 3]), ONE)
     assert recorded.max() == 3 and recorded[0, 0] == 0
     endless = theirs.compute_amax_history(jnp.array([jnp.inf]), jnp.ones(FLAX_HISTORY))
     scale, _ = theirs.update_fp8_meta(X, jnp.float8_e4m3fn, jnp.full(1, 0.25), endless)
@@ -114,7 +110,7 @@ def test_a_nan_is_one_in_both() -> None:
         x = jnp.array([[1.0, number]])
         flax_s = theirs.qdq(x, jnp.float8_e4m3fn, scale, jnp.float32)
         assert bool(jnp.isnan(flax_s).any()) is same
-        assert np.array_equal(quantize(x, E4M3, 1, None, scale), flax_s, equal_nan=True)
+        assert np.array_equal(ROUNDING.quantize(x, E4M3, 1, None, scale), flax_s, equal_nan=True)
 
 
 # --- qwix
@@ -134,16 +130,16 @@ def in_qwix(x: Array, kind: Any, **how: Any) -> Array:
 )
 def test_fp8_is_qwix_s_under_powers_of_two(name: str, kind: Any, how: dict[str, Any]) -> None:
     powers, odd = (X.at[:, 0].set(largest) for largest in (2 * POWER, 2 * ODD))
-    assert np.array_equal(quantize(powers, FORMATS[name], 1), in_qwix(powers, kind, **how))
-    assert not np.array_equal(quantize(odd, FORMATS[name], 1), in_qwix(odd, kind, **how))
+    assert np.array_equal(ROUNDING.quantize(powers, FORMATS[name], 1), in_qwix(powers, kind, **how))
+    assert not np.array_equal(ROUNDING.quantize(odd, FORMATS[name], 1), in_qwix(odd, kind, **how))
 
 
 def test_mxfp8_is_qwix_s() -> None:
     """It rounds scales up, too; gradients as well are e4m3 in it."""
     x = X * jnp.exp2(jnp.arange(16.0))[:, None]
     rounded = in_qwix(x, "mxfp8", channelwise_axes=[0], tiled_axes={1: 32})
-    assert np.array_equal(quantize(x, FORMATS["mxfp8 e4m3"], 1), rounded)
-    assert not np.array_equal(quantize(x, FORMATS["mxfp8 e5m2"], 1), rounded)
+    assert np.array_equal(ROUNDING.quantize(x, FORMATS["mxfp8 e4m3"], 1), rounded)
+    assert not np.array_equal(ROUNDING.quantize(x, FORMATS["mxfp8 e5m2"], 1), rounded)
 
 
 def test_nvfp4_has_no_scale_of_the_tensor_in_qwix() -> None:
@@ -152,7 +148,7 @@ def test_nvfp4_has_no_scale_of_the_tensor_in_qwix() -> None:
     # Blocks of at most 9, whose scale is 1.5, and all far from ties: XLA rounds twice.
     x = jnp.clip(jnp.round(8 * X) / 8, -9, 9).at[1:, ::16].set(9).at[0, 0].set(2000)
     for factor, alike in ((1.0, True), (2.0**-13, False), (2.0**10, False)):
-        ours = quantize(x * factor, FORMATS["nvfp4"], 1)
+        ours = ROUNDING.quantize(x * factor, FORMATS["nvfp4"], 1)
         rounded = in_qwix(x * factor, "nvfp4", channelwise_axes=[0], tiled_axes={1: 16})
         assert np.array_equal(ours, rounded) is alike
         assert ours[1:].any() and bool(rounded[1:].any()) is (factor >= 1)

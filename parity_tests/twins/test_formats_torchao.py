@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.formats.table import FORMATS
-from torch_ref.extra.formats.rounding import quantize
+from torch_ref.extra.formats.rounding import Rounding
 
 
 def module(name: str) -> Any:
@@ -60,19 +60,19 @@ def nvfp4(x: Tensor, power_of_two: bool) -> Tensor:
 def test_fp8_is_torchao_s_under_powers_of_two(kind: str) -> None:
     x = sheet()
     for axis, name in ((None, "fp8"), (0, "fp8-rowwise"), (1, "fp8-rowwise")):
-        ours = quantize(x, FORMATS[f"{name} {kind}"], axis or 0)
+        ours = Rounding().quantize(x, FORMATS[f"{name} {kind}"], axis or 0)
         assert torch.equal(ours, float8(x, kind, axis, power_of_two=True))
         assert not torch.equal(ours, float8(x, kind, axis, power_of_two=False))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mxfp8_is_torchao_s_rounded_up(kind: str) -> None:
-    ours = quantize(sheet(), FORMATS[f"mxfp8 {kind}"], 1)
+    ours = Rounding().quantize(sheet(), FORMATS[f"mxfp8 {kind}"], 1)
     assert torch.equal(ours, mx(sheet(), kind, "RCEIL"))
     assert not torch.equal(ours, mx(sheet(), kind, "FLOOR"))
 
 
 def test_nvfp4_is_torchao_s_under_a_power_of_two() -> None:
-    ours = quantize(sheet(), FORMATS["nvfp4"], 1)
+    ours = Rounding().quantize(sheet(), FORMATS["nvfp4"], 1)
     assert torch.equal(ours, nvfp4(sheet(), power_of_two=True))
     assert not torch.equal(ours, nvfp4(sheet(), power_of_two=False))

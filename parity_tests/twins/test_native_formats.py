@@ -154,12 +154,12 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
     x = operands()[0]
     scale = np.float32(2.0 ** np.ceil(np.log2(np.abs(x).max() / to.largest)) * past)
     jax_own, jax_other = (
-        jax_impl.extra.formats.products.Rounded.of(
+        jax_impl.extra.formats.rounding.ROUNDING.operand(
             jnp.array(x), to, 1, None, jnp.array(scale), native=native
         )
         for native in (True, False)
     )
-    torch_own = torch_ref.extra.formats.products.Rounded.of(
+    torch_own = torch_ref.extra.formats.rounding.Rounding().operand(
         torch.tensor(x), to, 1, None, torch.tensor(scale), native=True
     )
     kinds = {3: ("float8_e4m3fn", 448.0), 2: ("float8_e5m2", 57344.0)}

@@ -26,11 +26,12 @@ from lockstep.config import Config
 from lockstep.config.policy import POLICIES
 from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
-from lockstep.formats import reference
+from lockstep.formats import rounding
 from lockstep.formats.table import E4M3, E5M2, TF32
 from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
 from parity_tests.tiers import tier
+from parity_tests.twins import reference
 from torch_ref.extra import onednn
 from torch_ref.twin import TorchTwin
 
@@ -73,11 +74,13 @@ def test_the_reference_rounds_by_definition() -> None:
 
 
 def in_jax(x: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(lambda x: jax_impl.extra.formats.rounding.round_to(x, TF32))(x))
+    return np.asarray(
+        jax.jit(lambda x: jax_impl.extra.formats.rounding.ROUNDING.round_to(x, TF32))(x)
+    )
 
 
 def in_torch(x: np.ndarray) -> np.ndarray:
-    return torch_ref.extra.formats.rounding.round_to(torch.from_numpy(x), TF32).numpy()
+    return torch_ref.extra.formats.rounding.Rounding().round_to(torch.from_numpy(x), TF32).numpy()
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> int:
@@ -266,8 +269,7 @@ def test_with_nothing_rounded_it_is_wide(
         rounded, others = gradients(narrow)
         assert loss != rounded
         assert all(differ(grads[name], others[name]) for name in grads)
-    for module in (jax_impl.extra.formats.products, torch_ref.extra.formats.products):
-        monkeypatch.setattr(module, "quantize", lambda x, *how: x)
+    monkeypatch.setattr(rounding.Rounding, "quantize", lambda self, x, *how: x)
     same, others = gradients(narrow)
     assert same == loss
     assert [name for name in grads if differ(grads[name], others[name])] == []

@@ -30,7 +30,7 @@ from .evaluation import OtherPolicy
 from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import linear_backward_in, matmul_backward_in
 from .formats.products import rounded_matmul, rounded_product
-from .formats.rounding import Largest, of_one_process
+from .formats.rounding import Rounding
 from .formats.stochastic import Stochastic, StochasticProduct
 from .lora import LoRALinear
 from .mesh.mesh import OnMesh
@@ -45,7 +45,7 @@ class Rules(Parts):
         super().__init__(config.model, dtype(dtypes.output))
         self.dtypes, self.device = dtypes, device
         self.attention = choose_attention(config, dtypes, device)
-        self.largest: Largest = largest if process_count() > 1 else of_one_process
+        self.rounding = Rounding(largest if process_count() > 1 else None)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
         product = self.product(self.dtypes.at(path))
@@ -61,7 +61,7 @@ class Rules(Parts):
 
     def attend(self, path: str) -> Attend:
         roles = self.dtypes.at(path)
-        matmul = make_matmul(roles, self.device.find_recipe(roles), self.largest)
+        matmul = make_matmul(roles, self.device.find_recipe(roles), self.rounding)
         attend = make_attention(self.attention, self.output, matmul)
         return self.in_own_dtype(roles, attend)
 
@@ -72,13 +72,13 @@ class Rules(Parts):
         """Chooses the product of rows and weights in a module of these roles."""
         recipe = self.device.find_recipe(roles)
         if recipe and recipe.delayed and not roles.grads:
-            product: Any = DelayedProduct(recipe, self.largest)
+            product: Any = DelayedProduct(recipe, self.rounding)
         elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
-            product = StochasticProduct(recipe, self.largest, rank())
+            product = StochasticProduct(recipe, self.rounding, rank())
         else:
             usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
             library = usual and not recipe and roles.compute in self.device.libraries
-            product = make_product(roles.grads, recipe, self.largest, library=library)
+            product = make_product(roles.grads, recipe, self.rounding, library=library)
         return self.in_own_dtype(roles, product)
 
     def in_own_dtype(self, roles: Roles, function: Any) -> Any:
@@ -91,7 +91,9 @@ class Rules(Parts):
         return outside_autocast(function, dtype(roles.compute))
 
 
-def make_product(grads: str, recipe: Recipe | None, largest: Largest, *, library: bool) -> Product:
+def make_product(
+    grads: str, recipe: Recipe | None, rounding: Rounding, *, library: bool
+) -> Product:
     """Makes a product of rows and weights that has no state.
 
     Args:
@@ -102,15 +104,15 @@ def make_product(grads: str, recipe: Recipe | None, largest: Largest, *, library
     if grads:
         return linear_backward_in(grads)
     if recipe:
-        return rounded_product(recipe, largest)
+        return rounded_product(recipe, rounding)
     return onednn.linear if library else F.linear
 
 
-def make_matmul(roles: Roles, recipe: Recipe | None, largest: Largest) -> Callable[..., Tensor]:
+def make_matmul(roles: Roles, recipe: Recipe | None, rounding: Rounding) -> Callable[..., Tensor]:
     """Chooses the product of attention that is written out."""
     if roles.grads:
         return matmul_backward_in(roles.grads)
-    return rounded_matmul(recipe, largest) if recipe else torch.matmul
+    return rounded_matmul(recipe, rounding) if recipe else torch.matmul
 
 
 def outside_autocast(function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
@@ -171,7 +173,7 @@ def make_trainer(
     bases = [feature for feature, wanted in features.items() if wanted]
     given: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
     if mesh is not None and dtypes.histories:
-        given |= {"largest": staticmethod(largest), "processes": process_count()}
+        given |= {"rounding": Rounding(largest), "processes": process_count()}
     kind: Any = type("Trainer", (*bases, step.Trainer), given) if bases else step.Trainer
     model = make_model(config, dtypes, device, capabilities)
     freeze(model, config.trained)

@@ -21,13 +21,13 @@ from flax import nnx
 from jax import Array
 
 from lockstep.data.batch import Batch
-from lockstep.formats.table import DELAYED, Recipe
+from lockstep.formats.table import Recipe
 
 from ... import step
 from ...dropout import Dropout
 from ...step import Carry, Params
 from .products import rounded_linear
-from .rounding import power_of_two
+from .rounding import ROUNDING
 
 Named = dict[str, Array]  # by linear layer
 SCALES = ".product.scales"  # the name of a layer's scales
@@ -94,39 +94,18 @@ class Delayed(step.Trainer):
         self, state: DelayedState, scale: jmp.LossScale, finite: Array, found: Named
     ) -> Named:
         """The histories with what this step has seen, unless it was skipped."""
-        recorded = record(state.amaxes, found, scale.loss_scale)
+        recorded = {
+            name: ROUNDING.record(history, found[name + SCALES], scale.loss_scale)
+            for name, history in state.amaxes.items()
+        }
         return jax.tree.map(partial(jnp.where, finite), recorded, state.amaxes)
 
 
 def make_scales(histories: Named, loss_scale: Array) -> Named:
-    """Each layer's scales (3,), powers of two; 1 where nothing is recorded yet."""
-    return {name + SCALES: _scales(history, loss_scale) for name, history in histories.items()}
-
-
-def _scales(history: Array, loss_scale: Array) -> Array:
-    sizes = history.max(1) * units(loss_scale)
-    operands = zip(sizes, DELAYED.operands)
-    known = [power_of_two(size, "up", to.largest) for size, to in operands if to]
-    return jnp.where(sizes > 0, jnp.stack(known), power_of_two(units(loss_scale), "up", 1.0))
-
-
-def units(loss_scale: Array) -> Array:
-    """The loss that is derived is scaled: dy is so many times that of the loss itself."""
-    return jnp.array([1.0, 1.0, loss_scale], jnp.float32)
+    """Each layer's scales (3,)."""
+    return {name + SCALES: ROUNDING.scales(x, loss_scale) for name, x in histories.items()}
 
 
 def join(found: Named) -> Named:
     """The largest amaxes (3,) of the micro-batches' (N, 3)."""
     return {name: amaxes.max(0) for name, amaxes in found.items()}
-
-
-def record(histories: Named, found: Named, loss_scale: Array) -> Named:
-    """Puts the amaxes (3,) of one step before the others; what is not finite is no size."""
-    named = {name: (history, found[name + SCALES]) for name, history in histories.items()}
-    return {name: _record(*each, loss_scale) for name, each in named.items()}
-
-
-def _record(history: Array, found: Array, loss_scale: Array) -> Array:
-    found = found / units(loss_scale)
-    found = jnp.where(jnp.isfinite(found), found, 0)
-    return jnp.concatenate([found[:, None], history[:, :-1]], axis=1)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.batch import Batch
-from lockstep.formats.table import DELAYED, HISTORY, Recipe
+from lockstep.formats.table import HISTORY, Recipe
 from lockstep.twin import StepResult
 
 from ... import step
 from ...model import GPT
 from .products import rounded_linear
-from .rounding import Largest, of_one_process, power_of_two
+from .rounding import Rounding
 
 Named = dict[str, Tensor]  # by linear layer
 
@@ -34,19 +34,19 @@ class DelayedProduct(nn.Module):
     optimizer moves them.
     """
 
-    def __init__(self, recipe: Recipe, largest: Largest) -> None:
+    def __init__(self, recipe: Recipe, rounding: Rounding) -> None:
         super().__init__()
-        self.recipe, self.largest = recipe, largest
+        self.recipe, self.rounding = recipe, rounding
         self.scales = torch.ones(3)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return rounded_linear(self.recipe, x, weight, bias, None, self.scales, self.largest)
+        return rounded_linear(self.recipe, x, weight, bias, None, self.scales, self.rounding)
 
 
 class Delayed(step.Trainer):
     """A trainer that records amaxes, and hands the model the scales that follow from them."""
 
-    largest: Largest = staticmethod(of_one_process)  # over the processes of the run
+    rounding = Rounding()
     processes = 1
 
     def __init__(self, config: Any, model: GPT, device: torch.device) -> None:
@@ -56,7 +56,11 @@ class Delayed(step.Trainer):
         self.give_scales(model, self.amaxes)
 
     def give_scales(self, model: nn.Module, histories: Named) -> None:
-        give_scales(model, histories, self.scaler.get_scale() * self.processes)
+        """Sets each layer's scales (3,). A device's loss is a mean over its own rows."""
+        loss_scale = self.scaler.get_scale() * self.processes
+        for name, history in histories.items():
+            layer: Any = model.get_submodule(name)
+            layer.product.scales = self.rounding.scales(history, loss_scale).requires_grad_()
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         scale, updates = self.scaler.get_scale(), self.updates
@@ -74,30 +78,11 @@ class Delayed(step.Trainer):
     def update_amaxes(self, found: Named, scale: float, *, skipped: bool) -> None:
         """Records what this step has seen, unless it was skipped; sets the next step's scales."""
         if not skipped:
-            named = {name: self.largest(amaxes) for name, amaxes in found.items()}
-            self.amaxes = record(self.amaxes, named, scale * self.processes)
+            for name, amaxes in found.items():
+                largest = self.rounding.over_processes(amaxes)
+                recorded = self.rounding.record(self.amaxes[name], largest, scale * self.processes)
+                self.amaxes[name] = recorded
         self.give_scales(self.model, self.amaxes)
-
-
-def give_scales(model: nn.Module, histories: Named, loss_scale: float) -> None:
-    """Sets each layer's scales (3,), powers of two; 1 where nothing is recorded yet."""
-    for name, history in histories.items():
-        layer: Any = model.get_submodule(name)
-        layer.product.scales = _scales(history, loss_scale).requires_grad_()
-
-
-def _scales(history: Tensor, loss_scale: float) -> Tensor:
-    given = units(history, loss_scale)
-    sizes = history.amax(1) * given
-    operands = zip(sizes, DELAYED.operands)
-    known = [power_of_two(size, "up", to.largest) for size, to in operands if to]
-    return torch.where(sizes > 0, torch.stack(known), power_of_two(given, "up", 1.0))
-
-
-def units(history: Tensor, loss_scale: float) -> Tensor:
-    """The loss that is derived is scaled, and a device's loss is a mean over its own rows: dy is
-    so many times that of the whole batch's loss."""
-    return torch.tensor([1.0, 1.0, loss_scale], device=history.device)
 
 
 def take_amaxes(model: nn.Module, histories: Named) -> Named:
@@ -113,15 +98,3 @@ def take_amaxes(model: nn.Module, histories: Named) -> Named:
 def join(one: Named, other: Named) -> Named:
     """The larger amaxes of two micro-batches."""
     return {name: torch.maximum(one.get(name, found), found) for name, found in other.items()}
-
-
-def record(histories: Named, found: Named, loss_scale: float) -> Named:
-    """Puts the amaxes (3,) of one step before the others; what is not finite is no size."""
-    named = {name: (history, found[name]) for name, history in histories.items()}
-    return {name: _record(*each, loss_scale) for name, each in named.items()}
-
-
-def _record(history: Tensor, found: Tensor, loss_scale: float) -> Tensor:
-    found = found / units(history, loss_scale)
-    found = torch.where(found.isfinite(), found, 0)
-    return torch.cat([found[:, None], history[:, :-1]], dim=1)

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.formats.table import E4M3, E5M2, Format, Recipe
+from lockstep.formats.rounding import Operand
+from lockstep.formats.table import Recipe
 from lockstep.model.threefry import Key
 
 from ...model import Product
 from .. import onednn
-from .rounding import Draws, Largest, draw, of_one_process, quantize, round_to, share
+from .rounding import Rounding, draw
 
-FLOAT8 = {E4M3.exponent: torch.float8_e4m3fn, E5M2.exponent: torch.float8_e5m2}
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
+OF_ONE_PROCESS = Rounding()
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -30,82 +31,27 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-class Rounded(NamedTuple):
-    """A product's operand: as float32, or as the device's own numbers and their scales."""
+def times(left: Operand, right: Operand, bias: Tensor | None = None) -> Tensor:
+    """The product (M, N) of operands (M, K) and (K, N), plus bias (N).
 
-    numbers: Tensor  # (M, N); of four bits each in a byte of its own
-    scale: Tensor | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
-    blocks: Tensor | None = None  # scales of blocks along one axis, inside of the sum
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        to: Format | None,
-        axis: int,
-        draws: Draws | None = None,
-        scale: Tensor | None = None,
-        *,
-        native: bool = False,
-        largest: Largest = of_one_process,
-    ) -> "Rounded":
-        """x (M, N), as `quantize` has it."""
-        if not native or to is None:
-            return cls(quantize(x, to, axis, draws, scale, largest))
-        if scale is not None:
-            return cls(_fit(x / scale, to), scale.reshape(1, 1))
-        numbers, scale, whole = share(x, to, axis, largest)
-        scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
-        if whole is not None:
-            drawn = None if draws is None else draws.reshape(numbers.shape)
-            own = _in_four_bits(round_to(numbers * (1 / scale), to, draws=drawn))
-            blocks = (scales / whole).to(torch.float8_e4m3fn)  # exact: a power of two
-            return cls(own.reshape(x.shape), whole.reshape(1, 1), blocks)
-        fitting = _fit(numbers / scale, to).reshape(x.shape)
-        if to.shared == "block":
-            return cls(fitting, None, scales.to(torch.float8_e8m0fnu))
-        return cls(fitting, scales)
-
-    @property
-    def mT(self) -> "Rounded":
-        scale, blocks = (None if each is None else each.mT for each in self[1:])
-        return Rounded(self.numbers.mT, scale, blocks)
-
-    def times(self, other: "Rounded") -> Tensor:
-        a, b = self.numbers, other.numbers
-        if a.dtype.itemsize > 1:
-            return multiply(a, b)
-        size = len(a), b.shape[1]
-        a, b = _row_by_row(a), _row_by_row(b.mT).mT  # as cuBLAS takes them
-        outside = [scale for scale in (self.scale, other.scale) if scale is not None]
-        if self.blocks is not None and other.blocks is not None:
-            of_a, of_b = _in_tiles(self.blocks), _in_tiles(other.blocks.mT)
-        elif all(scale.numel() == 1 for scale in outside):
-            (of_a, of_b), outside = outside, []
-        else:
-            of_a = of_b = torch.ones((), device=a.device)
-        y = torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.float32)[: size[0], : size[1]]
-        for scale in outside:
-            y = y * scale
-        return y
-
-    def affine(self, other: "Rounded", bias: Tensor | None) -> Tensor:
-        if self.numbers.dtype.itemsize > 1:
-            return multiply(self.numbers, other.numbers, bias)
-        y = self.times(other)
-        return y if bias is None else y + bias
-
-
-def _fit(x: Tensor, to: Format) -> Tensor:
-    """In float8; past its largest number e4m3fn has NaN alone."""
-    return x.clamp(-to.largest, to.largest).to(FLOAT8[to.exponent])
-
-
-def _in_four_bits(x: Tensor) -> Tensor:
-    """Numbers of e2m1 -> uint8: the sign above their place among 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
-    twice = (x.abs() * 2).to(torch.uint8)
-    place = twice.clamp(max=4) + (twice > 4) + (twice > 6) + (twice > 8)
-    return place | x.signbit().to(torch.uint8) << 3
+    Numbers of four bits have a byte each.
+    """
+    a, b = left.numbers, right.numbers
+    if a.dtype.itemsize > 1:
+        return multiply(a, b, bias)
+    size = len(a), b.shape[1]
+    a, b = _row_by_row(a), _row_by_row(b.mT).mT  # as cuBLAS takes them
+    outside = [scale for scale in (left.scale, right.scale) if scale is not None]
+    if left.blocks is not None and right.blocks is not None:
+        of_a, of_b = _in_tiles(left.blocks), _in_tiles(right.blocks.mT)
+    elif all(scale.numel() == 1 for scale in outside):
+        (of_a, of_b), outside = outside, []
+    else:
+        of_a = of_b = torch.ones((), device=a.device)
+    y = torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.float32)[: size[0], : size[1]]
+    for scale in outside:
+        y = y * scale
+    return y if bias is None else y + bias
 
 
 def _row_by_row(x: Tensor) -> Tensor:
@@ -149,14 +95,14 @@ class RoundedProduct(torch.autograd.Function):
         bias: Tensor | None,
         drawn: Draw | None,
         scales: Tensor | None,
-        largest: Largest,
+        rounding: Rounding,
     ) -> Tensor:
         ctx.save_for_backward(a, b, scales)
-        ctx.recipe, ctx.drawn, ctx.largest = recipe, drawn, largest
+        ctx.recipe, ctx.drawn, ctx.rounding = recipe, drawn, rounding
         of_a, of_b, _ = NO_SCALES if scales is None else scales
-        own = partial(Rounded.of, native=recipe.native, largest=largest)
+        own = partial(rounding.operand, native=recipe.native)
         x, weight = own(a, recipe.x, -1, None, of_a), own(b, recipe.weight, -2, None, of_b)
-        return x.affine(weight, bias)
+        return times(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,10 +111,10 @@ class RoundedProduct(torch.autograd.Function):
         if ctx.drawn is not None:
             draws = draw(ctx.drawn.key, dy.shape, dy.device, ctx.drawn.rank * dy.numel())
         of_a, of_b, of_dy = NO_SCALES if scales is None else scales
-        own = partial(Rounded.of, native=recipe.native, largest=ctx.largest)
+        own = partial(ctx.rounding.operand, native=recipe.native)
         round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-        da = round_dy(axis=-1).times(own(b, recipe.weight, -1, None, of_b).mT)
-        db = round_dy(axis=-2).mT.times(own(a, recipe.x, -2, None, of_a)).mT
+        da = times(round_dy(axis=-1), own(b, recipe.weight, -1, None, of_b).mT)
+        db = times(round_dy(axis=-2).mT, own(a, recipe.x, -2, None, of_a)).mT
         sizes = [] if scales is None else [each.abs().amax() for each in (a, b, dy)]
         amaxes = torch.stack(sizes).to(scales) if sizes else None
         if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
@@ -184,17 +130,17 @@ def rounded_linear(
     bias: Tensor | None = None,
     drawn: Draw | None = None,
     scales: Tensor | None = None,
-    largest: Largest = of_one_process,
+    rounding: Rounding = OF_ONE_PROCESS,
 ) -> Tensor:
     """`F.linear` of rounded operands, those of its derivative included."""
-    return RoundedProduct.apply(recipe, x, weight.mT, bias, drawn, scales, largest)
+    return RoundedProduct.apply(recipe, x, weight.mT, bias, drawn, scales, rounding)
 
 
-def rounded_product(recipe: Recipe, largest: Largest = of_one_process) -> Product:
+def rounded_product(recipe: Recipe, rounding: Rounding = OF_ONE_PROCESS) -> Product:
     """`F.linear` of rounded operands, as a part of a model takes it."""
-    return lambda x, weight, bias: rounded_linear(recipe, x, weight, bias, largest=largest)
+    return lambda x, weight, bias: rounded_linear(recipe, x, weight, bias, rounding=rounding)
 
 
-def rounded_matmul(recipe: Recipe, largest: Largest = of_one_process) -> Callable[..., Tensor]:
+def rounded_matmul(recipe: Recipe, rounding: Rounding) -> Callable[..., Tensor]:
     """`torch.matmul` of rounded operands, those of its derivative included."""
-    return lambda a, b: RoundedProduct.apply(recipe, a, b, None, None, None, largest)
+    return lambda a, b: RoundedProduct.apply(recipe, a, b, None, None, None, rounding)

@@ -8,20 +8,20 @@ from lockstep.model.threefry import Key
 from ... import step
 from ...dropout import Dropout
 from .products import Draw, rounded_linear
-from .rounding import Largest
+from .rounding import Rounding
 
 
 class StochasticProduct(nn.Module):
     """Rows (R, in) @ weight (out, in) + bias (out), with gradients rounded at random."""
 
-    def __init__(self, recipe: Recipe, largest: Largest, rank: int) -> None:
+    def __init__(self, recipe: Recipe, rounding: Rounding, rank: int) -> None:
         super().__init__()
-        self.recipe, self.largest, self.rank = recipe, largest, rank
+        self.recipe, self.rounding, self.rank = recipe, rounding, rank
         self.key: Key = (0, 0)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         drawn = Draw(self.key, self.rank)
-        return rounded_linear(self.recipe, x, weight, bias, drawn, None, self.largest)
+        return rounded_linear(self.recipe, x, weight, bias, drawn, None, self.rounding)
 
 
 class Stochastic(step.Trainer):

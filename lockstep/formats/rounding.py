@@ -1,0 +1,204 @@
+"""Rounding of float32 to the formats of `table`, for the arrays of any framework.
+
+`Rounding` says once what both twins do. A twin's subclass adds what its arrays have under names of
+their own; `parity_tests` holds both to a definition in numpy.
+"""
+
+from typing import Any, NamedTuple
+
+from lockstep.formats.table import (
+    DELAYED,
+    E4M3,
+    E5M2,
+    LEAST_SCALE,
+    Format,
+    float32_bits,
+)
+
+Array = Any
+Draws = Any  # of each number, from 0 to 1
+FLOAT8 = {E4M3.exponent: "float8_e4m3fn", E5M2.exponent: "float8_e5m2"}
+
+
+class Shared(NamedTuple):
+    """Numbers beside those that share a scale with them, and the scales."""
+
+    numbers: Array  # an axis more, of those that share one, after that of the sum
+    scale: Array  # 1 in the further axis; of a tensor (1, 1), and no axis more
+    whole: Array | None = None  # (), the power of two of which the scales are e4m3 numbers
+
+
+class Operand(NamedTuple):
+    """A product's operand: as float32, or as the device's own numbers and their scales."""
+
+    numbers: Array  # (M, N)
+    scale: Array | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
+    blocks: Array | None = None  # scales of blocks along one axis, inside of the sum
+
+    @property
+    def mT(self) -> "Operand":
+        scale, blocks = (None if each is None else each.mT for each in self[1:])
+        return Operand(self.numbers.mT, scale, blocks)
+
+
+class Rounding:
+    """Rounds arrays of one framework.
+
+    Attributes:
+        xp: the framework's module of functions, such as `jax.numpy`.
+    """
+
+    xp: Any
+
+    # What a subclass adds.
+
+    def bits(self, x: Array) -> Array:
+        """The bits of float32, as int32."""
+        raise NotImplementedError
+
+    def number(self, bits: Array) -> Array:
+        """The float32 that has these bits."""
+        raise NotImplementedError
+
+    def cast(self, x: Array, kind: Any) -> Array:
+        """Casts to a dtype, or to the dtype of a name."""
+        raise NotImplementedError
+
+    def amax(self, x: Array, axis: int | None, *, keep: bool = True) -> Array:
+        """The maximum along an axis, or of all numbers; `keep` keeps the axes, of length 1."""
+        raise NotImplementedError
+
+    def units(self, history: Array, loss_scale: Any) -> Array:
+        """float32 (3,), beside a history: in what units the amaxes of x, weight and dy are.
+
+        The loss that is derived is scaled: dy is so many times that of the loss itself.
+        """
+        raise NotImplementedError
+
+    def in_four_bits(self, x: Array) -> Array:
+        """Numbers of e2m1 in float32, as the device's own."""
+        raise NotImplementedError
+
+    def round_to(
+        self, x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None
+    ) -> Array:
+        """float32 of any shape -> float32: the nearest of the numbers of a format times a scale."""
+        raise NotImplementedError
+
+    def over_processes(self, x: Array) -> Array:
+        """The maximum over the processes of a run, where each has rows of its own."""
+        return x
+
+    # What follows from it.
+
+    def round_bits(self, x: Array, to: Format) -> Array:
+        """With all of float32's exponents: the mantissa carries into them, and to infinity."""
+        cut = 23 - to.mantissa
+        odd = self.bits(x) >> cut & 1
+        half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)
+        rounded = self.number((self.bits(x) + half) & -(1 << cut))
+        return self.xp.where(self.xp.isnan(x), x, rounded)
+
+    def power_of_two(self, size: Array, rule: str, at_most: float) -> Array:
+        """The scale under which numbers up to `size` fit into those up to `at_most`."""
+        most = float32_bits(at_most)
+        carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
+        exponent = (self.bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
+        scale = self.xp.clip(self.number(exponent), min=LEAST_SCALE)
+        return self.xp.where(self.xp.isfinite(size), scale, self.xp.inf)
+
+    def quantize(
+        self,
+        x: Array,
+        to: Format | None,
+        axis: int,
+        draws: Draws | None = None,
+        scale: Array | None = None,
+    ) -> Array:
+        """float32 (M, N) -> what a matmul's operand in this format stands for.
+
+        Args:
+            axis: along which products are added up.
+            scale: of the whole tensor, where it is known before.
+        """
+        if to is None:
+            return x
+        if x.dtype != self.xp.float32:  # float64, of which a format holds the numbers as well
+            scale = None if scale is None else self.cast(scale, "float32")
+            rounded = self.quantize(self.cast(x, "float32"), to, axis, draws, scale)
+            return self.cast(rounded, x.dtype)
+        if not to.shared or scale is not None:
+            return self.round_to(x, to, scale)
+        numbers, scale, whole = self.share(x, to, axis)
+        drawn = None if draws is None else draws.reshape(numbers.shape)
+        if whole is None:
+            return self.round_to(numbers, to, scale, drawn).reshape(x.shape)
+        return (self.round_to(numbers * (1 / scale), to, draws=drawn) * scale).reshape(x.shape)
+
+    def operand(
+        self,
+        x: Array,
+        to: Format | None,
+        axis: int,
+        draws: Draws | None = None,
+        scale: Array | None = None,
+        *,
+        native: bool = False,
+    ) -> Operand:
+        """Does what `quantize` does; `native`: in the numbers that the device multiplies."""
+        if not native or to is None:
+            return Operand(self.quantize(x, to, axis, draws, scale))
+        if scale is not None:
+            return Operand(self.fit(x / scale, to), scale.reshape(1, 1))
+        numbers, scale, whole = self.share(x, to, axis)
+        scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
+        if whole is not None:
+            drawn = None if draws is None else draws.reshape(numbers.shape)
+            own = self.in_four_bits(self.round_to(numbers * (1 / scale), to, draws=drawn))
+            blocks = self.cast(scales / whole, "float8_e4m3fn")  # exact: a power of two
+            return Operand(own.reshape(x.shape), whole.reshape(1, 1), blocks)
+        fitting = self.fit(numbers / scale, to).reshape(x.shape)
+        if to.shared == "block":
+            return Operand(fitting, None, self.cast(scales, "float8_e8m0fnu"))
+        return Operand(fitting, scales)
+
+    def fit(self, x: Array, to: Format) -> Array:
+        """In float8; past its largest number e4m3fn has NaN alone."""
+        return self.cast(self.xp.clip(x, -to.largest, to.largest), FLOAT8[to.exponent])
+
+    def share(self, x: Array, to: Format, axis: int) -> Shared:
+        """x (M, N), as `quantize` has it, with the scales that its numbers ask for."""
+        axis %= x.ndim
+        length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
+        split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
+        numbers = x.reshape(split)
+        sizes = self.amax(abs(numbers), axis + 1 if length else None)
+        if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # with rows of all devices
+            sizes = self.over_processes(sizes)
+        if to.scale != "e4m3":
+            return Shared(numbers, self.power_of_two(sizes, to.scale, to.largest))
+        return Shared(numbers, *self.scale_twice(sizes, to))
+
+    def scale_twice(self, sizes: Array, to: Format) -> tuple[Array, Array]:
+        """Each block's scale, rounded under the tensor's, and that; none becomes zero."""
+        largest = self.over_processes(sizes.max())
+        whole = self.power_of_two(largest, "up", to.largest * E4M3.largest)
+        scale = self.round_to(sizes * to.reciprocal, E4M3, whole)
+        return self.xp.maximum(scale, E4M3.smallest * whole), whole
+
+    # Delayed scaling: a history (3, HISTORY) has the amaxes of x, weight and dy, the newest first.
+
+    def scales(self, history: Array, loss_scale: Any) -> Array:
+        """A layer's scales (3,), powers of two; 1 where nothing is recorded yet."""
+        given = self.units(history, loss_scale)
+        sizes = self.amax(history, 1, keep=False) * given
+        operands = zip(sizes, DELAYED.operands)
+        known = [self.power_of_two(size, "up", to.largest) for size, to in operands if to]
+        one = self.power_of_two(given, "up", 1.0)
+        return self.xp.where(sizes > 0, self.xp.stack(known), one)
+
+    def record(self, history: Array, found: Array, loss_scale: Any) -> Array:
+        """Puts the amaxes (3,) of one step before the others; what is not finite is no size."""
+        found = found / self.units(history, loss_scale)
+        found = self.xp.where(self.xp.isfinite(found), found, 0)
+        return self.xp.concatenate([found[:, None], history[:, :-1]], 1)
