@@ -1,11 +1,14 @@
 """What the tests of the twins share: runs of a toy on the default corpus, in this process."""
 
+from typing import Any
+
 import numpy as np
 
 from lockstep.config import Config
 from lockstep.data import batches, corpus
-from lockstep.data.batch import Batch
+from lockstep.data.batch import Batch, split_tokens
 from lockstep.judge.compare import norm_gap as norm_gap
+from lockstep.model.params import Arrays
 from lockstep.parity.toy import FRAMEWORKS as FRAMEWORKS
 from lockstep.parity.toy import perturbed as perturbed
 from lockstep.parity.toy import start as start
@@ -32,3 +35,21 @@ def run(built: Twin, config: Config, steps: range | None = None) -> list[StepRes
     """The results of some optimizer steps, one after the other."""
     steps = range(config.optim.steps) if steps is None else steps
     return [built.step(built.place(window(config, step)))() for step in steps]
+
+
+def begin(framework: str, family: str = "tiny", **flags: Any) -> Any:
+    """A twin of a toy, with weights of which none is zero."""
+    config = toy(family, **flags)
+    return start(framework, config, perturbed(config))
+
+
+def random_batch(rows: int, t: int, *, vocab: int = 256, seed: int = 0) -> Batch:
+    """(rows, T) of tokens drawn alike."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    return split_tokens(generator.integers(vocab, size=(rows, t + 1), dtype=np.int32))
+
+
+def largest_gap(found: Arrays, wanted: Arrays) -> float:
+    """The norm rule's figure of the tensor that differs most."""
+    assert found.keys() == wanted.keys()
+    return max(norm_gap(found[name], array) for name, array in wanted.items())

@@ -1,6 +1,5 @@
 """Fused attention is the written-out one, attention is causal, and what runs is what is named."""
 
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -20,11 +19,21 @@ import torch_ref.extra.attention
 import torch_ref.extra.capabilities
 from jax_impl.extra.attention import CUDNN, choose_attention
 from jax_impl.extra.capabilities import find_capabilities, has_fused_attention
-from lockstep.data.batch import Batch, blank_window, split_tokens
+from lockstep.compile import targets
+from lockstep.data.batch import Batch, blank_window
 from lockstep.devices import Capabilities
 from lockstep.twin import Twin
 from parity_tests.input.programs import Recorder
-from parity_tests.pair import FAMILIES, FRAMEWORKS, norm_gap, perturbed, start, toy
+from parity_tests.pair import (
+    FAMILIES,
+    FRAMEWORKS,
+    begin,
+    largest_gap,
+    norm_gap,
+    random_batch,
+    start,
+    toy,
+)
 from parity_tests.tiers import tier
 from torch_ref.extra.attention import attend_fused, attend_in_blocks
 from torch_ref.io.bridge import to_numpy
@@ -41,7 +50,8 @@ SHAPES = [
     (1, 197, 2, 8),
 ]
 name_of = attrgetter("__name__")
-CPU, GPU = Capabilities(platform="cpu"), Capabilities(platform="cuda")
+CPU = Capabilities(platform="cpu")
+GPU = Capabilities(platform="cuda", fused_attention=lambda dtype, d_head: True)
 
 
 # --- fused and written out, in torch
@@ -134,19 +144,13 @@ def test_a_wrong_kernel_is_seen(fault: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_fused_model_is_the_written_out_model(family: str) -> None:
-    text = np.random.Generator(np.random.Philox(0)).integers(256, size=(2, 17), dtype=np.int32)
-    batch = split_tokens(text)
-    flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 2}
-    config = toy(family, **flags, attention="reference")
-    state = perturbed(config)
-    loss, grads = start("torch", config, state).loss_and_grads(batch)
-    fused_loss, fused_grads = start(
-        "torch", toy(family, **flags, attention="fused"), state
-    ).loss_and_grads(batch)
-    assert abs(fused_loss - loss) <= 1e-12
-    assert fused_grads.keys() == grads.keys()
-    for name, gradient in grads.items():
-        assert norm_gap(fused_grads[name], gradient) <= 1e-12, name
+    batch = random_batch(2, 16)
+    make = partial(begin, "torch", family, policy="fp64", numerics="fast", n_layer=2)
+    (loss, grads), (other, others) = (
+        make(attention=attention).loss_and_grads(batch) for attention in ("reference", "fused")
+    )
+    assert abs(other - loss) <= 1e-12
+    assert largest_gap(others, grads) <= 1e-12
 
 
 # --- causal blocks, in JAX
@@ -156,17 +160,13 @@ def test_a_fused_model_is_the_written_out_model(family: str) -> None:
 def test_blocks_of_queries_are_the_whole(family: str) -> None:
     """They only leave out what is masked: less work, the same numbers."""
     t = 3 * 64 + 5  # blocks of unequal length
-    text = np.random.Generator(np.random.Philox(0)).integers(256, size=(1, t + 1), dtype=np.int32)
-    batch = split_tokens(text)
-    flags: dict[str, Any] = {"policy": "fp64", "numerics": "fast", "n_layer": 1, "context": t}
-    whole_config = toy(family, **flags, attention="reference")
-    state = perturbed(whole_config)
-    whole = start("jax", whole_config, state)
-    blocks = start("jax", toy(family, **flags), state)
+    batch = random_batch(1, t)
+    make = partial(begin, "jax", family, policy="fp64", numerics="fast", n_layer=1, context=t)
+    whole, blocks = make(attention="reference"), make()
     assert blocks.describe()["attention"] == "reference in 3 causal blocks"
     (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
     assert abs(loss - other) <= 1e-12
-    assert max(norm_gap(others[name], grad) for name, grad in grads.items()) <= 1e-12
+    assert largest_gap(others, grads) <= 1e-12
     window = batch.select(None)
     assert blocks.step_flops(window) < whole.step_flops(window)
 
@@ -189,15 +189,6 @@ def test_recomputed_blocks_keep_no_scores() -> None:
     (found, largest), (wanted, most) = outputs(on_cpu=False), outputs(on_cpu=True)
     assert max(norm_gap(np.asarray(a), np.asarray(b)) for a, b in zip(found, wanted)) <= 1e-6
     assert largest == q.size and most > t * t // 3
-
-
-def test_strict_numerics_leave_nothing_out() -> None:
-    strict, fast = (toy(context=1024, numerics=numerics) for numerics in ("strict", "fast"))
-    blocks = [
-        choose_attention(config, config.dtypes, config.dtypes.policy, CPU).blocks
-        for config in (strict, fast)
-    ]
-    assert blocks == [1, 4]
 
 
 # --- the name of what runs
@@ -257,6 +248,50 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
     assert asked == ran
 
 
+NONE = "reference (no cuDNN attention for {}, head dim 16 on {})"
+HALF = {"policy": "bf16"}
+JAX_NAMES: list[tuple[dict[str, Any], str, str]] = [  # flags, device, the name of what runs
+    (HALF, "kernels", "cudnn"),
+    ({"policy": "fp16", "attention": "fused"}, "kernels", "cudnn"),
+    (HALF | {"attention": "reference"}, "kernels", "reference"),
+    (HALF | {"numerics": "strict"}, "kernels", "reference"),
+    (HALF, "cpu", "reference"),
+    (HALF | {"attention": "fused"}, "cpu", NONE.format("bfloat16", "cpu")),
+    ({"context": 1024}, "cpu", "reference in 4 causal blocks"),
+    ({"context": 1024, "numerics": "strict"}, "cpu", "reference"),
+    (HALF, "no kernels", NONE.format("bfloat16", "gpu")),
+    ({"policy": "fp32"}, "kernels", NONE.format("float32", "gpu")),  # of a length without tiles
+    ({"policy": "fp32", "context": 64}, "kernels", "triton"),
+    (HALF, "h100", "cudnn"),
+    ({"policy": "fp32", "context": 256}, "h100", "triton"),
+    (HALF | {"numerics": "strict"}, "h100", "reference"),
+    (
+        {"policy": "fp32", "context": 256},
+        "t4",
+        NONE.format("float32", "gpu").replace("reference", "reference in 4 causal blocks"),
+    ),
+    (HALF | {"context": 256}, "tpu-v5e", "reference in 4 causal blocks"),
+]
+
+
+@pytest.mark.parametrize(("flags", "device", "expected"), JAX_NAMES)
+def test_jax_names_what_runs(flags: dict[str, Any], device: str, expected: str) -> None:
+    """On devices that are here or absent, each asked for the policy's own dtype and head dim."""
+    asked = []
+
+    def probe(compute: str, d_head: int) -> bool:
+        asked.append((compute, d_head))
+        return device == "kernels"
+
+    config = toy(**{"numerics": "fast", **flags})
+    if device in ("h100", "t4", "tpu-v5e"):
+        known = targets.find(device).capabilities
+    else:
+        known = Capabilities(platform="cpu" if device == "cpu" else "cuda", fused_attention=probe)
+    assert jax_impl.extra.attention.describe_attention(config, known) == expected
+    assert {*asked} <= {(config.precision.roles.compute, 16)}
+
+
 def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda _: True)
     config = toy(policy="bf16", numerics="fast", context=128)
@@ -266,73 +301,28 @@ def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.Mon
     assert describe() == "reference in 2 causal blocks"
     assert describe(segments=True).startswith("sdpa:")
     config = toy(policy="fp32", numerics="fast", context=64)
-    gpu = replace(GPU, fused_attention=lambda dtype, d_head: dtype == "float32")
-    assert jax_impl.extra.attention.describe_attention(config, gpu) == "triton"
-    assert jax_impl.extra.attention.describe_attention(config, gpu, segments=True) == (
-        NONE.format("float32")
-    )
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_strict_numerics_write_attention_out(framework: str) -> None:
-    assert start(framework, toy(n_layer=1)).describe()["attention"] == "reference"
-
-
-def test_jax_falls_back_on_a_cpu_and_says_so() -> None:
-    asked = toy(numerics="fast", attention="fused", policy="bf16", n_layer=1)
-    twin = start("jax", asked)
-    assert twin.describe()["attention"] == (
-        "reference (no cuDNN attention for bfloat16, head dim 16 on cpu)"
-    )
-    assert np.isfinite(twin.logits(np.arange(3, dtype=np.int32))).all()  # it runs, too
-    left_open = toy(numerics="fast", policy="bf16", n_layer=1)
-    assert start("jax", left_open).describe()["attention"] == "reference"
-
-
-NONE = "reference (no cuDNN attention for {}, head dim 16 on gpu)"
-
-
-@pytest.mark.parametrize(
-    ("flags", "platform", "works", "expected"),
-    [
-        ({"policy": "bf16"}, "cuda", True, "cudnn"),
-        ({"policy": "fp16", "attention": "fused"}, "cuda", True, "cudnn"),
-        ({"policy": "bf16", "attention": "reference"}, "cuda", True, "reference"),
-        ({"policy": "bf16", "numerics": "strict"}, "cuda", True, "reference"),
-        ({"policy": "bf16"}, "cpu", True, "reference"),
-        ({"policy": "bf16"}, "cuda", False, NONE.format("bfloat16")),
-        ({"policy": "fp32"}, "cuda", True, NONE.format("float32")),
-    ],
-)
-def test_jax_on_other_devices(
-    flags: dict[str, str], platform: str, works: bool, expected: str
-) -> None:
-    asked = []
-
-    def probe(compute: str, d_head: int) -> bool:
-        asked.append((compute, d_head))
-        return works
-
-    config = toy(**{"numerics": "fast", **flags})
-    device = Capabilities(platform=platform, fused_attention=probe)
-    assert jax_impl.extra.attention.describe_attention(config, device) == expected
-    assert {*asked} <= {(config.precision.roles.compute, 16)}
+    said = jax_impl.extra.attention.describe_attention(config, GPU, segments=True)
+    assert said == NONE.format("float32", "gpu")
 
 
 def test_an_evaluation_in_float32_is_not_given_to_cudnn() -> None:
     """The kernel is for half precision, and each policy asks for itself."""
     config = toy(numerics="fast", policy="bf16", eval_policy="fp32")
-    gpu = replace(GPU, fused_attention=lambda dtype, d_head: True)
     fused = [
-        choose_attention(config, dtypes, dtypes.policy, gpu).name == CUDNN
+        choose_attention(config, dtypes, dtypes.policy, GPU).name == CUDNN
         for dtypes in (config.dtypes, config.eval_dtypes)
     ]
     assert fused == [True, False]
 
 
-def test_no_fused_kernel_works_here() -> None:
+def test_the_twins_fall_back_on_a_cpu() -> None:
     assert not has_fused_attention("bfloat16", 64)
     assert not find_capabilities(jax.devices("cpu")[0]).fused_attention("bfloat16", 64)
+    twin = start("jax", toy(numerics="fast", attention="fused", policy="bf16", n_layer=1))
+    assert twin.describe()["attention"] == NONE.format("bfloat16", "cpu")
+    assert np.isfinite(twin.logits(np.arange(3, dtype=np.int32))).all()  # it runs, too
+    for framework in FRAMEWORKS:
+        assert start(framework, toy(n_layer=1)).describe()["attention"] == "reference"
 
 
 # --- causality
@@ -347,8 +337,7 @@ def whole(twin: Twin, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_logit_sees_a_later_token(framework: str, family: str, policy: str) -> None:
-    config = toy(family, policy=policy, n_layer=2, context=9, vocab=23)
-    twin = start(framework, config, perturbed(config))
+    twin = begin(framework, family, policy=policy, n_layer=2, context=9, vocab=23)
     tokens = np.random.Generator(np.random.Philox(3)).integers(23, size=9).astype(np.int32)
     logits = whole(twin, tokens)
     for t in range(9):

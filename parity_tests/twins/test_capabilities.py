@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from jax_impl.extra.attention import describe_attention
 from lockstep import devices
 from lockstep.compile import targets
-from lockstep.config import from_flags
 from lockstep.config.policy import Dtypes
 from lockstep.devices import Capabilities
 from lockstep.process import ROOT
@@ -104,26 +102,6 @@ def test_an_absent_device_has_the_kernels_that_are_documented() -> None:
     assert [has("bfloat16", d) for d in (64, 128, 100, 136)] == [True, True, False, False]
     assert has("float32", 100)
     assert not any(each.fused_attention("float16", 64) for each in (t4, tpu))
-
-
-@pytest.mark.parametrize(
-    ("device", "flags", "said"),
-    [
-        ("h100", {"policy": "bf16"}, "cudnn"),
-        ("h100", {"policy": "fp32", "context": 256}, "triton"),
-        ("h100", {"policy": "bf16", "numerics": "strict"}, "reference"),
-        (
-            "t4",
-            {"policy": "fp32", "context": 256},
-            "reference in 4 causal blocks (no cuDNN attention for float32, head dim 16 on gpu)",
-        ),
-        ("tpu-v5e", {"policy": "bf16", "context": 256}, "reference in 4 causal blocks"),
-    ],
-)
-def test_jax_decides_by_the_absent_device(device: str, flags: Any, said: str) -> None:
-    shape = {"n_layer": 1, "n_head": 2, "d_model": 32, "context": 64}
-    config = from_flags({**shape, **flags}, accelerator=True)
-    assert describe_attention(config, targets.find(device).capabilities) == said
 
 
 def make_model(framework: str, dtypes: Dtypes) -> Any:

@@ -38,11 +38,15 @@ def bits(x: Any) -> np.ndarray:
 
 
 def patterns(to: Format) -> np.ndarray:
-    """Every float16 and bfloat16, random bits of float32, and the ties of a format and what is next
-    to them, of all its exponents and beyond its largest number."""
+    """Every float16 and bfloat16, random bits of float32, its smallest and largest numbers, and the
+    ties of a format and what is next to them, of all its exponents and beyond its largest number.
+    """
     halves = np.arange(2**16, dtype=np.uint16)
     known = [halves.view(kind).astype(np.float32) for kind in (np.float16, ml_dtypes.bfloat16)]
     random = np.random.default_rng(0).integers(2**32, size=2**14, dtype=np.uint32)
+    places = np.array([0, 0x007FE000, 0x7F000000, 0x7F7FE000], np.uint32)
+    last = np.array([1, 0xFFF, 0x1000, 0x1001, 0x1FFF], np.uint32)
+    known += [(places[:, None] | last | sign).ravel().view(np.float32) for sign in (0, 1 << 31)]
     exponents = np.arange(max(to.lowest, -120) - 3, min(-to.lowest, 120) + 3)
     steps = np.arange(2 ** (to.mantissa + 3)) if to.mantissa < 7 else np.arange(64)
     ties = np.ldexp(steps / 2 ** (to.mantissa + 2), exponents[:, None]).ravel().astype(np.float32)
@@ -68,6 +72,38 @@ def test_the_reference_is_ml_dtypes(name: str) -> None:
         assert (~np.isfinite(theirs[finite])).any()
     else:
         assert (bits(ours)[finite] == bits(theirs)[finite]).all()
+
+
+def round_to_tf32(x: np.ndarray) -> np.ndarray:
+    """To the nearest multiple of the last of 10 bits, ties away from zero, in float64's numbers."""
+    size = np.abs(np.where(np.isfinite(x), x, 0).astype(np.float64))
+    exponent = np.maximum(np.frexp(size)[1] - 1, -126)  # that of the subnormals is the smallest's
+    step = np.exp2(exponent - 10.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = np.copysign(np.floor(size / step + 0.5) * step, x).astype(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
+
+
+def test_tf32_is_its_definition() -> None:
+    x = patterns(table.TF32)
+    rounded = reference.round_to(x, table.TF32)
+    assert (bits(rounded) == bits(round_to_tf32(x))).all()
+    assert np.isnan(x).sum() > 1000 and np.isinf(x).any()
+    assert np.isinf(rounded[np.isfinite(x)]).any() and (np.abs(x[rounded == 0]) > 0).any()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: jax.lax.reduce_precision(x, 8, 10),  # ties to even
+        lambda x: (bits(x) & 0xFFFFE000).view(np.float32),  # towards zero
+        lambda x: (bits(x) + 0x1000 & 0xFFFFE000).view(np.float32),  # NaNs, too
+        lambda x: np.where(np.abs(x) < 2**-126, np.float32(0), round_to_tf32(x)),  # flushed
+    ],
+)
+def test_a_wrong_rounding_to_tf32_is_seen(wrong: Callable) -> None:
+    x = patterns(table.TF32)
+    assert (bits(wrong(x)) != bits(round_to_tf32(x))).any()
 
 
 @pytest.mark.parametrize("name", ORACLES)

@@ -190,13 +190,16 @@ def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: tor
 
 # --- planted bugs
 
+Patch = pytest.MonkeyPatch
 
-def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
-    call = jax_impl.pure.PureGPT.__call__
 
-    def jax_cast(self: Any, params: Any) -> Any:
-        return call(self, jax.tree.map(lambda p: p.astype("bfloat16"), params))
+def wrap(patch: Patch, owner: Any, name: str, wrong: Callable) -> None:
+    """`owner.name(...)` becomes `wrong(right, ...)`."""
+    right = getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **rest: wrong(right, *args, **rest))
 
+
+def whole_tree_cast(patch: Patch) -> None:
     def torch_loss(
         model: Any, batch: Any, roles: Any, dropout: Any = None, over: None = None
     ) -> torch.Tensor:
@@ -205,90 +208,69 @@ def whole_tree_cast(patch: pytest.MonkeyPatch) -> None:
             logits = functional_call(model, half, (batch, dropout))
             return torch_ref.step.mean_loss(logits, batch, getattr(torch, roles.output))
 
-    patch.setattr(jax_impl.pure.PureGPT, "__call__", jax_cast)
+    wrap(patch, jax_impl.pure.PureGPT, "__call__", lambda right, self, params: right(
+        self, jax.tree.map(lambda p: p.astype("bfloat16"), params)))  # fmt: skip
     patch.setattr(torch_ref.step, "batch_loss", torch_loss)
 
 
-def norms_cast(patch: pytest.MonkeyPatch) -> None:
+def norms_cast(patch: Patch) -> None:
     """The gains and biases of norms alone, to bfloat16 and back."""
-    jax_norm, torch_norm = jax_impl.functional.layer_norm, F.layer_norm
 
-    def jax_cast(x: jax.Array, weight: Any, bias: Any, *rest: Any) -> jax.Array:
+    def jax_cast(right: Any, x: jax.Array, weight: Any, bias: Any, *rest: Any) -> jax.Array:
         weight, bias = (a.astype("bfloat16").astype(x.dtype) for a in (weight, bias))
-        return jax_norm(x, weight, bias, *rest)
+        return right(x, weight, bias, *rest)
 
-    def torch_cast(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
-        weight, bias = (a.bfloat16().to(x.dtype) for a in (weight, bias))
-        return torch_norm(x, shape, weight, bias, eps)
+    def torch_cast(right: Any, x: Any, shape: Any, *affine: Any) -> torch.Tensor:
+        *affine, eps = affine
+        return right(x, shape, *(a.bfloat16().to(x.dtype) for a in affine), eps)
 
-    patch.setattr(jax_impl.functional, "layer_norm", jax_cast)
-    patch.setattr(torch_ref.model.F, "layer_norm", torch_cast)
-
-
-def layer_norm_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    jax_norm, torch_norm = jax_impl.model.LayerNorm.__call__, torch_ref.model.LayerNorm.forward
-    patch.setattr(
-        jax_impl.model.LayerNorm,
-        "__call__",
-        lambda self, x: jax_norm(self, x.astype("bfloat16")).astype(x.dtype),
-    )
-    patch.setattr(
-        torch_ref.model.LayerNorm,
-        "forward",
-        lambda self, x: torch_norm(self, x.bfloat16()).to(x.dtype),
-    )
+    wrap(patch, jax_impl.functional, "layer_norm", jax_cast)
+    wrap(patch, torch_ref.model.F, "layer_norm", torch_cast)
 
 
-def softmax_in_compute(patch: pytest.MonkeyPatch) -> None:
-    jax_attend, torch_attend = jax_impl.model.attend, torch_ref.model.attend
+def in_bfloat16(patch: Patch, name: str) -> None:
+    """A module of this name in both twins."""
 
-    def jax_narrow(*operands: Any, policy: jmp.Policy, **how: Any) -> jax.Array:
-        return jax_attend(*operands, policy=policy.with_output_dtype(policy.compute_dtype), **how)
+    def narrow(right: Any, self: Any, x: Any, *rest: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return right(self, x.bfloat16(), *rest).to(x.dtype)
+        return right(self, x.astype("bfloat16"), *rest).astype(x.dtype)
 
-    def torch_narrow(q: Any, *rest: Any, dtype: Any, **how: Any) -> torch.Tensor:
-        return torch_attend(q, *rest, dtype=q.dtype, **how)
-
-    patch.setattr(jax_impl.model, "attend", jax_narrow)
-    patch.setattr(torch_ref.model, "attend", torch_narrow)
+    wrap(patch, getattr(jax_impl.model, name), "__call__", narrow)
+    wrap(patch, getattr(torch_ref.model, name), "forward", narrow)
 
 
-def nothing_cast(patch: pytest.MonkeyPatch) -> None:
+def layer_norm_in_bfloat16(patch: Patch) -> None:
+    in_bfloat16(patch, "LayerNorm")
+
+
+def residual_in_bfloat16(patch: Patch) -> None:
+    in_bfloat16(patch, "Block")
+
+
+def softmax_in_compute(patch: Patch) -> None:
+    wrap(patch, jax_impl.model, "attend", lambda right, *qkv, policy, **how: right(
+        *qkv, policy=policy.with_output_dtype(policy.compute_dtype), **how))  # fmt: skip
+    wrap(patch, torch_ref.model, "attend", lambda right, q, *rest, dtype, **how: right(
+        q, *rest, dtype=q.dtype, **how))  # fmt: skip
+
+
+def nothing_cast(patch: Patch) -> None:
     patch.setattr(jmp.Policy, "cast_to_compute", lambda self, tree: tree)
     patch.setattr(torch_ref.step, "autocast", lambda roles, device: nullcontext())
 
 
-def rotation_in_float32(patch: pytest.MonkeyPatch) -> None:
-    jax_rotate, torch_rotate = jax_impl.model.rotate, torch_ref.model.rotate
-    patch.setattr(
-        jax_impl.model,
-        "rotate",
-        lambda x, *tables: jax_rotate(x, *(t.astype("float32") for t in tables)),
-    )
-    patch.setattr(
-        torch_ref.model, "rotate", lambda x, *tables: torch_rotate(x, *(t.float() for t in tables))
-    )
+def rotation_in_float32(patch: Patch) -> None:
+    wrap(patch, jax_impl.model, "rotate", lambda right, x, *tables: right(
+        x, *(t.astype("float32") for t in tables)))  # fmt: skip
+    wrap(patch, torch_ref.model, "rotate", lambda right, x, *tables: right(
+        x, *(t.float() for t in tables)))  # fmt: skip
 
 
-def residual_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    jax_block, torch_block = jax_impl.model.Block.__call__, torch_ref.model.Block.forward
-    patch.setattr(
-        jax_impl.model.Block,
-        "__call__",
-        lambda self, x, *rest: jax_block(self, x.astype("bfloat16"), *rest).astype(x.dtype),
-    )
-    patch.setattr(
-        torch_ref.model.Block,
-        "forward",
-        lambda self, x, *rest: torch_block(self, x.bfloat16(), *rest).to(x.dtype),
-    )
-
-
-def default_accumulator(patch: pytest.MonkeyPatch) -> None:
+def default_accumulator(patch: Patch) -> None:
     """float32, under float64 too. In torch the gradient itself is the accumulator."""
-    steps = optax.MultiSteps
-    patch.setattr(
-        optax, "MultiSteps", lambda *args, accumulator_dtype, **rest: steps(*args, **rest)
-    )
+    wrap(patch, optax, "MultiSteps", lambda right, *args, accumulator_dtype, **rest: right(
+        *args, **rest))  # fmt: skip
 
 
 class Bug(NamedTuple):

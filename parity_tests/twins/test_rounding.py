@@ -1,8 +1,6 @@
-"""What is multiplied in rounded formats: every operand of every matmul, and nothing else; TF32's
-bits."""
+"""What is multiplied in rounded formats: every operand of every matmul, and nothing else."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import unwrap
@@ -11,12 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import jax_impl.extra.formats.products
-import jax_impl.extra.formats.rounding
 import torch_ref.extra.capabilities
 import torch_ref.extra.formats.products
 import torch_ref.extra.formats.rounding
@@ -35,77 +30,9 @@ from parity_tests.twins import reference
 from torch_ref.extra import onednn
 from torch_ref.twin import TorchTwin
 
-# --- the rounding
-
-
-def patterns() -> np.ndarray:
-    """float32: random bits, and those around every tie, both ends of every range, and NaNs."""
-    some = np.random.default_rng(0).integers(2**32, size=2**20, dtype=np.uint32)
-    tops = np.array([0, 1, 0x3F8, 0x3F9, 0x1FF, 0x200, 0x3FB, 0x3FC, 0x3FD], np.uint32) << 21
-    edges = np.array([*range(3), 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2FFF, 0x3000], np.uint32)
-    placed = (tops[:, None] | np.array([0, 0x1FE000, 0x1FC000], np.uint32)).ravel()
-    near = (placed[:, None] + edges).ravel()
-    return np.concatenate([some, near, near | np.uint32(2**31)]).view(np.float32)
-
-
-def by_definition(x: np.ndarray) -> np.ndarray:
-    """To the nearest multiple of the last of 10 bits, ties away from zero, in float64's numbers."""
-    size = np.abs(x.astype(np.float64))
-    exponent = np.maximum(np.frexp(size)[1] - 1, -126)  # that of the subnormals is the smallest's
-    step = np.exp2(exponent - 10.0)
-    with np.errstate(over="ignore"):
-        return np.copysign(np.floor(size / step + 0.5) * step, x).astype(np.float32)
-
-
-X = patterns()
-FINITE = np.isfinite(X)
-
-
-def round_to_tf32(x: np.ndarray) -> np.ndarray:
-    return reference.round_to(x, TF32)
-
-
-def test_the_reference_rounds_by_definition() -> None:
-    rounded = round_to_tf32(X)
-    assert (rounded[FINITE].view(np.uint32) == by_definition(X[FINITE]).view(np.uint32)).all()
-    assert (rounded[~FINITE].view(np.uint32) == X[~FINITE].view(np.uint32)).all()
-    assert np.isnan(X).sum() > 1000 and np.isinf(X).any()
-    assert np.isinf(rounded[FINITE]).any() and (np.abs(X[rounded == 0]) > 0).any()
-
-
-def in_jax(x: np.ndarray) -> np.ndarray:
-    return np.asarray(
-        jax.jit(lambda x: jax_impl.extra.formats.rounding.ROUNDING.round_to(x, TF32))(x)
-    )
-
-
-def in_torch(x: np.ndarray) -> np.ndarray:
-    return torch_ref.extra.formats.rounding.Rounding().round_to(torch.from_numpy(x), TF32).numpy()
-
 
 def differ(one: np.ndarray, other: np.ndarray) -> int:
     return int((one.view(np.uint32) != other.view(np.uint32)).sum())
-
-
-@pytest.mark.parametrize("twin", [in_jax, in_torch])
-def test_the_twins_round_as_the_reference(twin: Callable) -> None:
-    assert differ(twin(X), round_to_tf32(X)) == 0
-    assert differ(twin(X.reshape(2, -1)[:, ::3]), round_to_tf32(X.reshape(2, -1)[:, ::3])) == 0
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: np.asarray(jax.lax.reduce_precision(x, 8, 10)),  # ties to even
-        lambda x: (x.view(np.uint32) & 0xFFFFE000).view(np.float32),  # towards zero
-        lambda x: ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32),  # NaNs, too
-        lambda x: np.where(
-            np.abs(x) < 2**-126, np.float32(0), round_to_tf32(x)
-        ),  # subnormals flushed
-    ],
-)
-def test_a_wrong_rounding_is_seen(wrong: Callable) -> None:
-    assert differ(wrong(X), round_to_tf32(X)) > 0
 
 
 # --- what is multiplied
@@ -192,7 +119,9 @@ def multiplied_in_torch(twin: Twin) -> list[Operands]:
 
 def count_rounded(found: list[Operands]) -> int:
     """How many have operands that are both TF32 numbers."""
-    return sum(all(differ(x, round_to_tf32(x)) == 0 for x in operands) for operands in found)
+    return sum(
+        all(differ(x, reference.round_to(x, TF32)) == 0 for x in operands) for operands in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,270 @@
+"""What each module computes in: `--fp32-islands`, `--formats`, a policy's `grads`; and that those
+modules and no others multiply so."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch.nn.functional
+
+import jax_impl.extra.cpu
+import jax_impl.extra.rules
+import jax_impl.functional
+import torch_ref.extra.onednn
+import torch_ref.extra.rules
+from lockstep.config import Config, from_flags, islands
+from lockstep.config.policy import POLICIES, Roles, resolve
+from lockstep.devices import Capabilities
+from lockstep.errors import UserError
+from lockstep.model.stacked import scans_layers
+from lockstep.parity.pair import GPT
+from parity_tests.input.programs import Op, read
+from parity_tests.pair import FRAMEWORKS, toy
+from parity_tests.tiers import tier
+from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
+from parity_tests.twins.test_roles import small as small_config
+
+FORMATS = "blocks=fp8,head=mxfp8,*.mlp=bf16,blocks.1.attn=nvfp4,*.down=fp32"
+
+# --- patterns
+
+
+def match_names(patterns: str, **flags: Any) -> list[str]:
+    names = toy(n_layer=2, **flags).model.matmuls
+    return [name for name in names if islands.match(patterns, name)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ("head", ["head"]),
+        ("blocks.*.mlp.down", ["blocks.0.mlp.down", "blocks.1.mlp.down"]),
+        ("*.down,head", ["blocks.0.mlp.down", "blocks.1.mlp.down", "head"]),
+        ("blocks.1.attn", [f"blocks.1.attn.{part}" for part in ("qkv", "attend", "proj")]),
+        ("*.attend", ["blocks.0.attn.attend", "blocks.1.attn.attend"]),
+        ("blocks.0", match_names("blocks.0.*")),
+        ("blocks,head", toy(n_layer=2).model.matmuls),
+        ("*", toy(n_layer=2).model.matmuls),
+        ("", []),
+    ],
+)
+def test_a_pattern_means(patterns: str, names: list[str]) -> None:
+    assert match_names(patterns) == names
+
+
+@pytest.mark.parametrize("family", ["tiny", "gpt2"])
+def test_the_names_are_those_of_weights_but_for_attention_s_own_matmuls(family: str) -> None:
+    config = toy(family, tied=False)
+    weights = {n.removesuffix(".weight") for n in GPT.initial(config).params}
+    attends = {n for n in config.model.matmuls if n.endswith(".attend")}
+    assert {*config.model.matmuls} - weights == attends and len(attends) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"fp32_islands": "mlp.down"}, "mlp.down: fits no module; use blocks.*.mlp.down"),
+        ({"fp32_islands": "head,blocks.7"}, "blocks.7: fits no module; use blocks"),
+        ({"fp32_islands": "head,"}, "'': fits no module"),
+        ({"fp32_islands": "*.gate", "model": "gpt2"}, r"\*.gate: fits no module"),
+        ({"fp32_islands": "blocks.0", "layers": "scan"}, "--layers scan: .*use --layers unroll"),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_one_line(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        from_flags({"model": "tiny", **flags}, accelerator=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "scanned"),
+    [
+        ({}, True),
+        ({"fp32_islands": "*.down,head"}, True),
+        ({"fp32_islands": "blocks.23"}, False),
+        ({"formats": "*.down=fp32"}, True),
+        ({"formats": "blocks.0=fp32"}, False),
+        ({"formats": "blocks=fp32,blocks.23=bf16"}, False),
+        ({"formats": "blocks=fp8"}, False),
+    ],
+)
+def test_layers_that_differ_are_unrolled(flags: dict[str, Any], scanned: bool) -> None:
+    assert scans_layers(toy(n_layer=24, policy="bf16", **flags)) is scanned
+
+
+@pytest.mark.parametrize("flags", [{"fp32_islands": "head"}, {"formats": FORMATS}], ids=str)
+def test_a_recorded_config_reads_as_it_was_written(flags: dict[str, Any]) -> None:
+    config = toy(policy="bf16", **flags)
+    assert config.to_json()["precision"].items() >= flags.items()
+    assert Config.from_json(config.to_json()) == config
+
+
+# --- the dtypes of a module
+
+
+def test_dtypes_are_those_of_the_module_that_asks() -> None:
+    config = toy(policy="bf16", eval_policy="fp32", fp32_islands="blocks.1,head")
+    dtypes = config.dtypes
+    for layer, compute in enumerate(["bfloat16", "float32", "bfloat16"]):
+        qkv = dtypes.at(f"blocks.{layer}.attn.qkv")
+        assert (qkv.compute, qkv.param, qkv.output) == (compute, "float32", "float32")
+    assert dtypes.policy == config.precision.roles
+    assert (dtypes.compute, dtypes.at("head").compute) == ("bfloat16", "float32")
+    assert {own.compute for own in config.eval_dtypes.modules.values()} == {"float32"}
+
+
+def formats_of(policy: str, formats: str, **flags: Any) -> dict[str, str]:
+    """Module -> its recipe, or what it computes in."""
+    dtypes = toy(n_layer=2, policy=policy, formats=formats, **flags).dtypes
+    at = {name: dtypes.at(name) for name in dtypes.modules}
+    return {name: own.recipe or own.compute for name, own in at.items()}
+
+
+def test_the_last_pattern_that_fits_counts_and_islands_after_it() -> None:
+    found = formats_of("bf16", FORMATS, fp32_islands="blocks.0.attn.qkv")
+    assert found == {
+        "blocks.0.attn.qkv": "float32",
+        "blocks.0.attn.attend": "bfloat16",  # a recipe is for linear layers
+        "blocks.0.attn.proj": "fp8",
+        "blocks.1.attn.qkv": "nvfp4",
+        "blocks.1.attn.attend": "bfloat16",
+        "blocks.1.attn.proj": "nvfp4",
+        **{f"blocks.{i}.mlp.{name}": "bfloat16" for i in range(2) for name in ("gate", "up")},
+        **{f"blocks.{i}.mlp.down": "float32" for i in range(2)},
+        "head": "mxfp8",
+    }
+
+
+def test_in_float64_rounding_alone_is_left() -> None:
+    found = formats_of("fp64", FORMATS)
+    assert {*found.values()} == {"float64", "fp8", "mxfp8", "nvfp4"}
+    dtypes = toy(policy="fp64", formats=FORMATS).dtypes
+    assert {own.compute for own in dtypes.modules.values()} == {"float64"}
+
+
+def test_a_module_in_the_policy_s_own_format_is_any_other() -> None:
+    """It has the product that most modules have, a CPU's library here; others have their own."""
+    device = Capabilities(platform="cpu", libraries=frozenset(["bfloat16", "float32"]))
+    names = "blocks.0.attn.qkv", "head"
+    config = toy(policy="bf16", formats="*=bf16,head=fp32", numerics="fast")
+    rules: Any = jax_impl.extra.rules.Rules(config, config.dtypes, device, remat="none")
+    usual, own = (rules.product(config.dtypes.at(name)) for name in names)
+    assert (usual, own) == (jax_impl.extra.cpu.linear, jax_impl.functional.linear)
+    config = toy(policy="fp32", formats="*=fp32,head=bf16", numerics="fast")
+    rules = torch_ref.extra.rules.Rules(config, config.dtypes, device)
+    usual, own = (rules.linear(name, 8, 8, bias=False).product for name in names)
+    assert usual is torch_ref.extra.onednn.linear
+    x, weight = torch.ones(8, 8), torch.full((8, 8), 1 + 2.0**-9)
+    assert torch.equal(own(x, weight, None), torch.full((8, 8), 8.0, dtype=torch.bfloat16))
+
+
+def test_what_a_recipe_leaves_out_can_be_asked_for() -> None:
+    config = toy(n_layer=3, policy="fp8", formats="head=fp8,blocks.1=bf16")
+    assert config.dtypes.modules["head"].recipe == "fp8"
+    assert config.dtypes.modules["blocks.1.mlp.up"] == POLICIES["bf16"]
+    assert config.dtypes.modules["blocks.2.mlp.up"] == POLICIES["fp32"]
+
+
+def test_an_evaluation_under_a_policy_of_its_own_has_no_other_formats() -> None:
+    config = toy(policy="bf16", formats="blocks.0=fp8", eval_policy="fp32")
+    assert {own.recipe for own in config.eval_dtypes.modules.values()} == {""}
+    assert config.replace(eval_policy="").eval_dtypes == config.replace(eval_policy="").dtypes
+
+
+# --- gradients
+
+
+def spec(compute: str, grads: str, param: str = "float32", output: str = "float32") -> str:
+    return f"params={param},compute={compute},output={output},grads={grads}"
+
+
+def test_gradients_in_float16_have_a_loss_scale() -> None:
+    assert resolve(spec("float32", "float16")).loss_scaling
+    assert not resolve(spec("float32", "bfloat16")).loss_scaling
+    wide = dict.fromkeys(("param", "compute", "output", "grads"), "float32")
+    assert resolve(spec("float32", "f32")) == Roles(**wide)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        spec("float32", "float64"),
+        spec("float64", "float32", "float64", "float64"),
+        spec("bfloat16", "float16", "bfloat16"),
+        spec("float32", "float8"),
+        "grads=float16",
+    ],
+)
+def test_what_is_refused_is_one_line(policy: str) -> None:
+    with pytest.raises(UserError, match="--policy"):
+        resolve(policy)
+
+
+def test_a_module_in_a_format_of_its_own_has_that_policy_s_gradients() -> None:
+    config = toy(policy=spec("float32", "float16"), fp32_islands="head", formats="blocks.0=bf16")
+    assert config.dtypes.at("head").grads == config.dtypes.at("blocks.0.mlp.up").grads == ""
+    assert config.dtypes.at("blocks.1.mlp.up").grads == "float16"
+    assert config.dtypes.modules["head"] == POLICIES["fp32"]
+
+
+# --- what multiplies in which dtype
+
+
+def matmul_kind(op: Op, config: Config) -> str:
+    """By the only sizes that are no product of B, T and H."""
+    shapes = [value.shape for value in (*op.inputs, *op.outputs)]
+    if any(len(shape) > 2 for shape in shapes):
+        return "attend"
+    inside = frozenset(size for shape in shapes for size in shape) - {B * T}
+    kinds = {(D, 3 * D): "qkv", (D, D): "proj", (D, config.model.d_mlp): "mlp", (D, V): "head"}
+    return {frozenset(sizes): kind for sizes, kind in kinds.items()}[inside]
+
+
+def count_matmuls(framework: str, config: Config) -> Counter[tuple[str, str]]:
+    """How many matmuls of each kind have inputs and outputs in each dtype, in one step."""
+    found = Counter[tuple[str, str]]()
+    for op in read(framework, config).ops:
+        if op.name in MATMULS:
+            dtypes = {value.dtype for value in (*op.inputs, *op.outputs)}
+            found[matmul_kind(op, config), " ".join(sorted(dtypes))] += 1
+    return found
+
+
+def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
+    """Three for each linear layer, forward and backward; attention has two of its own."""
+    found = Counter[tuple[str, str]]()
+    for name in config.model.matmuls:
+        part = name.split(".")[-1]
+        kind = "mlp" if ".mlp." in name else part
+        wide = islands.match(config.precision.fp32_islands, name)
+        dtype = "float32" if wide else config.precision.roles.compute
+        found[kind, dtype] += 6 if part == "attend" else 3
+    return found
+
+
+@tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
+@pytest.mark.parametrize("family", ["tiny", "gpt2"])
+@pytest.mark.parametrize(
+    ("patterns", "policy"),
+    [
+        ("head", "bf16"),
+        ("blocks.*.attn.attend", "fp16"),
+        ("blocks.*.attn", "params=bfloat16,compute=bfloat16,output=float32"),
+        ("blocks.1,*.down", "bf16"),
+        ("*", "fp16"),
+        ("blocks.0", "fp32"),
+    ],
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_islands_and_no_others_multiply_in_float32(
+    framework: str, patterns: str, policy: str, family: str
+) -> None:
+    own: dict[str, Any] = {"n_layer": 2, "layers": "unroll", "fp32_islands": patterns}
+    config = small_config(family, policy, 1).replace(**own)
+    assert count_matmuls(framework, config) == expected_matmuls(config)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_islands_in_float64_change_no_dtype(framework: str) -> None:
+    config = small_config("tiny", "fp64", 1).replace(fp32_islands="blocks,head")
+    assert violations(framework, read(framework, config), config) == set()
