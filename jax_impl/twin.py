@@ -46,7 +46,7 @@ class JaxTwin:
         return own_rows(count, self.mesh)
 
     def part(self) -> TrainState:
-        return bridge.save_part(self.trainer) if self.processes > 1 else self.state()
+        return bridge.save(self.trainer, part=self.processes > 1)
 
     def tell(self, text: str) -> str:
         return tell(text)

@@ -29,12 +29,15 @@ REFERENCE, BLOCKS, CUDNN, TRITON = "reference", "blocks", "cudnn", "triton"
 
 
 def choose_attention(
-    config: Config, dtypes: Dtypes, own: Roles, device: Capabilities
+    config: Config, dtypes: Dtypes, own: Roles, device: Capabilities, *, segments: bool = False
 ) -> AttentionChoice:
     """How a module of these roles attends.
 
     cuDNN's kernel is for half precision on CUDA, and for some head dims, Triton's for float32.
     Strict numerics write attention out, with all that is masked.
+
+    Args:
+        segments: whether a row has several, which do not see each other: Triton's takes none.
     """
     d_head, precision = config.model.d_head, config.precision
     blocks = written_out_blocks(precision, config.model.context)
@@ -46,12 +49,9 @@ def choose_attention(
     if dtypes.mixed and own.mixed and device.fused_attention(own.compute, d_head):
         return AttentionChoice(CUDNN)
     # A kernel of our own choice XLA would run on all devices of a mesh with all that they have.
-    flash = own.compute == "float32" and config.mesh.size == 1
-    if (
-        flash
-        and has_flash(config.model.context, d_head)
-        and device.fused_attention("float32", d_head)
-    ):
+    flash = own.compute == "float32" and config.mesh.size == 1 and not segments
+    flash = flash and has_flash(config.model.context, d_head)
+    if flash and device.fused_attention("float32", d_head):
         return AttentionChoice(TRITON, blocks)
     return written_out._replace(why=_lacking(own, d_head, device))
 
@@ -62,20 +62,9 @@ def _lacking(own: Roles, d_head: int, device: Capabilities) -> str:
 
 
 def describe_attention(config: Config, device: Capabilities, *, segments: bool = False) -> str:
-    """The attention in use: "cudnn", "triton" or "reference", and why it falls back to that.
-
-    Args:
-        segments: whether a row has several, which do not see each other.
-    """
+    """The attention in use: "cudnn", "triton" or "reference", and why it falls back to that."""
     dtypes = config.dtypes
-
-    def choose(own: Roles) -> AttentionChoice:
-        choice = choose_attention(config, dtypes, own, device)
-        if choice.name == TRITON and segments:
-            blocks, why = choice.blocks, _lacking(own, config.model.d_head, device)
-            return AttentionChoice(BLOCKS if blocks > 1 else REFERENCE, blocks, why)
-        return choice
-
+    choose = partial(choose_attention, config, dtypes, device=device, segments=segments)
     usual = choose(dtypes.policy)
     modules = (own for name, own in dtypes.modules.items() if name.endswith(".attend"))
     islands = {str(choose(own)._replace(why="")) for own in modules} - {str(usual)}

@@ -44,17 +44,10 @@ def has_fused_attention(dtype: str, d_head: int) -> bool:
     cuDNN has the kernel in half precision, Triton in float32.
     """
     cudnn = partial(scaled_dot_product_attention, is_causal=True)
-    return works(flash_attention if dtype == "float32" else cudnn, dtype, d_head)
-
-
-def works(function: Callable[..., Array], dtype: str, d_head: int) -> bool:
+    attend: Callable[..., Array] = flash_attention if dtype == "float32" else cudnn
     q_BTHK = jnp.zeros((1, 64, 1, d_head), dtype)
-
-    def attend(q: Array) -> Array:
-        return function(q, q, q).sum()
-
     try:
-        jax.block_until_ready(jax.grad(attend)(q_BTHK))
+        jax.block_until_ready(jax.grad(lambda q: attend(q, q, q).sum())(q_BTHK))
     except (RuntimeError, ValueError, NotImplementedError):
         return False
     return True

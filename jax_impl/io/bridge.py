@@ -4,7 +4,6 @@ With scanned layers the blocks' parameters are stacked, with a leading axis L.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -146,19 +145,9 @@ def desynced(trainer: Trainer) -> list[int]:
     return desync.ask(places, [x.item() for x in jax.device_get(sums)], tell_all)
 
 
-def save(trainer: Trainer) -> TrainState:
-    """The canonical state, copied to the host."""
-    return _save(trainer, to_canonical)
-
-
-def save_part(trainer: Trainer) -> TrainState:
-    """This process's part of it."""
-    part = Part.of(trainer.config, rank(), process_count())
-    return replace(_save(trainer, pieces), part=part)
-
-
-def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> TrainState:
-    state, amaxes = trainer.state, {}
+def save(trainer: Trainer, *, part: bool = False) -> TrainState:
+    """The canonical state, or this process's part of it, copied to the host."""
+    state, amaxes, copy = trainer.state, {}, pieces if part else to_canonical
     if isinstance(state, delayed.DelayedState):
         # In the order of the forward pass; jit has sorted them by name.
         amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
@@ -179,4 +168,5 @@ def _save(trainer: Trainer, copy: Callable[[Params, ModelConfig], Arrays]) -> Tr
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
         amaxes=amaxes,
+        part=Part.of(trainer.config, rank(), process_count()) if part else None,
     )

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import torch_ref.extra.capabilities
 import torch_ref.step
+from lockstep.twin import StepResult
 from parity_tests.pair import FAMILIES, run, start, toy
 from parity_tests.tiers import tier
 from torch_ref.extra import onednn
@@ -33,6 +34,27 @@ def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def curves(family: str = "tiny", *, said: str = "", **flags: Any) -> list[list[StepResult]]:
+    """Three steps, eager and compiled, in one graph.
+
+    Args:
+        said: what the attention's name has in it.
+    """
+    found = []
+    for compiled in (False, True):
+        config = toy(family, **{"steps": 3, "n_layer": 2, "compile": compiled} | flags)
+        twin = start("torch", config)
+        assert said in twin.describe()["attention"]
+        twin.prepare()
+        found.append(run(twin, config))
+    assert counters["stats"]["unique_graphs"] == 1
+    return found
+
+
+def numbers(results: list[StepResult]) -> list[tuple[float, float]]:
+    return [(result.loss, result.grad_norm) for result in results]
+
+
 @tier("rest", guard="attention in blocks is traced; the eager step")
 @tier(
     "full",
@@ -44,15 +66,8 @@ def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("remat", ["none", "sublayer", "block", "sqrt", "dots"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_equals_eager(family: str, remat: str) -> None:
-    curves = []
-    for compiled in (False, True):
-        layers = 4 if remat == "sqrt" else 2  # two segments
-        config = toy(family, policy="fp64", remat=remat, compile=compiled, steps=3, n_layer=layers)
-        twin = start("torch", config)
-        twin.prepare()
-        curves.append(run(twin, config))
-    assert counters["stats"]["unique_graphs"] == 1
-    for eager, traced in zip(*curves):
+    layers = 4 if remat == "sqrt" else 2  # two segments
+    for eager, traced in zip(*curves(family, policy="fp64", remat=remat, n_layer=layers)):
         # The tracer may decompose an operation; 20 steps of float64 drift by less: measured 0.
         assert abs(eager.loss - traced.loss) <= 1e-12
         assert abs(eager.grad_norm - traced.grad_norm) <= 1e-10
@@ -69,31 +84,26 @@ def test_dropout_does_not_recompile() -> None:
     assert len(set(losses)) == 5
 
 
-@tier("rest", guard="attention in blocks is traced")
-def test_islands_are_traced_too() -> None:
-    losses = []
-    for compiled in (False, True):
-        islands = {"policy": "bf16", "fp32_islands": "blocks.1,head"}
-        config = toy(remat="dots", compile=compiled, steps=3, n_layer=2, **islands)
-        twin = start("torch", config)
-        twin.prepare()
-        losses.append([result.loss for result in run(twin, config)])
-    assert counters["stats"]["unique_graphs"] == 1
-    assert losses[0] == losses[1]
+@tier("rest", guard="attention in blocks is traced; the formats, uncompiled")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"policy": "bf16", "fp32_islands": "blocks.1,head", "remat": "dots"},
+        {"policy": "fp8-delayed", "n_layer": 3},  # whose histories move as in eager mode
+        {"policy": "mxfp8", "n_layer": 3},
+    ],
+    ids=str,
+)
+def test_features_are_traced_too(flags: dict[str, Any]) -> None:
+    eager, traced = map(numbers, curves(**flags))
+    assert eager == traced
 
 
-@tier("rest", guard="the formats, uncompiled")
-@pytest.mark.parametrize("policy", ["fp8-delayed", "mxfp8"])
-def test_narrow_formats_are_traced_too(policy: str) -> None:
-    """Histories move as they do in eager mode."""
-    curves = []
-    for compiled in (False, True):
-        config = toy(policy=policy, compile=compiled, steps=3, n_layer=3)
-        twin = start("torch", config)
-        twin.prepare()
-        curves.append([(result.loss, result.grad_norm) for result in run(twin, config)])
-    assert counters["stats"]["unique_graphs"] == 1
-    assert curves[0] == curves[1]
+def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda device: True)
+    flags: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "numerics": "fast"}
+    eager, traced = map(numbers, curves(said="causal blocks", **flags))
+    assert eager == traced
 
 
 @tier("rest", guard="oneDNN in an eager step")
@@ -115,17 +125,3 @@ def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -
     losses.append([result.loss for result in run(eager, config)])
     assert 0 < counts["none"] == counts["dots"] < counts["block"]
     assert losses == 4 * losses[:1]
-
-
-def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda device: True)
-    losses = []
-    small: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "steps": 3}
-    for compiled in (False, True):
-        config = toy(numerics="fast", compile=compiled, **small)
-        twin = start("torch", config)
-        assert "causal blocks" in twin.describe()["attention"]
-        twin.prepare()
-        losses.append([result.loss for result in run(twin, config)])
-    assert counters["stats"]["unique_graphs"] == 1
-    assert losses[0] == losses[1]

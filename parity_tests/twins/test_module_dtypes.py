@@ -181,7 +181,7 @@ def spec(compute: str, grads: str, param: str = "float32", output: str = "float3
 def test_gradients_in_float16_have_a_loss_scale() -> None:
     assert resolve(spec("float32", "float16")).loss_scaling
     assert not resolve(spec("float32", "bfloat16")).loss_scaling
-    wide = dict.fromkeys(("param", "compute", "output", "grads"), "float32")
+    wide: Any = dict.fromkeys(("param", "compute", "output", "grads"), "float32")
     assert resolve(spec("float32", "f32")) == Roles(**wide)
 
 

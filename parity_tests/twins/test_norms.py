@@ -1,26 +1,34 @@
 """The gradient's norm by module: in float64 the same number in both twins, and the true one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from lockstep.model.params import norms_by_module
 from lockstep.twin import StepResult
-from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
+from parity_tests.pair import FRAMEWORKS, begin, toy, window
 
-FLAGS = {"policy": "fp64", "n_layer": 2, "accum": 2, "n_head": 1, "d_model": 16, "context": 8}
+FLAGS: dict[str, Any] = {
+    "policy": "fp64",
+    "n_layer": 2,
+    "accum": 2,
+    "n_head": 1,
+    "d_model": 16,
+    "context": 8,
+}
 
 
-def result_of(framework: str, **flags: object) -> StepResult:
-    config = toy(**{**FLAGS, **flags})  # type: ignore[arg-type]
-    twin = start(framework, config, perturbed(config))
+def result_of(framework: str, **flags: Any) -> StepResult:
+    config = toy(**FLAGS | flags)
+    twin = begin(framework, **FLAGS | flags)
     return twin.step(twin.place(window(config, 0)))()
 
 
 def true_norms(clip: float = np.inf) -> dict[str, float]:
     """Of the mean of the micro-batches' gradients, taken one by one."""
-    config = toy(**FLAGS)  # type: ignore[arg-type]
-    twin = start("torch", config, perturbed(config))
-    each = [twin.loss_and_grads(batch)[1] for batch in window(config, 0).split()]
+    twin = begin("torch", **FLAGS)
+    each = [twin.loss_and_grads(batch)[1] for batch in window(toy(**FLAGS), 0).split()]
     grads = {name: np.mean([grads[name] for grads in each], axis=0) for name in each[0]}
     whole = np.sqrt(sum((g**2).sum() for g in grads.values()))
     factor = min(1.0, clip / (whole + 1e-6))
@@ -39,7 +47,7 @@ def test_norms_are_those_of_the_window_s_gradient(framework: str, layers: str) -
     found = result_of(framework, layers=layers)
     assert largest_gap(dict(found.norms), true_norms()) < 1e-12
     assert largest_gap(dict(found.norms), true_norms(clip=0.5)) > 0.1  # clipped ones are seen
-    modules = norms_by_module(found.norms, toy(**FLAGS).model)  # type: ignore[arg-type]
+    modules = norms_by_module(found.norms, toy(**FLAGS).model)
     assert list(modules)[:3] == ["embed", "blocks.0.norm1", "blocks.0.attn.qkv"]
     assert abs(np.linalg.norm(list(modules.values())) / found.grad_norm - 1) < 1e-12
 

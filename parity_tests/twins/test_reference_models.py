@@ -25,7 +25,7 @@ from lockstep.data.batch import Batch, split_tokens
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep.train.schedule import learning_rates
-from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, start, toy
+from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, random_batch, start, toy
 
 # float64 rounds at 1.1e-16; the worst gap seen, over logits and all gradients, is 1.2e-15.
 BOUND = NORM.bound
@@ -72,8 +72,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     family, shape = CASES[request.param]
     config = toy(family, policy="fp64", **shape)
     state, (b, t, v) = perturbed(config), (3, config.model.context, config.model.vocab)
-    text = np.random.Generator(np.random.Philox(7)).integers(v, size=(b, t + 1), dtype=np.int32)
-    batch = split_tokens(text)
+    batch = random_batch(b, t, vocab=v, seed=7)
     ours = {}
     for framework in FRAMEWORKS:
         twin = start(framework, config, state)

@@ -10,7 +10,7 @@ import pytest
 import torch_ref.remat
 from lockstep.judge.compare import norm_gap
 from lockstep.model.state import TrainState
-from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
+from parity_tests.pair import FRAMEWORKS, begin, run
 from parity_tests.tiers import tier
 
 MODES = ("sublayer", "block", "sqrt", "dots")
@@ -18,9 +18,9 @@ MODES = ("sublayer", "block", "sqrt", "dots")
 
 def after_one_step(framework: str, remat: str, **flags: Any) -> TrainState:
     """The first moments after one step are the clipped gradients times 1 - beta1."""
-    config = toy(policy=flags.pop("policy", "bf16"), steps=1, dropout=0.2, remat=remat, **flags)
-    twin = start(framework, config, perturbed(config))
-    run(twin, config)
+    usual: dict[str, Any] = {"policy": "bf16", "steps": 1, "dropout": 0.2}
+    twin = begin(framework, **usual | flags, remat=remat)
+    run(twin, twin.config)
     return twin.state()
 
 

@@ -220,9 +220,11 @@ def norms_cast(patch: Patch) -> None:
         weight, bias = (a.astype("bfloat16").astype(x.dtype) for a in (weight, bias))
         return right(x, weight, bias, *rest)
 
-    def torch_cast(right: Any, x: Any, shape: Any, *affine: Any) -> torch.Tensor:
-        *affine, eps = affine
-        return right(x, shape, *(a.bfloat16().to(x.dtype) for a in affine), eps)
+    def torch_cast(
+        right: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float
+    ) -> torch.Tensor:
+        weight, bias = (a.bfloat16().to(x.dtype) for a in (weight, bias))
+        return right(x, shape, weight, bias, eps)
 
     wrap(patch, jax_impl.functional, "layer_norm", jax_cast)
     wrap(patch, torch_ref.model.F, "layer_norm", torch_cast)

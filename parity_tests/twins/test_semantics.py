@@ -137,19 +137,6 @@ def test_a_row_that_the_document_lacks_is_seen() -> None:
     assert names_in(f"<!-- semantics:begin -->\n{text}\n<!-- semantics:end -->") == list(BOUNDS)[1:]
 
 
-def places() -> list[str]:
-    return sorted(
-        set(re.findall(r"`((?:jax_impl|torch_ref|lockstep)/[\w/]+\.py:\w+)`", DOC.read_text()))
-    )
-
-
-@pytest.mark.parametrize("place", places())
-def test_every_place_that_the_document_names_exists(place: str) -> None:
-    file, name = place.split(":")
-    source = (DOC.parents[1] / file).read_text()
-    assert re.search(rf"^\s*((def|class) {name}\b|{name}\b.* = )", source, re.M), place
-
-
 def test_multisteps_hands_the_mean_on_in_the_gradients_dtype() -> None:
     steps = optax.MultiSteps(optax.sgd(1.0), 2)
     state = steps.init(jnp.zeros(3, jnp.bfloat16))

@@ -1,7 +1,6 @@
 """Between the trainer's state and the canonical one. The names are already the state-dict's."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 
 import ml_dtypes
@@ -97,19 +96,11 @@ def desynced(trainer: Trainer) -> list[int]:
     return desync.ask(places, torch.stack(sums).tolist(), tell_all)
 
 
-def save(trainer: Trainer) -> TrainState:
-    """The canonical state, copied to the host."""
-    return _save(trainer, partial(to_canonical, config=trainer.config.model))
-
-
-def save_part(trainer: Trainer) -> TrainState:
-    """This process's part of it."""
-    part = Part.of(trainer.config, rank(), process_count())
-    return replace(_save(trainer, partial(pieces, mesh=mesh_of(trainer))), part=part)
-
-
-def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> TrainState:
+def save(trainer: Trainer, *, part: bool = False) -> TrainState:
+    """The canonical state, or this process's part of it, copied to the host."""
     divide(trainer.model)
+    whole = partial(to_canonical, config=trainer.config.model)
+    copy = partial(pieces, mesh=mesh_of(trainer)) if part else whole
     named, trained = dict(trainer.model.named_parameters()), trainer.params
     moments, amaxes = trainer.optimizer.state, {}
     if isinstance(trainer, Delayed):
@@ -132,4 +123,5 @@ def _save(trainer: Trainer, copy: Callable[[Mapping[str, Tensor]], Arrays]) -> T
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],
         amaxes=amaxes,
+        part=Part.of(trainer.config, rank(), process_count()) if part else None,
     )
