@@ -1,7 +1,7 @@
 """Rounding of float32 to the formats of `table`, for the arrays of any framework.
 
-`Rounding` says once what both twins do. A twin's subclass adds what its arrays have under names of
-their own; `parity_tests` holds both to a definition in numpy.
+`NeutralRounding` says once what both twins do. A twin's subclass adds what its arrays have under
+names of their own; `parity_tests` holds both to a definition in numpy.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Shared(NamedTuple):
     whole: Array | None = None  # (), the power of two of which the scales are e4m3 numbers
 
 
-class Operand(NamedTuple):
+class RoundedOperand(NamedTuple):
     """A product's operand: as float32, or as the device's own numbers and their scales."""
 
     numbers: Array  # (M, N)
@@ -36,12 +36,12 @@ class Operand(NamedTuple):
     blocks: Array | None = None  # scales of blocks along one axis, inside of the sum
 
     @property
-    def mT(self) -> "Operand":
+    def mT(self) -> "RoundedOperand":
         scale, blocks = (None if each is None else each.mT for each in self[1:])
-        return Operand(self.numbers.mT, scale, blocks)
+        return RoundedOperand(self.numbers.mT, scale, blocks)
 
 
-class Rounding:
+class NeutralRounding:
     """Rounds arrays of one framework.
 
     Attributes:
@@ -144,23 +144,23 @@ class Rounding:
         scale: Array | None = None,
         *,
         native: bool = False,
-    ) -> Operand:
+    ) -> RoundedOperand:
         """Does what `quantize` does; `native`: in the numbers that the device multiplies."""
         if not native or to is None:
-            return Operand(self.quantize(x, to, axis, draws, scale))
+            return RoundedOperand(self.quantize(x, to, axis, draws, scale))
         if scale is not None:
-            return Operand(self.fit(x / scale, to), scale.reshape(1, 1))
+            return RoundedOperand(self.fit(x / scale, to), scale.reshape(1, 1))
         numbers, scale, whole = self.share(x, to, axis)
         scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
         if whole is not None:
             drawn = None if draws is None else draws.reshape(numbers.shape)
             own = self.in_four_bits(self.round_to(numbers * (1 / scale), to, draws=drawn))
             blocks = self.cast(scales / whole, "float8_e4m3fn")  # exact: a power of two
-            return Operand(own.reshape(x.shape), whole.reshape(1, 1), blocks)
+            return RoundedOperand(own.reshape(x.shape), whole.reshape(1, 1), blocks)
         fitting = self.fit(numbers / scale, to).reshape(x.shape)
         if to.shared == "block":
-            return Operand(fitting, None, self.cast(scales, "float8_e8m0fnu"))
-        return Operand(fitting, scales)
+            return RoundedOperand(fitting, None, self.cast(scales, "float8_e8m0fnu"))
+        return RoundedOperand(fitting, scales)
 
     def fit(self, x: Array, to: Format) -> Array:
         """In float8; past its largest number e4m3fn has NaN alone."""

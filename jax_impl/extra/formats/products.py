@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from lockstep.formats.rounding import Operand
+from lockstep.formats.rounding import RoundedOperand
 from lockstep.formats.table import Recipe
 
 from ...functional import Product
@@ -21,7 +21,7 @@ from .rounding import ROUNDING, draw
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 
 
-def times(left: Operand, right: Operand) -> Array:
+def times(left: RoundedOperand, right: RoundedOperand) -> Array:
     """The product (M, N) of operands (M, K) and (K, N)."""
     a, b = left.numbers, right.numbers
     if a.dtype.itemsize > 1:

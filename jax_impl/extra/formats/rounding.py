@@ -14,7 +14,7 @@ from lockstep.formats.rounding import Draws
 from lockstep.formats.table import EXPONENT_OF_FLOAT32, Format
 
 
-class Rounding(rounding.Rounding):
+class Rounding(rounding.NeutralRounding):
     """Rounds JAX's arrays."""
 
     xp = jnp

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.formats.rounding import Operand
+from lockstep.formats.rounding import RoundedOperand
 from lockstep.formats.table import Recipe
 from lockstep.model.threefry import Key
 
@@ -31,7 +31,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-def times(left: Operand, right: Operand, bias: Tensor | None = None) -> Tensor:
+def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = None) -> Tensor:
     """The product (M, N) of operands (M, K) and (K, N), plus bias (N).
 
     Numbers of four bits have a byte each.

@@ -16,7 +16,7 @@ CACHED = 2**14  # counters whose words stay in a core's cache
 Largest = Callable[[Tensor], Tensor]  # over the processes of a run, element by element
 
 
-class Rounding(rounding.Rounding):
+class Rounding(rounding.NeutralRounding):
     """Rounds PyTorch's tensors.
 
     Args:
