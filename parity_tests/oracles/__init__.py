@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-Check = Callable[..., None]
+Call = Callable[..., None]
 
 
 def checks(*cases: tuple[Any, ...]) -> pytest.MarkDecorator:

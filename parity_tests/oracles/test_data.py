@@ -1,13 +1,11 @@
 """Data: the tokens of a window and of a packed row, by hand."""
 
 import numpy as np
-import pytest
 
 from lockstep.data import batches
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents
-from parity_tests.oracles import Check, checks
-from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.oracles import Call, checks
 from parity_tests.pair import toy
 
 CONTEXT, ROWS, LENGTH = 5, 3, 997
@@ -125,12 +123,5 @@ def check_documents_are_drawn() -> None:
     (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
     (check_masked_stream,), (check_documents_are_drawn,),
 )  # fmt: skip
-def test_what_is_drawn_is_as_by_hand(check: Check) -> None:
-    check()
-
-
-@bugs_of(__name__)
-def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug.plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        globals()[bug.check](*bug.given)
+def test_what_is_drawn_is_as_by_hand(check: Call, call: Call) -> None:
+    call(check)

@@ -16,8 +16,7 @@ from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
 from lockstep.train import sampling
 from lockstep.twin import Twin
-from parity_tests.oracles import Check, checks
-from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
 from parity_tests.weights.folders import run_of
 
@@ -213,21 +212,7 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *((check_loss, "jax", "fp64", form) for form in ("masked", "chunks")),
     *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
     *((check_scores_in_the_evaluation_s_policy, framework) for framework in FRAMEWORKS),
-    (check_context,), (check_distribution,), (check_draws_are_independent,),
+    (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
 )  # fmt: skip
-def test_it_is_numpy_s_or_transformers(check: Check) -> None:
-    check()
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_the_command(tmp_path, capsys)
-
-
-@bugs_of(__name__)
-def test_a_planted_bug_is_found(
-    bug: Bug, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bug.plant(monkeypatch)
-    given: Any = {"folder": tmp_path, "capsys": capsys} if bug.check == "check_the_command" else {}
-    with pytest.raises(AssertionError):
-        globals()[bug.check](*bug.given, **given)
+def test_it_is_numpy_s_or_transformers(check: Call, call: Call) -> None:
+    call(check)

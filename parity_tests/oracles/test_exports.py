@@ -26,8 +26,7 @@ from lockstep.weights import onnx_export
 from lockstep.weights.export import export
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, WEIGHTS, export_stablehlo
-from parity_tests.oracles import Check, checks
-from parity_tests.oracles.bugs import Bug, bugs_of
+from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
 from parity_tests.weights.folders import run_of
@@ -35,14 +34,16 @@ from parity_tests.weights.folders import run_of
 BOUND = 2e-6  # of the logits' norm, in float32
 T = 12
 SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": T, "vocab": 256}
-LLAMA = {"family": "tiny", "n_kv_head": 2, "qk_norm": True, "mlp_dim": 48}
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": {"family": "gpt2", "norm_eps": 1e-3},
-    "llama": {**LLAMA, "norm_eps": 1e-3, "padded_vocab": 264},
+    "gpt2": {"family": "gpt2", "norm_eps": 1e-3, "mlp": "gelu-erf", "tied": False, "mlp_dim": 80},
     "gpt2-lora": {"family": "gpt2", "lora_rank": 3, "lora_alpha": 7.0},
-    "llama-lora": {**LLAMA, "lora_rank": 3, "lora_targets": "*.qkv,blocks.1", "rope": "base=500"},
-}
-FORMATS = ("safetensors", "onnx", "stablehlo")
+    "llama-lora": {"family": "tiny", "n_kv_head": 2, "lora_rank": 3, "tied": True,
+                   "lora_targets": "*.qkv,blocks.1",
+                   "rope": "base=500,factor=4,low=1,high=4,original=16"},
+    "qwen2": {"family": "tiny", "n_kv_head": 1, "qkv_bias": True, "rope": "base=700"},
+    "qwen3": {"family": "tiny", "n_kv_head": 2, "qk_norm": True, "head_dim": 10, "norm_eps": 1e-3,
+              "padded_vocab": 264},
+}  # fmt: skip
 
 
 def trained(run: Path, name: str) -> tuple[Config, TrainState]:
@@ -154,7 +155,7 @@ def check_int8(folder: Path) -> None:
         assert not found[f"{name}_zero_point"].any()
         assert np.abs(found[f"{name}_quantized"] - np.rint(weight / scale)).max() <= 1
     expected = expected_logits(config, state.params)
-    assert norm_gap(run_graph(int8, TOKENS)[0], expected) < 0.05
+    assert norm_gap(run_graph(int8, TOKENS)[0], expected) < 0.1
     held_out = batches.validation(config, data.val)
     for loss, graph in ((told.float32_loss, whole), (told.loss, int8)):
         scores = np.stack([run_graph(graph, x)[0] for x in held_out.tokens]).astype(float)
@@ -168,13 +169,5 @@ def check_int8(folder: Path) -> None:
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
 )  # fmt: skip
-def test_it_is_transformers_or_the_formula_s(check: Check, tmp_path: Path) -> None:
-    check(folder=tmp_path)
-
-
-@tier("rest", guard="adapters", where=lambda bug: bug.name == "stablehlo-eps-by-default")
-@bugs_of(__name__)
-def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bug.plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        globals()[bug.check](*bug.given, folder=tmp_path)
+def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
+    call(check)
