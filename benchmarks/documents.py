@@ -109,6 +109,16 @@ def _benchmark(file: str, name: str, kind: str) -> Table:
     return Table(path, f"{command} --out {{file}}", partial(report.make, kind), kind)
 
 
+def _of_contenders(*contenders: str) -> Table:
+    """The cells of some trainers on one H200."""
+
+    def make(rows: Rows) -> str:
+        own = [row for row in rows.values() if row["cell"]["contender"] in contenders]
+        return report.table(report.merge_rounds(own))
+
+    return _benchmark("h200", "gpu", "gpt2")._replace(make=make)
+
+
 PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladder.status)
 TABLES: dict[str, Table] = {
     "status": PARITY,
@@ -124,7 +134,6 @@ TABLES: dict[str, Table] = {
     "sensitivity": _of_ladder(
         "sensitivity", "lockstep sensitivity --framework both --out {file}", ladder.sensitivity
     ),
-    "worlds": _benchmark("", "worlds", "worlds")._replace(file="docs/results/worlds.jsonl"),
     **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
        for name in ("frameworks", "accumulation", "remat")},
     "cpu_speed": _benchmark("cpu", "speed", "speed"),
@@ -132,12 +141,10 @@ TABLES: dict[str, Table] = {
     "cpu312_matmul_jax": _benchmark("cpu312", "matmul --only jax", "matmul jax"),
     **{f"cpu_{kind}_{name}": _benchmark("cpu", kind, f"{kind} {name}")
        for kind in ("matmul", "growth") for name in ("jax", "torch")},
-    **{f"state_{name}": _benchmark("experiments", "optimizer-state", f"optimizer-state {name}")
-       for name in ("jax", "torch")},
-    "h200": _benchmark("h200", "gpu", "gpt2")._replace(make=report.side_by_side),
+    # GPT-2's cells, each framework alone: the losses of both part too far for one table.
+    "h200_jax": _of_contenders("jax", "bare-jax"),
+    "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
-    "startup": _benchmark("startup", "startup", "startup"),
-    "exported": _benchmark("exported", "exported", "exported"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     **{f"experiment_{name.replace('-', '_')}":
        _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")

@@ -13,15 +13,14 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
-from datetime import datetime
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jupytext
-import nbformat
-from nbclient import NotebookClient
 
 from benchmarks.jobs import say
 from lockstep import results
@@ -45,16 +44,6 @@ PLATFORM = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-# In place of `!`: a command that ends with another status than the cell's is an error.
-SHELL = """
-import subprocess
-def __shell__(command, status):
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    if done.returncode != status:
-        said = f"{done.stdout}{done.stderr}"[-2000:]
-        raise RuntimeError(f"{command}: status {done.returncode}, not {status}\\n{said}")
-    print(done.stdout, end="")
-"""
 
 
 def make_notebook(page: str) -> Any:
@@ -90,10 +79,9 @@ def read_options(cell: re.Match[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(cell[3]))
 
 
-def code_cells() -> list[str]:
-    """The names of the page's cells, without the one that installs."""
-    page = PAGE.read_text(encoding="utf-8")
-    return [cell[2] for cell in CELL.finditer(page) if "tag=setup" not in cell[3]]
+def cells_of(page: str) -> dict[str, re.Match[str]]:
+    """The page's cells by name, without those that the notebook alone has."""
+    return {cell[2]: cell for cell in CELL.finditer(HIDDEN.sub("", page))}
 
 
 def write_notebook(page: str) -> str:
@@ -109,97 +97,60 @@ def table(name: str, rows: dict[str, Row], page: str) -> str:
         return f"All but section 7 computes for {minutes:.0f} minutes on {max(cores)} CPU cores."
     if name not in rows:
         return f"Not run yet. `python -m benchmarks.lesson {name}` does it."
-    (show,) = (read_options(c).get("show", "") for c in CELL.finditer(page) if c[2] == name)
+    show = read_options(cells_of(page)[name]).get("show", "")
     lines = [line for line in rows[name]["output"].splitlines() if re.search(show, line)]
     return "\n".join(["```text", *lines, "```", "", f"*{rows[name]['measured']['seconds']:.0f} s*"])
 
 
-class Ran(NamedTuple):
-    output: str  # what the cell printed
-    seconds: float
-
-
-def run(notebook: Any, folder: Path) -> dict[str, Ran]:
-    """Runs every code cell but those tagged `setup`, which install.
+def run(cell: re.Match[str], folder: Path) -> str:
+    """Runs a cell of the page: each line of a shell, or a Python program.
 
     Args:
-        folder: where they run; the commands are this Python's, and the packages this repository's.
+        folder: where it runs; the commands are this Python's, and the packages this repository's.
 
     Returns:
-        What came of each, by the cell's name.
+        What it printed.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell raised, or a command ended with another
-            status than the cell's.
+        RuntimeError: a command ended with another status than the cell's.
     """
-    chosen = [
-        cell
-        for cell in notebook.cells
-        if cell.cell_type == "code" and "setup" not in cell.metadata.get("tags", [])
-    ]
-    for cell in chosen:
-        cell.source = _call_shell(cell.source, cell.metadata.get("status", 0))
-    whole = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(SHELL), *chosen], metadata=notebook.metadata
-    )
+    language, name, _, source = cell.groups()
+    status = int(read_options(cell).get("status", 0))
     ahead = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}
-    changes = {
-        name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in ahead.items()
-    }
-    client = NotebookClient(whole, timeout=None, resources={"metadata": {"path": str(folder)}})
-    client.execute(env=os.environ | changes)
-    return {cell.id: _read_result(cell) for cell in chosen}
-
-
-def _call_shell(source: str, status: int) -> str:
-    """A cell's source with calls of `SHELL` in place of `!` lines."""
-
-    def call(line: re.Match[str]) -> str:
-        return f"__shell__({line[1]!r}.format(**globals()), {status})"
-
-    return re.sub(r"^!(.*)$", call, source, flags=re.M)
-
-
-def _read_result(cell: Any) -> Ran:
-    printed = "".join(
-        out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout"
-    )
-    times = cell.metadata.execution
-    began, ended = (
-        datetime.fromisoformat(times[name])
-        for name in ("iopub.execute_input", "shell.execute_reply")
-    )
-    return Ran(printed, (ended - began).total_seconds())
+    changes = {k: f"{path}{os.pathsep}{os.environ.get(k, '')}" for k, path in ahead.items()}
+    printed = ""
+    for command in source.splitlines() if language == "sh" else [source]:
+        words = ["sh", "-c", command] if language == "sh" else [sys.executable, "-c", command]
+        done = subprocess.run(words, cwd=folder, env=os.environ | changes, capture_output=True,
+                              text=True)  # fmt: skip
+        if done.returncode != status:
+            said = f"{done.stdout}{done.stderr}"[-2000:]
+            raise RuntimeError(f"{name}: {command}: status {done.returncode}\n{said}")
+        printed += done.stdout
+    return printed
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line: runs the cells, all or those named, and keeps what they printed."""
     parser = Parser(prog="python -m benchmarks.lesson", description=__doc__)
     parser.add_argument("cells", metavar="CELL", nargs="*", help="which (default: all)")
-    names = parser.parse_args(argv).cells
-    order = code_cells()
-    for name in names:
-        require(name in order, "CELL", name, f"unknown; use {', '.join(order)}")
     page = PAGE.read_text(encoding="utf-8")
-    made = make_notebook(page)
-    if names:
-        made.cells = [
-            cell
-            for cell in made.cells
-            if cell.id in names or "parameters" in cell.metadata.get("tags", [])
-        ]
-    sources = {cell[2]: cell[4].splitlines() for cell in CELL.finditer(page) if cell[1] == "sh"}
+    cells = cells_of(page)
+    names = parser.parse_args(argv).cells or list(cells)
+    for name in names:
+        require(name in cells, "CELL", name, f"unknown; use {', '.join(cells)}")
     with tempfile.TemporaryDirectory() as folder:
-        done = run(made, Path(folder))
+        for name in names:
+            began = time.perf_counter()
+            output, seconds = run(cells[name], Path(folder)), time.perf_counter() - began
+            say(json.dumps({name: seconds}))
+            commands = cells[name][4].splitlines() if cells[name][1] == "sh" else []
+            row = results.row(name, "cpu", seconds, commands=commands, output=output)
+            results.put(RESULT, [row])
         for picture in PICTURE.findall(page):
             file = Path(folder) / "runs" / picture / "curves.png"
             if file.exists():
                 (PAGE.parent / f"learn-{picture}.png").write_bytes(file.read_bytes())
-    for name, ran in done.items():
-        say(json.dumps({name: ran.seconds}))
-        commands = sources.get(name, [])
-        row = results.row(name, "cpu", ran.seconds, commands=commands, output=ran.output)
-        results.put(RESULT, [row])
     return DONE
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, exported, laws, matmul, optimizer_state, speed, startup, worlds
+from benchmarks import cuda_grid, laws, matmul, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
@@ -30,10 +30,8 @@ HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, to
         "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
         "final loss, nats"]  # fmt: skip
 OF_FRAMEWORK: dict[str, Callable[[Result], str]] = {
-    "matmul": matmul.markdown, "growth": laws.table, "optimizer-state": optimizer_state.markdown,
+    "matmul": matmul.markdown, "growth": laws.table,
 }  # fmt: skip
-# A field that only such rows have -> their kind.
-FIELDS = {"cpu_seconds": "startup", "pairs": "worlds", "text": "exported", "wrong": "cuda-grid"}
 
 
 def kind_of(name: str, row: Result) -> str:
@@ -47,7 +45,7 @@ def kind_of(name: str, row: Result) -> str:
         return f"{first} {rest[0]}"
     if first == "race":
         return "speed"
-    return next((kind for field, kind in FIELDS.items() if field in row), "")
+    return "cuda-grid" if "wrong" in row else ""
 
 
 def split(rows: Rows) -> dict[str, Rows]:
@@ -65,9 +63,6 @@ def make(kind: str, rows: Rows) -> str:
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.markdown(listed),
-        "startup": lambda: startup.markdown(rows),
-        "worlds": lambda: worlds.table(rows),
-        "exported": lambda: exported.markdown(rows),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),
         "parity": lambda: table_of_rungs(listed),
@@ -202,40 +197,6 @@ def table(results: list[Result]) -> str:
     order = list(CONTENDERS)
     results = sorted(results, key=lambda r: (_rows(r), order.index(r["cell"]["contender"])))
     return markdown(HEAD, map(_row, results))
-
-
-FRAMEWORKS = {"JAX": ("jax", "bare-jax"), "PyTorch": ("torch", "torch-compiled", "nanogpt")}
-SHORT_HEAD = ["trainer", "policy", "tokens/s", "MFU", "peak, GiB", "its own account, GiB",
-              "compile, s", "steps", "final loss, nats"]  # fmt: skip
-
-
-def side_by_side(rows: dict[str, Result]) -> str:
-    """A table for each framework, of cells that were measured once, and why they are not one."""
-    parts = []
-    for framework, trainers in FRAMEWORKS.items():
-        own = [row for row in rows.values() if row["cell"]["contender"] in trainers]
-        why = refusal(own)
-        text = f"Refused: {why}." if why else markdown(SHORT_HEAD, map(_short_row, own))
-        parts += [f"{framework}:", text]
-    why = refusal([*rows.values()])
-    return "\n\n".join([*parts, f"One table of both is refused: {why}."] if why else parts)
-
-
-def _short_row(row: Result) -> list[str]:
-    steps = str(row["config"]["optim"]["steps"])
-    named = [row["cell"]["contender"], row["config"]["precision"]["policy"]]
-    if row["status"] != "ok":
-        return [*named, f"{row['status']}: {row['why']}", "", "", "", "", steps, ""]
-    seconds = row["seconds"]
-    return [
-        *named, f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}",
-        gibibytes(row["peak_bytes"]), gibibytes(row["predicted_bytes"]),
-        f"{seconds['compile'] + seconds['first step']:.1f}", steps, f"{row['final_loss']:.4f}",
-    ]  # fmt: skip
-
-
-def gibibytes(count: int | None) -> str:
-    return "n/a" if count is None else f"{count / 2**30:.2f}"
 
 
 def _rows(result: Result) -> tuple:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from benchmarks import cuda_grid, exported, speed, startup, worlds
+from benchmarks import cuda_grid, speed
 from benchmarks.cells import SMALL, TOY, Cell, Flags
 from benchmarks.experiments import EXPERIMENTS, frame
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
 from lockstep import twin
 from lockstep.config import policy
-from lockstep.process import ONE_THREAD
 
 OURS = ("jax", "torch", "torch-compiled")
 PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
@@ -159,26 +158,12 @@ def laws(device: str) -> list[Job]:
     return by_framework("growth", "benchmarks.laws:measure", device, device=device)
 
 
-def states(device: str) -> list[Job]:
-    return by_framework("optimizer-state", "benchmarks.optimizer_state:measure", device)
-
-
 def races(device: str) -> list[Job]:
     """On a CPU, whatever the device."""
     return [
         Job(name=f"race {race.name}", work="benchmarks.speed:measure", given=asdict(race))
         for race in speed.RACES
     ]
-
-
-def each_of(module: str, argument: str, names: Iterable[str], **more: Any) -> list[Job]:
-    """A job on a CPU for each name, which is an argument of the module's `measure`."""
-    changes = more.pop("changes", {})
-    return [
-        Job(name=name, work=f"benchmarks.{module}:measure", given={argument: name, **more},
-            changes=changes)
-        for name in names
-    ]  # fmt: skip
 
 
 def grid(device: str) -> list[Job]:
@@ -189,7 +174,6 @@ def grid(device: str) -> list[Job]:
     ]  # fmt: skip
 
 
-EXPORTS = ("JAX twin", exported.BASE, *exported.EXPORTS)
 SUITES: dict[str, Suite] = {
     "smoke": Suite("does it run at all, in three minutes", smoke),
     "cpu": Suite("what two hours on two cores can tell", cpu),
@@ -199,14 +183,6 @@ SUITES: dict[str, Suite] = {
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "matmul": Suite("a matrix product in each dtype", matmuls),
     "growth": Suite("memory and time against depth, length, batch and N", laws),
-    "startup": Suite("CPU time until a command does its work",
-                     lambda device: each_of("startup", "command", startup.COMMANDS)),
-    "worlds": Suite("what several processes and devices cost a CPU",
-                    lambda device: each_of("worlds", "world", worlds.NAMES)),
-    "exported": Suite(f"what the exports of {exported.RUN} weigh and cost",
-                      lambda device: each_of("exported", "contender", EXPORTS, run=exported.RUN,
-                                             changes=ONE_THREAD)),
-    "optimizer-state": Suite("bytes a parameter, and the dtypes of the moments", states),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
 }  # fmt: skip
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 
+from benchmarks.peers import on_torch
 from benchmarks.peers.hf_common import (
     HuggingFace,
     MicroBatch,
     Record,
-    compile_ahead,
     mixed_precision,
 )
 from benchmarks.peers.hf_state import Trained
@@ -107,7 +107,7 @@ class AccelerateLoop(HuggingFace):
 
     def prepare(self) -> None:
         if self.config.execution.compile:
-            compile_ahead(lambda: self.ready_loop.try_step(self.blank_window()[0]))
+            on_torch.compile_ahead(lambda: self.ready_loop.try_step(self.blank_window()[0]))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         return self.ready_loop.step(window)

@@ -11,7 +11,7 @@ import jmp
 import numpy as np
 import optax
 
-from benchmarks.peers.refusals import refuse, require_start
+from benchmarks.peers.minimal import Minimal
 from examples.minimal import train_jax
 from lockstep.config import Config, ModelConfig
 from lockstep.data.batch import Batch, join_tokens
@@ -19,7 +19,6 @@ from lockstep.errors import UserError, require
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
-from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 
@@ -33,39 +32,27 @@ def clip_by_global_norm(clip: float) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-class BareJax:
+class BareJax(Minimal):
     """`lockstep.twin.Runner`: `train_jax.train_step`, jitted."""
 
     framework = "bare-jax"
     synchronous = False
 
     def __init__(self, config: Config) -> None:
-        self.config, self.roles = config, config.precision.roles
         self.device = find_device(config.run.device)
-        tf32 = [] if self.device.platform == "cpu" else ["tf32"]
-        refuse(config, self.framework, ["fp64", "fp32", *tf32, "bf16", "fp16"])
+        super().__init__(config, on_cpu=self.device.platform == "cpu")
         remedy = f"{self.framework} unrolls; use unroll"
         require(config.execution.layers != "scan", "--layers", "scan", remedy)
         fused = config.precision.attention == "fused"
         remedy = f"{self.framework} writes attention out; use auto"
         require(not fused, "--attention", "fused", remedy)
         self.configure()
-        optim, model = config.optim, config.model
-        self.minimal = train_jax.Config(
-            policy={"tf32": "fp32"}.get(config.precision.policy, config.precision.policy),
-            accum=optim.accum,
-            batch_size=optim.batch_size,
-            remat=config.execution.remat == "block",
-            vocab=model.vocab,
-            context=model.context,
-            layers=model.n_layer,
-            heads=model.n_head,
-            width=model.d_model,
-        )
-        self.rates = learning_rates(optim)
+        self.minimal = train_jax.Config(**self.options)
         table = jnp.asarray(self.rates, self.roles.param)
-        like = from_canonical({n: np.zeros(s) for n, s in shapes(model).items()}, self.roles.param)
-        clip = clip_by_global_norm(optim.clip)
+        like = from_canonical(
+            {n: np.zeros(s) for n, s in shapes(config.model).items()}, self.roles.param
+        )
+        clip = clip_by_global_norm(config.optim.clip)
         self.optimizer = train_jax.make_optimizer(self.minimal, like, lambda u: table[u], clip)
         self.compiled: Any = jax.jit(
             partial(train_jax.train_step, self.minimal, self.optimizer),
@@ -85,7 +72,7 @@ class BareJax:
         return options
 
     def configure(self) -> None:
-        """Of the process, in which another JAX may have been set up before."""
+        """Sets the process's switches, which another JAX may have set before."""
         jax.config.update("jax_enable_x64", self.roles.param == "float64")
         float32 = "tensorfloat32" if self.roles.tf32 else "highest"
         jax.config.update("jax_default_matmul_precision", float32)
@@ -95,13 +82,12 @@ class BareJax:
         return {
             "device": self.device.device_kind,
             "platform": "cuda" if platform == "gpu" else platform,
-            "attention": "reference",
-            "emulated": "",
+            "attention": "reference", "emulated": "",
             "versions": {module.__name__: module.__version__ for module in (jax, jaxlib)},
-        }
+        }  # fmt: skip
 
     def load(self, state: TrainState) -> None:
-        require_start(state, self.framework)
+        self.begin(state)
         self.configure()
         params = from_canonical(state.params, self.roles.param)
         loss_scale = jmp.NoOpLossScale()
@@ -112,7 +98,6 @@ class BareJax:
         self.current = jax.device_put(
             (params, self.optimizer.init(params), loss_scale), self.device
         )
-        self.taken = self.updates = 0
 
     @property
     def scale(self) -> tuple[Any, Any]:

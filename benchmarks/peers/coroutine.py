@@ -6,12 +6,13 @@ its caller take turns, as coroutines do: nothing of it runs beside the caller be
 
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+ENDED = "the loop has ended: all its steps are taken"
 
 
 class Closed(Exception):
@@ -28,48 +29,39 @@ class Feed(Generic[T]):
     def __init__(self, report: Callable[[], T]) -> None:
         self.report = report
         self.turns: SimpleQueue[tuple[Any, Future] | None] = SimpleQueue()
-        self.started: Future[None] = Future()
-        self.ended: Future[None] = Future()
-        self.pending: Future[T] | None = None
+        self.pending: Future = Future()
 
     def __iter__(self) -> Iterator[Any]:
-        self.started.set_result(None)
         while turn := self.turns.get():
-            asked, future = turn
+            asked, self.pending = turn
+            del turn  # it may know the caller, who must be free to go
             if callable(asked):
-                _answer(future, asked)
+                self.pending.set_result(asked())
             else:
-                self.pending = future
                 yield from asked
-                self.done()
-            del turn, asked, future  # they may know the caller, who must be free to go
+                self.pending.set_result(self.report())
+            del asked
         raise Closed
 
-    def done(self) -> None:
-        if self.pending:
-            self.pending.set_result(self.report())
-            self.pending = None
-
     def run(self, loop: Callable[[], Any]) -> None:
-        """The thread: the last step is done when the loop returns without asking for more."""
+        """The thread: the loop, and behind its end an answer to whoever still asks."""
+        failure: Exception | None = None
         try:
             loop()
-            self.done()
+            if not self.pending.done():  # the last step: it asks for no more
+                self.pending.set_result(self.report())
         except Closed:
-            self.ended.set_result(None)
-        except BaseException as error:
-            if self.pending:
+            return
+        except Exception as error:
+            failure = error
+            if not self.pending.done():
                 self.pending.set_exception(error)
-            self.ended.set_exception(error)
-        else:
-            self.ended.set_result(None)
-
-
-def _answer(future: Future, asked: Callable[[], Any]) -> None:
-    try:
-        future.set_result(asked())
-    except BaseException as error:
-        future.set_exception(error)
+        for asked, future in iter(self.turns.get, None):
+            if callable(asked) and not failure:
+                future.set_result(asked())
+            else:
+                future.set_exception(failure or RuntimeError(ENDED))
+            del asked, future
 
 
 class Coroutine(Generic[T]):
@@ -85,22 +77,15 @@ class Coroutine(Generic[T]):
         self.thread = Thread(target=feed.run, args=(loop,), daemon=True)
         self.close = weakref.finalize(self, feed.turns.put, None)
         self.thread.start()
-        self._require(feed.started)
+        self.call(lambda: None)
 
     def send(self, window: list[Any]) -> Callable[[], T]:
         """Starts a step on its micro-batches; the call it returns waits for the report."""
-        future = self._put(window)
-
-        def result() -> T:
-            self._require(future)
-            return future.result()
-
-        return result
+        return self._put(window).result
 
     def call(self, function: Callable[[], Any]) -> Any:
         """What it returns, called where the loop stands, after all windows sent."""
-        future = self._put(function)
-        return future.result() if self._wait(future) else function()
+        return self._put(function).result()
 
     def join(self) -> None:
         self.close()
@@ -110,14 +95,3 @@ class Coroutine(Generic[T]):
         future: Future = Future()
         self.feed.turns.put((asked, future))
         return future
-
-    def _require(self, future: Future) -> None:
-        if not self._wait(future):
-            raise RuntimeError("the loop has ended: all its steps are taken")
-
-    def _wait(self, future: Future) -> bool:
-        """Whether it came before the loop's end. Raises what ended the loop, if it crashed."""
-        wait([future, self.feed.ended], return_when=FIRST_COMPLETED)
-        if not future.done():
-            self.feed.ended.result()
-        return future.done()

@@ -11,14 +11,14 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
+from benchmarks.peers import on_torch
 from benchmarks.peers.hf_state import Trained, attention
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.huggingface import family_of
 from lockstep.config.policy import POLICIES
 from lockstep.data.batch import Batch, blank_window
-from lockstep.errors import UserError, require
+from lockstep.errors import require
 from lockstep.model.state import TrainState
-from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult
 
 MicroBatch = dict[str, Tensor]
@@ -50,19 +50,11 @@ def check(config: Config) -> None:
 
 
 def find_device(asked: str) -> torch.device:
-    """The device of `--device auto|cpu|cuda`.
-
-    Raises:
-        UserError: cuda was asked for and there is none, or it would be several.
-    """
-    count = torch.cuda.device_count()
-    remedy = f"PyTorch {torch.__version__} sees no CUDA device; use --device cpu"
-    require(asked != "cuda" or count > 0, "--device", asked, remedy)
-    if asked == "cpu" or count == 0:
-        return torch.device("cpu")
+    """As `on_torch.find_device`; raises UserError, too, if it would be several."""
+    device, count = on_torch.find_device(asked), torch.cuda.device_count()
     remedy = f"transformers' Trainer takes all {count} GPUs; let CUDA_VISIBLE_DEVICES show one"
-    require(count == 1, "--device", asked, remedy)
-    return torch.device("cuda", 0)
+    require(device.type == "cpu" or count == 1, "--device", asked, remedy)
+    return device
 
 
 def mixed_precision(precision: PrecisionConfig) -> str:
@@ -119,29 +111,21 @@ class HuggingFace:
 
     def describe(self) -> dict[str, Any]:
         packages = ("torch", "transformers", "accelerate")
-        cuda = self.device.type == "cuda"
         return {
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "platform": self.device.type,
-            "attention": attention(self.config.precision),
-            "emulated": "",
+            "device": on_torch.device_name(self.device), "platform": self.device.type,
+            "attention": attention(self.config.precision), "emulated": "",
             "versions": {name: version(name) for name in packages},
-        }
+        }  # fmt: skip
 
     def place(self, window: Batch) -> list[MicroBatch]:
-        parts = tensors_of(window)
-        if self.device.type == "cuda":
-            x, y = (part.pin_memory().to(self.device, non_blocking=True) for part in parts)
-            parts = x, y
-        return micro_batches(*parts)
+        return micro_batches(*(on_torch.place(x, self.device) for x in tensors_of(window)))
 
     def blank_window(self) -> list[MicroBatch]:
         """Of the shape that every step has."""
         return self.place(blank_window(self.config))
 
     def peak_bytes(self) -> int:
-        cuda = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+        return on_torch.peak_bytes(self.device)
 
 
 _holder: object = None
@@ -171,31 +155,5 @@ class Record:
         """Starts the copy to the host, waits for it when called; what follows is another step."""
         assert isinstance(self.loss, Tensor)
         metrics = torch.stack([self.loss, self.norm.to(self.loss)])
-        rest = (self.rate, self.scale, self.skipped)
         self.loss = 0.0
-        host = metrics.to("cpu", non_blocking=True)
-        copied = torch.cuda.Event() if metrics.is_cuda else None
-        if copied:
-            copied.record()
-
-        def wait() -> StepResult:
-            if copied:
-                copied.synchronize()
-            loss, norm = host.tolist()
-            return StepResult(loss, norm, *rest)
-
-        return wait
-
-
-def compile_ahead(function: Callable[[], Any]) -> None:
-    """Calls what compiles.
-
-    Raises:
-        UserError: the compiler fails, for want of a C++ compiler for example.
-    """
-    try:
-        function()
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        reason = str(error).partition("\n")[0]
-        remedy = "install what it misses or drop --compile"
-        raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
+        return on_torch.report_late(metrics, self.rate, self.scale, self.skipped)

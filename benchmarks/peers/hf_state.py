@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from benchmarks.peers import hf_model
+from benchmarks.peers import hf_model, on_torch
 from lockstep.config import Config, PrecisionConfig
 from lockstep.errors import require
 from lockstep.model.params import Arrays, decays, shapes
@@ -61,16 +61,12 @@ def adamw(net: PreTrainedModel, config: Config) -> torch.optim.AdamW:
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in net.named_parameters():
         groups[decays(ours[name], optim.decay)].append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": groups[True], "weight_decay": optim.weight_decay},
-            {"params": groups[False], "weight_decay": 0.0},
-        ],
-        lr=1.0,
-        betas=(optim.beta1, optim.beta2),
-        eps=EPS,
-        fused=True,
-    )
+    listed = [
+        {"params": groups[True], "weight_decay": optim.weight_decay},
+        {"params": groups[False], "weight_decay": 0.0},
+    ]
+    betas = (optim.beta1, optim.beta2)
+    return torch.optim.AdamW(listed, lr=1.0, betas=betas, eps=EPS, fused=True)
 
 
 def updates(optimizer: torch.optim.Optimizer) -> int:
@@ -157,5 +153,5 @@ class Trained:
         )
 
     def _canonical(self, tensors: dict[str, Tensor]) -> Arrays:
-        arrays = {name: x.detach().cpu().clone().numpy() for name, x in tensors.items()}
+        arrays = {name: on_torch.to_numpy(x) for name, x in tensors.items()}
         return hf_model.canonical(self.config.model, arrays)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from benchmarks.peers import on_torch
 from benchmarks.peers.coroutine import Coroutine, Feed
 from benchmarks.peers.hf_common import (
     HuggingFace,
     MicroBatch,
     Record,
     Wait,
-    compile_ahead,
     micro_batches,
     mixed_precision,
     tensors_of,
@@ -168,7 +168,7 @@ class HFTrainer(HuggingFace):
     def prepare(self) -> None:
         if self.config.execution.compile:
             try_step = partial(self.trainer.try_step, self.blank_window())
-            self.ready_loop.call(partial(compile_ahead, try_step))
+            self.ready_loop.call(partial(on_torch.compile_ahead, try_step))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         done = self.ready_loop.send(window)

@@ -3,71 +3,50 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.peers.refusals import refuse, require_start
+from benchmarks.peers import on_torch
+from benchmarks.peers.minimal import Minimal
+from benchmarks.peers.on_torch import to_numpy
 from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.data.batch import Batch, join_tokens
-from lockstep.errors import UserError, require
+from lockstep.errors import require
 from lockstep.model.state import TrainState
-from lockstep.train.memory import resident_peak
-from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
 
-class NanoGPT:
+class NanoGPT(Minimal):
     """`lockstep.twin.Runner`: `train_torch.train_step`."""
 
     framework = "nanogpt"
 
     def __init__(self, config: Config) -> None:
-        self.config, self.roles = config, config.precision.roles
-        self.device = find_device(config.run.device)
+        self.device = on_torch.find_device(config.run.device)
         self.synchronous = self.device.type == "cpu"
-        tf32 = [] if self.synchronous else ["tf32"]
-        refuse(config, self.framework, ["fp64", "fp32", *tf32, "bf16", "fp16"])
-        precision, optim, shape = config.precision, config.optim, config.model
+        super().__init__(config, on_cpu=self.synchronous)
         why = f"{self.framework} leaves attention to SDPA"
-        require(not precision.strict, "--numerics", "strict", f"{why}; use fast")
-        reference = precision.attention == "reference"
+        require(not config.precision.strict, "--numerics", "strict", f"{why}; use fast")
+        reference = config.precision.attention == "reference"
         require(not reference, "--attention", "reference", f"{why}; use auto")
-        self.minimal = train_torch.Config(
-            policy={"tf32": "fp32"}.get(precision.policy, precision.policy),
-            accum=optim.accum,
-            batch_size=optim.batch_size,
-            remat=config.execution.remat == "block",
-            vocab=shape.vocab,
-            context=shape.context,
-            layers=shape.n_layer,
-            heads=shape.n_head,
-            width=shape.d_model,
-            clip=optim.clip,
-        )
+        self.minimal = train_torch.Config(**self.options, clip=config.optim.clip)
         with self.device:
             model = train_torch.GPT(self.minimal)
         self.model = model.to(getattr(torch, self.roles.param))
         self.called: Any = torch.compile(self.model) if config.execution.compile else self.model
         self.optimizer = train_torch.make_optimizer(self.model)
-        self.rates = learning_rates(optim)
 
     def describe(self) -> dict[str, Any]:
-        cuda = self.device.type == "cuda"
         return {
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "platform": self.device.type,
-            "attention": "sdpa",
-            "emulated": "",
-            "versions": {"torch": torch.__version__},
-        }
+            "device": on_torch.device_name(self.device), "platform": self.device.type,
+            "attention": "sdpa", "emulated": "", "versions": {"torch": torch.__version__},
+        }  # fmt: skip
 
     def load(self, state: TrainState) -> None:
-        require_start(state, self.framework)
+        self.begin(state)
         self.configure()
         precision = self.config.precision
-        self.taken = self.updates = 0
         self.scale = state.loss_scale
         self.scaler = torch.amp.GradScaler(
             self.device.type,
@@ -93,7 +72,7 @@ class NanoGPT:
         return {canonical(name): p for name, p in self.model.named_parameters()}
 
     def configure(self) -> None:
-        """Of the process, in which another PyTorch may have been set up before."""
+        """Sets the process's switches, which another PyTorch may have set before."""
         float32 = "tf32" if self.roles.tf32 else "ieee"
         torch.use_deterministic_algorithms(False)
         torch.backends.cuda.matmul.fp32_precision = float32
@@ -115,49 +94,29 @@ class NanoGPT:
 
     def prepare(self) -> None:
         """Compiles by running once; torch.compile cannot do otherwise."""
-        if not self.config.execution.compile:
-            return
-        shape = (self.config.optim.batch_size, self.config.model.context + 1)
-        batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        try:
-            train_torch.mean_loss(self.minimal, self.called, batch).backward()
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            reason = str(error).partition("\n")[0]
-            remedy = "install what it misses or drop --compile"
-            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.config.execution.compile:
+            shape = (self.config.optim.batch_size, self.config.model.context + 1)
+            batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            loss = train_torch.mean_loss
+            on_torch.compile_ahead(lambda: loss(self.minimal, self.called, batch).backward())
+            self.optimizer.zero_grad(set_to_none=True)
 
     def place(self, window: Batch) -> Tensor:
-        tokens = torch.from_numpy(join_tokens(window)).long()
-        if self.device.type == "cuda":
-            tokens = tokens.pin_memory()
-        return tokens.to(self.device, non_blocking=True)
+        return on_torch.place(torch.from_numpy(join_tokens(window)).long(), self.device)
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         scale, rate = self.scale, float(self.rates[self.updates])
         metrics = train_torch.train_step(
             self.minimal, self.called, self.optimizer, self.scaler, window, rate
         )
-        host = metrics.to("cpu", non_blocking=True)
-        copied = torch.cuda.Event() if self.device.type == "cuda" else None
-        if copied:
-            copied.record()
         # Under fp16 alone this waits: the next step's rate hangs on whether this one was skipped.
         self.scale = self.scaler.get_scale()
         skipped = self.scale < scale
         self.taken, self.updates = self.taken + 1, self.updates + (not skipped)
-
-        def wait() -> StepResult:
-            if copied:
-                copied.synchronize()
-            loss, norm = host.tolist()
-            return StepResult(loss, norm, rate, scale, skipped)
-
-        return wait
+        return on_torch.report_late(metrics, rate, scale, skipped)
 
     def peak_bytes(self) -> int:
-        cuda = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated() if cuda else resident_peak()
+        return on_torch.peak_bytes(self.device)
 
 
 def canonical(name: str) -> str:
@@ -165,23 +124,6 @@ def canonical(name: str) -> str:
         for layer in layers:
             name = name.replace(f".{layer}.", f".{room}.{layer}.")
     return name
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy on the host."""
-    return tensor.detach().cpu().numpy().copy()
-
-
-def find_device(asked: str) -> torch.device:
-    """The device of `--device auto|cpu|cuda`.
-
-    Raises:
-        UserError: cuda was asked for and there is none.
-    """
-    found = torch.cuda.is_available()
-    remedy = f"PyTorch {torch.__version__} sees no CUDA device; use --device cpu"
-    require(found or asked != "cuda", "--device", asked, remedy)
-    return torch.device("cuda" if found and asked != "cpu" else "cpu")
 
 
 def build(config: Config) -> NanoGPT:

@@ -2,67 +2,65 @@
 
     python -m benchmarks.semantics
 
-prints the table of docs/semantics.md. A row is one difference and one figure, taken twice: of the
+prints the figures of docs/semantics.md, which says what they are. Each is taken twice: of the
 default (JAX's or a library's) and of the twins' own functions, the worse twin's where both have it.
 """
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 
 import jax
 
-from benchmarks.semantics.draws import bernoulli, initialisation
-from benchmarks.semantics.losses import cross_entropy, ignored_targets
-from benchmarks.semantics.numerics import (
-    embedding_gradient,
-    excess_precision,
-    gelu,
-    gelu_form,
-    layer_norm_bfloat16,
-    layer_norm_variance,
-    linear,
-    norm_epsilon,
-    rms_norm_epsilon,
-    shared_weight,
-    silu,
-    softmax,
-)
-from benchmarks.semantics.optimizer import accumulator, bias_correction, clipping, decay
-from benchmarks.semantics.row import PACKAGES, Row
-from benchmarks.semantics.windows import (
-    apply_if_finite_inside,
-    first_growth,
-    flattened_floor,
-    overflow,
-    scale_floor,
-    scheduler,
-    stretched_window,
-)
+from benchmarks.semantics import draws, losses, numerics, optimizer, windows
+from benchmarks.semantics.row import PACKAGES, Figures
 from benchmarks.tables import markdown
 
-ROWS: tuple[Callable[[], Row | tuple[Row, ...]], ...] = (
-    gelu, gelu_form, silu, linear, layer_norm_variance, layer_norm_bfloat16, norm_epsilon,
-    rms_norm_epsilon, embedding_gradient, shared_weight, softmax, cross_entropy, ignored_targets,
-    excess_precision,
-    decay, bias_correction, clipping, accumulator,
-    overflow, apply_if_finite_inside, stretched_window, scheduler, scale_floor, flattened_floor,
-    first_growth, bernoulli, initialisation,
-)  # fmt: skip
+ROWS: dict[str, Callable[[], Figures]] = {
+    "tanh GELU in bfloat16": numerics.gelu,
+    "GELU's form": numerics.gelu_form,
+    "SiLU in bfloat16": numerics.silu,
+    "Linear with a bias in bfloat16": numerics.linear_outputs,
+    "Gradient of that bias, 1024 rows": numerics.linear_bias,
+    "LayerNorm's variance, mean 100": numerics.layer_norm_variance,
+    "LayerNorm of a float32 residual, then bfloat16; mean 8": numerics.layer_norm_bfloat16,
+    "LayerNorm's epsilon, x of size 0.02": numerics.norm_epsilon,
+    "RMSNorm's epsilon, x of size 0.02": numerics.rms_norm_epsilon,
+    "Gradient of the embedding under bf16, 1024 tokens": numerics.embedding_gradient,
+    "A weight used more than once (a tied embedding)": numerics.shared_weight,
+    "Attention written out, bfloat16 scores": numerics.softmax,
+    "Cross-entropy of bfloat16 logits": losses.cross_entropy,
+    "A target of -100": losses.ignored_targets,
+    "(a + b) c in bfloat16, then a cast to float32, compiled": numerics.excess_precision,
+    "AdamW's weight decay, unless set": optimizer.decay,
+    "Adam's bias correction, `1 - b2**t`, worst of 1000 steps": optimizer.bias_correction,
+    "Clipping a gradient of norm 1 to 0.5": optimizer.clipping,
+    "Mean of 4 float64 gradients": optimizer.accumulator,
+    "One infinity in a window of 2, then 3 clean windows": windows.overflow,
+    "The same, with `apply_if_finite` inside `MultiSteps`": windows.apply_if_finite_inside,
+    "The same, with `skip_not_finite`": windows.stretched_window,
+    "The schedule after one skipped step": windows.scheduler,
+    "The loss scale after 20 overflows from 16": windows.scale_floor,
+    "The scale after an overflow at 0.25, across jit": windows.flattened_floor,
+    "The good step on which the scale first grows": windows.first_growth,
+    "Dropout's mask under x64, rate 0.1": draws.bernoulli,
+    "Initial weights of a Linear": draws.initialisation,
+}
 
 
-def rows() -> Iterator[Row]:
+def measure() -> dict[str, Figures]:
     """Every row, measured with 32-bit JAX except where a row says otherwise."""
-    for measure in ROWS:
+    found = {}
+    for what, row in ROWS.items():
         with jax.enable_x64(False):
-            measured = measure()
-        yield from measured if isinstance(measured, tuple) else (measured,)
+            found[what] = row()
+    return found
 
 
-def table(measured: list[Row]) -> str:
-    head = ("what", "PyTorch", "JAX's or the library's default", "figure for the default",
-            "what Lockstep does", "figure for Lockstep")  # fmt: skip
-    return markdown(head, (row.cells() for row in measured))
+def table(measured: dict[str, Figures]) -> str:
+    return markdown(["what", "the default", "Lockstep"], [
+        [what, *(f"{figure:.4g}" for figure in figures)] for what, figures in measured.items()
+    ])  # fmt: skip
 
 
 def versions() -> str:

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.semantics` prints the table of docs/semantics.md."""
+"""`python -m benchmarks.semantics` prints the figures of docs/semantics.md."""
 
 import jax
 
-from benchmarks.semantics import rows, table, versions
+from benchmarks.semantics import measure, table, versions
 
 jax.config.update("jax_platforms", "cpu")
-print(table(list(rows())), versions(), sep="\n\n")
+print(table(measure()), versions(), sep="\n\n")

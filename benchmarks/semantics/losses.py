@@ -9,35 +9,28 @@ import torch.nn.functional as F
 
 import jax_impl.loss
 import torch_ref.loss
-from benchmarks.semantics.row import BF16, Row, as_torch, normal
+from benchmarks.semantics.row import BF16, Figures, as_torch, normal
 from lockstep.data.batch import Batch
 
 
-def cross_entropy() -> Row:
+def cross_entropy() -> Figures:
     logits = (3 * normal(512, 256)).astype(BF16)
     labels = np.random.Generator(np.random.Philox(1)).integers(256, size=512)
     tensors = as_torch(logits), torch.from_numpy(labels)
     truth = F.cross_entropy(tensors[0].double(), tensors[1]).item()
     jax_batch, torch_batch = (Batch(x, x) for x in (jnp.asarray(labels), tensors[1][None]))
-    with torch.autocast("cpu", torch.bfloat16):
-        left = str(F.cross_entropy(*tensors).dtype).removeprefix("torch.")
     native = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
     ours = (
         float(jax_impl.loss.mean_loss(jnp.asarray(logits), jax_batch, jnp.dtype("float32"))),
         torch_ref.loss.mean_loss(tensors[0][None], torch_batch, torch.float32).item(),
     )
-    return Row(
-        what="Cross-entropy of bfloat16 logits",
-        torch=f"{left} under autocast",
-        default=f"optax: leaves {native.dtype}",
-        default_figure=abs(float(native.mean()) / truth - 1),
-        ours="logits to float32 first, in both",
-        ours_figure=max(abs(loss / truth - 1) for loss in ours),
-        unit="error of the mean {:.0e}",
+    return Figures(
+        default=abs(float(native.mean()) / truth - 1),
+        ours=max(abs(loss / truth - 1) for loss in ours),
     )
 
 
-def ignored_targets() -> Row:
+def ignored_targets() -> Figures:
     """Half of the targets are ignored, the others the likeliest: a trained model's."""
     logits, counts = 3 * normal(512, 256), np.arange(512) % 2 == 1
     targets = np.where(counts, logits.argmax(-1), 0)
@@ -51,12 +44,6 @@ def ignored_targets() -> Row:
     batch = Batch(targets, targets, counts).map_arrays(lambda x: torch.from_numpy(x)[None])
     in_torch = torch_ref.loss.mean_loss(tensors[0][None], batch, torch.float32, torch.tensor(256))
     ours = float(in_jax), in_torch.item()
-    return Row(
-        what="A target of -100",
-        torch="ignored",
-        default="optax: the 100th logit from the end",
-        default_figure=abs(float(native) / truth - 1),
-        ours="ignored, in both",
-        ours_figure=max(abs(loss / truth - 1) for loss in ours),
-        unit="error of the mean {:.0e}",
+    return Figures(
+        default=abs(float(native) / truth - 1), ours=max(abs(loss / truth - 1) for loss in ours)
     )

@@ -25,7 +25,7 @@ import torch_ref.step
 from benchmarks.semantics.row import (
     BF16,
     CPU,
-    Row,
+    Figures,
     as_torch,
     bit_equal,
     error,
@@ -45,51 +45,39 @@ from torch_ref.io.bridge import from_numpy, to_numpy
 NORM_EPS, DEVICE = ModelConfig.norm_eps, Capabilities(platform="cpu")
 
 
-def activation(name: str, reference: Callable, native: Callable, ours: Callable) -> Row:
+def activation(reference: Callable, native: Callable, ours: Callable) -> Figures:
     x = (2 * normal(1 << 16)).astype(BF16)
     expected = to_numpy(reference(as_torch(x)))
-    return Row(
-        what=f"{name} in bfloat16",
-        torch="float32 inside, rounds once",
-        default=f"`jax.nn.{name.split()[-1].lower()}` rounds after every operation",
-        default_figure=bit_equal(jax.jit(native)(x), expected),
-        ours="up to float32, activate, back",
-        ours_figure=bit_equal(strict_jit(ours)(x), expected),
-        unit="{:.1%} bit-equal to torch",
+    return Figures(
+        default=bit_equal(jax.jit(native)(x), expected),
+        ours=bit_equal(strict_jit(ours)(x), expected),
     )
 
 
-def gelu() -> Row:
-    tanh = partial(F.gelu, approximate="tanh")
-    return activation(
-        "tanh GELU", tanh, jax.nn.gelu, partial(jax_impl.functional.gelu, approximate="tanh")
-    )
+def gelu() -> Figures:
+    tanh, ours = partial(F.gelu, approximate="tanh"), jax_impl.functional.gelu
+    return activation(tanh, jax.nn.gelu, partial(ours, approximate="tanh"))
 
 
-def silu() -> Row:
-    return activation("SiLU", F.silu, jax.nn.silu, jax_impl.functional.silu)
+def silu() -> Figures:
+    return activation(F.silu, jax.nn.silu, jax_impl.functional.silu)
 
 
-def gelu_form() -> Row:
+def gelu_form() -> Figures:
     x = 2 * normal(1 << 14)
     config = toy("gpt2").model
     parts = torch_ref.model.Parts(config, torch.float32)
     gelu = torch_ref.model.MLP(config, parts, "mlp").gelu
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.functional.gelu(jnp.asarray(x), "tanh"))
-    return Row(
-        what="GELU's form",
-        torch="erf",
-        default="`jax.nn.gelu`: tanh",
-        default_figure=float(np.abs(np.asarray(jax.nn.gelu(x)) - expected).max()),
-        ours="tanh, said in both",
-        ours_figure=float(np.abs(gelu(as_torch(x)).numpy() - theirs).max()),
-        unit="largest gap {:.0e}",
+    return Figures(
+        default=float(np.abs(np.asarray(jax.nn.gelu(x)) - expected).max()),
+        ours=float(np.abs(gelu(as_torch(x)).numpy() - theirs).max()),
     )
 
 
 @cache
-def linear() -> tuple[Row, Row]:
+def linear() -> tuple[Figures, Figures]:
     """A layer of 256 x 256 on 1024 rows: its outputs, and its bias's gradient."""
     x, dy = (normal(1024, 256, seed=seed).astype(BF16) for seed in (0, 1))
     kernel, bias = (0.1 * normal(256, 256, seed=2)).astype(BF16), normal(256, seed=3).astype(BF16)
@@ -113,25 +101,15 @@ def linear() -> tuple[Row, Row]:
         return bit_equal(y, to_numpy(expected)), error(gradient, exact)
 
     default, ours = measure(native, jax.jit), measure(jax_impl.functional.affine, strict_jit)
-    outputs = Row(
-        what="Linear with a bias in bfloat16",
-        torch="bias added before the one rounding",
-        default="`nnx.Linear` rounds the product, then the sum",
-        default_figure=default[0],
-        ours="sums in float32, adds the bias, rounds",
-        ours_figure=ours[0],
-        unit="{:.1%} bit-equal to torch",
-    )
-    gradient = Row(
-        what="Gradient of that bias, 1024 rows",
-        torch=f"sums in float32: error {error(gradient_of(leaf), dy.astype(float).sum(0)):.2%}",
-        default="`nnx.Linear`: summed in bfloat16",
-        default_figure=default[1],
-        ours="a backward pass of its own, sums in float32",
-        ours_figure=ours[1],
-        unit="error {:.2%}",
-    )
-    return outputs, gradient
+    return Figures(default[0], ours[0]), Figures(default[1], ours[1])
+
+
+def linear_outputs() -> Figures:
+    return linear()[0]
+
+
+def linear_bias() -> Figures:
+    return linear()[1]
 
 
 def jax_layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -159,64 +137,40 @@ def norm_ours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(theirs), make_torch_norm(model)(as_torch(x)).numpy()
 
 
-def layer_norm_variance() -> Row:
+def layer_norm_variance() -> Figures:
     x = normal(64, 512) + 100
     truth = exact_norm(x)
-    return Row(
-        what="LayerNorm's variance, mean 100",
-        torch="two passes, or Welford's",
-        default="`nnx.LayerNorm`: mean(x²) - mean(x)²",
-        default_figure=error(nnx.LayerNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), truth),
-        ours="two passes",
-        ours_figure=max(error(y, truth) for y in norm_ours(x)),
-        unit="error {:.0e}",
+    return Figures(
+        default=error(nnx.LayerNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), truth),
+        ours=max(error(y, truth) for y in norm_ours(x)),
     )
 
 
-def layer_norm_bfloat16() -> Row:
+def layer_norm_bfloat16() -> Figures:
     x = normal(64, 512) + 8
     truth = exact_norm(x)
     layer = nnx.LayerNorm(512, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    return Row(
-        what="LayerNorm of a float32 residual, then bfloat16; mean 8",
-        torch="autocast leaves the residual float32",
-        default="`nnx.LayerNorm(dtype=bfloat16)` rounds x before the statistics",
-        default_figure=error(layer(jnp.asarray(x)), truth),
-        ours="float32 until the next matmul",
-        ours_figure=max(error(y.astype(BF16), truth) for y in norm_ours(x)),
-        unit="error {:.2%}",
+    return Figures(
+        default=error(layer(jnp.asarray(x)), truth),
+        ours=max(error(y.astype(BF16), truth) for y in norm_ours(x)),
     )
 
 
-def norm_epsilon() -> Row:
+def norm_epsilon() -> Figures:
     x = 0.02 * normal(64, 512)  # an embedding at initialisation
     theirs = F.layer_norm(as_torch(x), (512,)).numpy()
     layer = nnx.LayerNorm(512, use_fast_variance=False, rngs=nnx.Rngs(0))
     a, b = norm_ours(x)
-    return Row(
-        what="LayerNorm's epsilon, x of size 0.02",
-        torch="1e-5",
-        default="`nnx.LayerNorm`: 1e-6",
-        default_figure=error(layer(jnp.asarray(x)), theirs),
-        ours="1e-5, said in both",
-        ours_figure=error(a, b),
-        unit="gap {:.0e}",
-    )
+    return Figures(default=error(layer(jnp.asarray(x)), theirs), ours=error(a, b))
 
 
-def rms_norm_epsilon() -> Row:
+def rms_norm_epsilon() -> Figures:
     x = 0.02 * normal(64, 512)
     theirs = torch.nn.RMSNorm(512)(as_torch(x)).detach().numpy()
     a = strict_jit(jax_rms_norm)(jnp.asarray(x), jnp.ones(512))
     b = make_torch_norm(toy(d_model=512).model)(as_torch(x)).detach().numpy()
-    return Row(
-        what="RMSNorm's epsilon, x of size 0.02",
-        torch="the dtype's: 1.2e-7 in float32",
-        default="`nnx.RMSNorm`: 1e-6",
-        default_figure=error(nnx.RMSNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), theirs),
-        ours="1e-5, said in both",
-        ours_figure=error(a, b),
-        unit="gap {:.0e}",
+    return Figures(
+        default=error(nnx.RMSNorm(512, rngs=nnx.Rngs(0))(jnp.asarray(x)), theirs), ours=error(a, b)
     )
 
 
@@ -260,7 +214,7 @@ def jax_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool =
     return jax_impl.io.bridge.to_canonical(grads | params, config.model)
 
 
-def embedding_gradient() -> Row:
+def embedding_gradient() -> Figures:
     config, name = one_layer(), "embed.weight"
     weights, batch = initial(config.model, 0), GPT.window(config, 0).select(0)
     truth = torch_gradient(one_layer(policy="fp64"), weights, batch)[name]
@@ -268,19 +222,12 @@ def embedding_gradient() -> Row:
     def of(gradient: Callable, **how: bool) -> float:
         return error(gradient(config, weights, batch, **how)[name], truth)
 
-    cast_whole = of(torch_gradient, whole=True)
-    return Row(
-        what="Gradient of the embedding under bf16, 1024 tokens",
-        torch=f"autocast casts no look-up; `model.bfloat16()`: {cast_whole:.1%}",
-        default="`policy.cast_to_compute(params)`, as jmp's examples do",
-        default_figure=of(jax_gradient, whole=True),
-        ours="look-up in the param dtype; matmul inputs cast one by one",
-        ours_figure=max(of(jax_gradient), of(torch_gradient)),
-        unit="error {:.1%}",
+    return Figures(
+        default=of(jax_gradient, whole=True), ours=max(of(jax_gradient), of(torch_gradient))
     )
 
 
-def shared_weight() -> Row:
+def shared_weight() -> Figures:
     """A weight with several uses: its gradient against the sum of its uses' gradients."""
     weight = torch.from_numpy(0.1 * normal(64, 64)).requires_grad_()
     inputs = [torch.from_numpy(normal(32, 64, seed=i)) for i in range(8)]
@@ -307,21 +254,11 @@ def shared_weight() -> Row:
     for of in (jax_gradient, torch_gradient):
         parts, whole = of(one_layer(), weights, batch), of(one_layer(tied=True), weights, batch)
         gaps.append(error(whole["embed.weight"], parts["embed.weight"] + parts["head.weight"]))
-    return Row(
-        what="A weight used more than once (a tied embedding)",
-        torch=f"autocast keeps the cast of a region: 8 uses {error(autocast(inputs), apart):.0e}",
-        default="one cast for all uses, which add up in bfloat16; 8 uses",
-        default_figure=error(theirs, apart),
-        ours="the tied look-up reads the uncast weight",
-        ours_figure=max(gaps),
-        unit="gap to their sum {:.0e}",
-    )
+    return Figures(default=error(theirs, apart), ours=max(gaps))
 
 
-def softmax() -> Row:
+def softmax() -> Figures:
     q, k, v = (normal(2, 256, 2, 32, seed=i).astype(BF16) for i in range(3))
-    with torch.autocast("cpu", torch.bfloat16):
-        left = str(as_torch(q).softmax(-1).dtype).removeprefix("torch.")
 
     def agreement(output: str) -> float:
         roles = Roles(param="float32", compute="bfloat16", output=output)
@@ -332,18 +269,10 @@ def softmax() -> Row:
         ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), places, dtype=wide)
         return bit_equal(theirs, to_numpy(ours))
 
-    return Row(
-        what="Attention written out, bfloat16 scores",
-        torch=f"autocast on a CPU leaves softmax in {left}",
-        default="`jax.nn.softmax` keeps bfloat16, and rounds inside",
-        default_figure=agreement("bfloat16"),
-        ours="scores to float32 before the softmax, in both",
-        ours_figure=agreement("float32"),
-        unit="{:.1%} bit-equal, JAX to torch",
-    )
+    return Figures(default=agreement("bfloat16"), ours=agreement("float32"))
 
 
-def excess_precision() -> Row:
+def excess_precision() -> Figures:
     a, b, c = (normal(128, 128, seed=i).astype(BF16) for i in range(3))
     expected = ((as_torch(a) + as_torch(b)) * as_torch(c)).float().numpy()
 
@@ -351,12 +280,4 @@ def excess_precision() -> Row:
         compiled = compile_(lambda a, b, c: ((a + b) * c).astype(jnp.float32))
         return bit_equal(compiled(a, b, c), expected)
 
-    return Row(
-        what="(a + b) c in bfloat16, then a cast to float32, compiled",
-        torch="rounds after each operation",
-        default="XLA may leave the roundings out",
-        default_figure=agreement(jax.jit),
-        ours="strict: `xla_allow_excess_precision=False`",
-        ours_figure=agreement(strict_jit),
-        unit="{:.1%} bit-equal to torch",
-    )
+    return Figures(default=agreement(jax.jit), ours=agreement(strict_jit))

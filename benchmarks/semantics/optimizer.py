@@ -14,7 +14,7 @@ from torch import Tensor
 import jax_impl.optim
 import torch_ref.model
 import torch_ref.optim
-from benchmarks.semantics.row import Row, error, gradient_of, normal
+from benchmarks.semantics.row import Figures, error, gradient_of, normal
 from lockstep.config import OptimConfig
 from lockstep.parity.toy import toy
 
@@ -24,7 +24,7 @@ def norms(gradients: Any) -> jax.Array:
     return jnp.stack([optax.tree.norm(x) for x in jax.tree.leaves(gradients)])
 
 
-def decay() -> Row:
+def decay() -> Figures:
     """A zero gradient leaves the decay alone: p -> p (1 - lr wd)."""
     config = OptimConfig(lr=0.5, min_lr=0.5, warmup=0)
     one = {"up.weight": jnp.ones(())}
@@ -52,18 +52,10 @@ def decay() -> Row:
         of(jax_impl.optim.adamw(config, {"up.weight": True}, "float32", norms)),
         of_torch(torch_ref.optim.adamw(named, config), model.up.weight),
     )
-    return Row(
-        what="AdamW's weight decay, unless set",
-        torch=f"{usual:.0e}, of every parameter",
-        default=f"`optax.adamw`: {default:.0e}, of every parameter",
-        default_figure=abs(default / usual - 1),
-        ours=f"{ours[0]:.1f} in both, matrices only",
-        ours_figure=abs(ours[0] / ours[1] - 1),
-        unit="{:.0%} apart",
-    )
+    return Figures(default=abs(default / usual - 1), ours=abs(ours[0] / ours[1] - 1))
 
 
-def bias_correction() -> Row:
+def bias_correction() -> Figures:
     count = jnp.arange(1, 1001)
 
     def worst(beta2: float) -> float:
@@ -71,18 +63,10 @@ def bias_correction() -> Row:
         corrected = optax.tree.bias_correction(jnp.float32(1), beta2, count)
         return float(np.abs(truth * np.asarray(corrected, np.float64) - 1).max())
 
-    return Row(
-        what="Adam's bias correction, `1 - b2**t`, worst of 1000 steps",
-        torch="float64",
-        default="optax: float32; b2 = 0.999",
-        default_figure=worst(0.999),
-        ours="optax's, at b2 = 0.95; float64 under fp64",
-        ours_figure=worst(toy().optim.beta2),
-        unit="error {:.0e}",
-    )
+    return Figures(default=worst(0.999), ours=worst(toy().optim.beta2))
 
 
-def clipping() -> Row:
+def clipping() -> Figures:
     gradient = normal(4096)
     gradient /= np.linalg.norm(gradient)
     leaf = torch.zeros(4096, requires_grad=True)
@@ -94,18 +78,13 @@ def clipping() -> Row:
         clipped, _ = clip(0.5).update(grads, clip(0.5).init(grads))
         return error(clipped["weight"], gradient_of(leaf))
 
-    return Row(
-        what="Clipping a gradient of norm 1 to 0.5",
-        torch="g · min(1, c / (norm + 1e-6))",
-        default="`optax.clip_by_global_norm`: (g / norm) · c",
-        default_figure=gap(optax.clip_by_global_norm),
-        ours="torch's form",
-        ours_figure=gap(partial(jax_impl.optim.clip_by_global_norm, norms=norms)),
-        unit="gap {:.0e}",
+    return Figures(
+        default=gap(optax.clip_by_global_norm),
+        ours=gap(partial(jax_impl.optim.clip_by_global_norm, norms=norms)),
     )
 
 
-def accumulator() -> Row:
+def accumulator() -> Figures:
     """The first moment after one update is (1 - beta1) times the accumulated mean."""
     n = 4
     config = OptimConfig(accum=n, clip=1e9)
@@ -125,12 +104,4 @@ def accumulator() -> Row:
         plain = gap(lambda: optax.MultiSteps(optax.adamw(1.0, config.beta1), n), 1.0, ours=False)
         make = partial(jax_impl.optim.optimizer, config, {"w": True}, "float64", norms)
         ours = gap(make, 1 / n, ours=True)
-    return Row(
-        what="Mean of 4 float64 gradients",
-        torch="`.grad` has the parameter's dtype",
-        default="`optax.MultiSteps` accumulates in float32, under x64 too",
-        default_figure=plain,
-        ours="`accumulator_dtype` is the param dtype",
-        ours_figure=ours,
-        unit="error {:.0e}",
-    )
+    return Figures(default=plain, ours=ours)

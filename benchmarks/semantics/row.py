@@ -1,8 +1,7 @@
-"""One measured difference, and what the measurements share."""
+"""The figures of a difference, and what the measurements share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
@@ -21,19 +20,11 @@ POISON = 255  # the token whose embedding is infinite
 WINDOWS, ACCUM = 4, 2  # the second micro-batch of all overflows, and with it the first window
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    what: str
-    torch: str
-    default: str
-    default_figure: float
-    ours: str
-    ours_figure: float
-    unit: str  # a format of either figure
+class Figures(NamedTuple):
+    """One figure, taken of a library's default and of the twins' own functions."""
 
-    def cells(self) -> tuple[str, ...]:
-        first, second = (self.unit.format(x) for x in (self.default_figure, self.ours_figure))
-        return self.what, self.torch, self.default, first, self.ours, second
+    default: float
+    ours: float
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ from flax.training.dynamic_scale import DynamicScale
 
 import jax_impl.precision
 import torch_ref.precision
-from benchmarks.semantics.row import ACCUM, CPU, POISON, WINDOWS, Row
+from benchmarks.semantics.row import ACCUM, CPU, POISON, WINDOWS, Figures
 from lockstep.data.batch import split_tokens
 from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates
@@ -79,45 +79,24 @@ def both(field: str, worst: Callable = min) -> float:
     return float(worst(getattr(twin_overflows(framework), field) for framework in FRAMEWORKS))
 
 
-def overflow() -> Row:
-    return Row(
-        what="One infinity in a window of 2, then 3 clean windows",
-        torch="GradScaler drops the window",
-        default="`optax.MultiSteps`: NaN at once and for ever",
-        default_figure=optax_overflows(multi_steps).finite,
-        ours="non-finite gradients never enter the accumulator",
-        ours_figure=both("finite"),
-        unit="{:.0f} of 3 leave finite weights",
-    )
+def overflow() -> Figures:
+    return Figures(default=optax_overflows(multi_steps).finite, ours=both("finite"))
 
 
-def apply_if_finite_inside() -> Row:
+def apply_if_finite_inside() -> Figures:
     guarded = partial(optax.apply_if_finite, max_consecutive_errors=1000)
-    return Row(
-        what="The same, with `apply_if_finite` inside `MultiSteps`",
-        torch="3 updates",
-        default="the accumulator stays NaN: every update is refused, silently",
-        default_figure=optax_overflows(lambda inner: multi_steps(guarded(inner))).updates,
-        ours="a conditional on the window's flag",
-        ours_figure=both("updates"),
-        unit="{:.0f} updates in 3 windows",
+    return Figures(
+        default=optax_overflows(lambda inner: multi_steps(guarded(inner))).updates,
+        ours=both("updates"),
     )
 
 
-def stretched_window() -> Row:
+def stretched_window() -> Figures:
     skip = partial(multi_steps, should_skip_update_fn=optax.skip_not_finite)
-    return Row(
-        what="The same, with `skip_not_finite`",
-        torch="the window is dropped whole: the 4th",
-        default="one micro-batch is dropped, and the window stretches",
-        default_figure=optax_overflows(skip).first,
-        ours="the window is dropped whole",
-        ours_figure=both("first"),
-        unit="first update at micro-batch {:.0f}",
-    )
+    return Figures(default=optax_overflows(skip).first, ours=both("first"))
 
 
-def scheduler() -> Row:
+def scheduler() -> Figures:
     leaf = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([leaf], 1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda position: 1.0)
@@ -131,18 +110,10 @@ def scheduler() -> Row:
         schedule.step()
         optimizer.zero_grad()
         updates += leaf.item() != before
-    return Row(
-        what="The schedule after one skipped step",
-        torch="a scheduler stepped in the loop moves on",
-        default="`scheduler.step()` beside `scaler.step(optimizer)`",
-        default_figure=schedule.last_epoch - updates,
-        ours="one table, indexed by the number of updates",
-        ours_figure=both("ahead", max),
-        unit="{:.0f} ahead of the updates",
-    )
+    return Figures(default=schedule.last_epoch - updates, ours=both("ahead", max))
 
 
-def scale_floor() -> Row:
+def scale_floor() -> Figures:
     overflowed, halvings = jnp.array(False), 20
     config = toy(policy="fp16").precision
     scaler = torch_ref.precision.grad_scaler(config, CPU)
@@ -160,36 +131,23 @@ def scale_floor() -> Row:
             jax_impl.precision.loss_scale(config, ours, jnp.int32(0)).adjust(overflowed).loss_scale
         )
     assert float(ours) == scaler.get_scale()
-    return Row(
-        what="The loss scale after 20 overflows from 16",
-        torch=f"{scaler.get_scale():.1e}: no floor",
-        default="`jmp.DynamicLossScale`: a floor of 1",
-        default_figure=float(usual.loss_scale),
-        ours="no floor",
-        ours_figure=float(ours),
-        unit="{:.1e}",
-    )
+    return Figures(default=float(usual.loss_scale), ours=float(ours))
 
 
-def flattened_floor() -> Row:
+def flattened_floor() -> Figures:
     quarter, overflowed = jnp.float32(0.25), jnp.array(False)
     config = toy(policy="fp16").precision
     wanted = jmp.DynamicLossScale(quarter, min_loss_scale=jnp.float32(0))
     ours = jax.jit(
         lambda s: jax_impl.precision.loss_scale(config, s, jnp.int32(0)).adjust(overflowed)
     )
-    return Row(
-        what="The scale after an overflow at 0.25, across jit",
-        torch="0.125",
-        default="jmp's floor is lost at every flatten and is 1 again",
-        default_figure=float(jax.jit(lambda s: s.adjust(overflowed))(wanted).loss_scale),
-        ours="two plain arrays; jmp's object is made inside jit",
-        ours_figure=float(ours(quarter).loss_scale),
-        unit="{:g}",
+    return Figures(
+        default=float(jax.jit(lambda s: s.adjust(overflowed))(wanted).loss_scale),
+        ours=float(ours(quarter).loss_scale),
     )
 
 
-def first_growth() -> Row:
+def first_growth() -> Figures:
     config = toy(policy="fp16").precision
     interval = config.loss_scale_interval
 
@@ -213,12 +171,7 @@ def first_growth() -> Row:
         scales.append(of_torch.item())
         factors = scaler.get_growth_factor(), scaler.get_backoff_factor()
         torch._amp_update_scale_(of_torch, tracker, torch.tensor(0.0), *factors, interval)
-    return Row(
-        what="The good step on which the scale first grows",
-        torch=f"step {growth(np.array(scales))}",
-        default="`flax.training.dynamic_scale`: one late",
-        default_figure=growth(np.asarray(jax.lax.scan(grow, theirs, None, length)[1])),
-        ours="jmp's transition, GradScaler's kernel",
-        ours_figure=growth(np.asarray(jax.lax.scan(ours, start, None, length)[1])),
-        unit="step {:.0f}",
+    return Figures(
+        default=growth(np.asarray(jax.lax.scan(grow, theirs, None, length)[1])),
+        ours=growth(np.asarray(jax.lax.scan(ours, start, None, length)[1])),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import optimizer_state, report
+from benchmarks import report
 from benchmarks.experiments import EXPERIMENTS, RECORDED, accumulation, sums, when_fp32, work
 from benchmarks.experiments.frame import FRAMEWORKS, SCALES, Arm
 from lockstep import results
@@ -99,14 +99,6 @@ def test_long_sums(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = work.sums(arm(framework))
     narrow, wide = (result["errors"][kind] for kind in (sums.NARROW, sums.WIDE))
     assert narrow[1] > 0.5 and wide[1] < 1e-5  # 256 + 0.5 is 256 in bfloat16
-
-
-@tier("rest", guard="the recorded bytes")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_parameter_costs_16_bytes(framework: str) -> None:
-    assert optimizer_state.parts(framework, "bf16") == {"weights": 4, "moments": 8, "gradients": 4}
-    narrow = optimizer_state.parts(framework, optimizer_state.PURE)
-    assert narrow == {"weights": 2, "moments": 4, "gradients": 2}
 
 
 # --- tables and pictures

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import cells, exported, report, speed
+from benchmarks import cells, report, speed
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
@@ -116,15 +116,6 @@ def test_emulation_is_shown_over_the_same_frameworks_float32() -> None:
     ]  # fmt: skip
     other = result(contender="jax", final_loss=9.0)
     assert report.table_of_emulation([result(), other]).startswith("Refused: under fp32 the final")
-
-
-def test_the_least_time_of_an_export_counts() -> None:
-    row = {"bytes": 3_000_000, "loss": 2.5}
-    base = row | {"seconds": [9.0, 0.2], "text": "abc"}
-    rows = {exported.BASE: base, "model.onnx": row | {"seconds": [0.1, 7.0], "text": "abd"}}
-    *_, first, last = exported.markdown(rows).splitlines()
-    assert first.endswith("| 3.0 | 2.50000 | 3 of 48 bytes | 200.0 | 1.00 |")
-    assert last.endswith("| 2 of 48 bytes | 100.0 | 0.50 |")
 
 
 # --- races

@@ -7,8 +7,6 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
-from nbformat.v4 import new_code_cell, new_notebook
 
 from benchmarks import documents, lesson
 from parity_tests.house.quoted import refusal
@@ -26,7 +24,7 @@ MACHINES = [
 ]
 PAGE = lesson.PAGE.read_text()
 MADE = json.loads(lesson.write_notebook(PAGE))
-RESULT = documents.LEARN.rows
+RESULT, CELLS = documents.LEARN.rows, lesson.cells_of(PAGE)
 # What the page alone has: installing, and what takes minutes.
 TYPED = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
 CODE = [cell for cell in MADE["cells"] if cell["cell_type"] == "code"]
@@ -50,7 +48,9 @@ def test_the_notebook_is_that_of_the_page() -> None:
     anew = "write it anew: python -m benchmarks.documents"
     assert json.loads(lesson.NOTEBOOK.read_text()) == MADE, anew
     nbformat.validate(MADE)
-    assert [cell["id"] for cell in CODE if not has_tag(cell, "setup")] == lesson.code_cells()
+    alone = {"setup", "machine", "order_picture", "master_picture"}
+    assert {cell["id"] for cell in CODE} == {*CELLS, *alone}
+    assert set(RESULT) == set(CELLS)
 
 
 def test_page_and_notebook_have_what_is_theirs() -> None:
@@ -87,30 +87,20 @@ def test_each_failure_point_has_its_command_and_its_verdict() -> None:
 
 
 def test_the_results_are_those_of_the_page_s_commands() -> None:
-    for cell in lesson.CELL.finditer(PAGE):
+    for name, cell in CELLS.items():
         if cell[1] == "sh":
-            assert RESULT[cell[2]]["commands"] == cell[4].splitlines()
+            assert RESULT[name]["commands"] == cell[4].splitlines()
 
 
 @tier("full", guard="the results that the page shows are the record's")
 def test_every_cell_runs(tmp_path: Path) -> None:
-    """All but the set-up, which installs."""
-    done = lesson.run(lesson.make_notebook(PAGE), tmp_path)
-    assert list(done) == lesson.code_cells()
-    verdicts = {name: verdict(ran.output) for name, ran in done.items()}
-    assert verdicts == {name: verdict(RESULT[name]["output"]) for name in done}
+    verdicts = {name: verdict(lesson.run(cell, tmp_path)) for name, cell in CELLS.items()}
+    assert verdicts == {name: verdict(RESULT[name]["output"]) for name in CELLS}
 
 
-def test_a_command_that_fails_is_seen(tmp_path: Path) -> None:
-    with pytest.raises(CellExecutionError, match="status 3, not 0"):
-        lesson.run(new_notebook(cells=[new_code_cell("!exit 3")]), tmp_path)
-
-
-def test_variables_reach_the_shell_and_a_status_is_expected(tmp_path: Path) -> None:
-    cells = [
-        new_code_cell("A = 1", metadata={"tags": ["parameters"]}, id="a"),
-        new_code_cell("!echo {A} '2'; exit 1", metadata={"status": 1}, id="b"),
-    ]
-    done = lesson.run(new_notebook(cells=cells), tmp_path)
-    assert [done[name].output for name in "ab"] == ["", "1 2\n"]
-    assert done["b"].seconds > 0
+def test_a_status_is_expected_and_another_one_is_seen(tmp_path: Path) -> None:
+    page = "```sh a status=1\nexit 1\n```\n```sh b\nexit 3\n```\n```python c\nprint(1)\n```\n"
+    cells = lesson.cells_of(page)
+    assert [lesson.run(cells[name], tmp_path) for name in "ac"] == ["", "1\n"]
+    with pytest.raises(RuntimeError, match="^b: exit 3: status 3"):
+        lesson.run(cells["b"], tmp_path)

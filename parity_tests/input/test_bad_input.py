@@ -36,8 +36,6 @@ NOT_FOR_USERS = {
     "examples.minimal.train_torch",
     "benchmarks.jobs",
     "benchmarks.speed",
-    "benchmarks.startup",
-    "benchmarks.worlds",
     "parity_tests.cuda.resnet",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",

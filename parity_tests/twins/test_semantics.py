@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from benchmarks import semantics
-from benchmarks.semantics import Row
+from benchmarks.semantics.row import Figures
 from lockstep.process import ROOT
 
 DOC = ROOT / "docs" / "semantics.md"
@@ -90,14 +90,14 @@ def contains(figure: float, interval: tuple[float, float]) -> bool:
     return low <= figure <= high
 
 
-def complaints(row: Row) -> list[str]:
-    bounds = BOUNDS[row.what]
+def complaints(what: str, figures: Figures) -> list[str]:
+    bounds = BOUNDS[what]
     found = {
-        "the twins miss their bounds": not contains(row.ours_figure, bounds.ours),
-        "the default misses its bounds": not contains(row.default_figure, bounds.default),
-        "there is nothing to see": contains(row.default_figure, bounds.ours),
+        "the twins miss their bounds": not contains(figures.ours, bounds.ours),
+        "the default misses its bounds": not contains(figures.default, bounds.default),
+        "there is nothing to see": contains(figures.default, bounds.ours),
     }
-    return [f"{row.what}: {text}: {row}" for text, failed in found.items() if failed]
+    return [f"{what}: {text}: {figures}" for text, failed in found.items() if failed]
 
 
 def names_in(document: str) -> list[str]:
@@ -110,30 +110,25 @@ def names_in(document: str) -> list[str]:
 
 def test_the_table() -> None:
     """One test, not one for each row: under xdist every worker would measure the table anew."""
-    rows = list(semantics.rows())
-    assert [row.what for row in rows] == list(BOUNDS) == names_in(DOC.read_text())
-    failures = [complaint for row in rows for complaint in complaints(row)]
+    rows = semantics.measure()
+    assert list(rows) == list(BOUNDS) == names_in(DOC.read_text())
+    failures = [each for what, figures in rows.items() for each in complaints(what, figures)]
     assert not failures, "\n".join(failures)
-
-
-def make_row(what: str, default: float, ours: float) -> Row:
-    return Row(what=what, torch="", default="", default_figure=default, ours="", ours_figure=ours,
-               unit="{}")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BOUNDS)
 def test_a_row_can_fail(what: str) -> None:
     """Where a twin does as the default does, and where the default has become torch's."""
     default, ours = (interval[0] for interval in BOUNDS[what])
-    assert not complaints(make_row(what, default, ours))
-    assert len(complaints(make_row(what, default, default))) == 1
-    assert len(complaints(make_row(what, ours, ours))) == 2
-    assert len(complaints(make_row(what, float("nan"), float("nan")))) == 2
+    assert not complaints(what, Figures(default, ours))
+    assert len(complaints(what, Figures(default, default))) == 1
+    assert len(complaints(what, Figures(ours, ours))) == 2
+    assert len(complaints(what, Figures(float("nan"), float("nan")))) == 2
 
 
 def test_a_row_that_the_document_lacks_is_seen() -> None:
     """Names alone are compared: the digits are those of the machine that printed them."""
-    text = semantics.table([make_row(what, 1.0, 2.0) for what in BOUNDS][1:])
+    text = semantics.table(dict.fromkeys([*BOUNDS][1:], Figures(1.0, 2.0)))
     assert names_in(f"<!-- semantics:begin -->\n{text}\n<!-- semantics:end -->") == list(BOUNDS)[1:]
 
 
