@@ -98,7 +98,7 @@ class Tracker:
         """
         self.name, self.say = name, say
         self.rows: queue.Queue[Row | None] = queue.Queue(WAITING)
-        self.problem, self.left_behind = "", False
+        self.left_behind = False
         self.thread = threading.Thread(
             target=self._work, args=(run, config), daemon=True, name=f"track {name}"
         )
@@ -107,27 +107,24 @@ class Tracker:
     def put(self, row: Row | None) -> None:
         """Hand over a row of the log, without waiting; None is the end."""
         try:
-            if not self.problem and not self.left_behind:
+            if not self.left_behind:
                 self.rows.put_nowait(row)
         except queue.Full:
-            self.problem = f"{WAITING} rows wait for it"
-        self._report()
+            self._leave_behind(f"{WAITING} rows wait for it")
 
     def __enter__(self) -> "Tracker":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.put(None)
-        if not self.left_behind:
-            self.thread.join(PATIENCE)
-            if self.thread.is_alive():
-                self.problem = f"it did not end within {PATIENCE:g} s"
-            self._report()
+        self.thread.join(0 if self.left_behind else PATIENCE)
+        if self.thread.is_alive():
+            self._leave_behind(f"it did not end within {PATIENCE:g} s")
 
-    def _report(self) -> None:
-        if self.problem and not self.left_behind:
+    def _leave_behind(self, problem: str) -> None:
+        if not self.left_behind:
             self.left_behind = True
-            self.say(f"--track {self.name}: {self.problem}; the run goes on without it")
+            self.say(f"--track {self.name}: {problem}; the run goes on without it")
 
     def _work(self, run: Path, config: Config) -> None:
         settings = {k: v for section in config.to_json().values() for k, v in section.items()}
@@ -138,7 +135,7 @@ class Tracker:
                     log(numbers, step=row["step"])
             finish()
         except BaseException as error:  # SystemExit, too: some tools end the process
-            self.problem = f"{type(error).__name__}: {error}"[:300]
+            self._leave_behind(f"{type(error).__name__}: {error}"[:300])
 
 
 def finite_numbers(row: Row) -> dict[str, float]:

@@ -1,8 +1,10 @@
 """Runs of the fake twin, in this process or in one of their own, and what they left behind."""
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -14,7 +16,7 @@ from lockstep import twin
 from lockstep.cli import trainers
 from lockstep.data.batch import Batch
 from lockstep.model.state import TrainState
-from lockstep.process import ROOT
+from lockstep.process import ONE_THREAD, ROOT
 from lockstep.run import checkpoint, runlog
 from lockstep.run.saver import Saver
 from lockstep.twin import StepResult
@@ -72,6 +74,24 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], obje
         return usual(self, window)
 
     monkeypatch.setattr(FakeTwin, "step", step)
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def places_of_two(framework: str) -> list[dict[str, str]]:
+    """The environments of the two processes of a run; "two" is `fake_world`'s."""
+    port = free_port()
+    together, number = {
+        "two": ({"FAKE_MEETING": tempfile.mkdtemp(dir=".")}, "FAKE_RANK"),
+        "torch": ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}, "RANK"),
+        "jax": ({"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2",
+                 "JAX_NUM_CPU_DEVICES": "1"}, "JAX_PROCESS_ID"),
+    }[framework]  # fmt: skip
+    return [{**ONE_THREAD, **together, number: str(rank)} for rank in range(2)]
 
 
 @pytest.fixture

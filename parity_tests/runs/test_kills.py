@@ -7,10 +7,8 @@ of two processes that write their parts; with --full 300, and 100 of each real o
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from lockstep import exits, twin
-from lockstep.process import NO_CHANGE, ONE_THREAD, ROOT
+from lockstep.process import NO_CHANGE, ROOT
 from lockstep.run import checkpoint, runlog
 from parity_tests import fake
 from parity_tests.runs import fake_world
 from parity_tests.runs.checkpoints import assert_same, hidden
-from parity_tests.runs.fake_runs import SHAPE
+from parity_tests.runs.fake_runs import SHAPE, places_of_two
 from parity_tests.tiers import tier
 
-MODULES = {"fake": fake.__name__, "two": fake_world.__name__, **twin.MODULES}
+MODULES = {"fake": fake.__name__, "two": fake_world.__name__}
+MODULES |= {name: twin.trainer_module(name) for name in twin.MODULES}
 # More than all lives together can take: no run ends before it has been killed so often.
 STEPS = {"fake": 1000, "jax": 3000, "torch": 3000}
 SMALL = (
@@ -97,24 +96,7 @@ def kill_one_of_two(framework: str, flags: str, dice: random.Random) -> bool:
 
 
 def start_two(framework: str, flags: str) -> list[subprocess.Popen]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    there = {
-        "two": {"FAKE_MEETING": tempfile.mkdtemp(dir=".")},
-        "torch": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"},
-        "jax": {},
-    }[framework]
-    number = {"two": "FAKE_RANK", "torch": "RANK", "jax": "OWN"}[framework]
-    place = f" --coordinator 127.0.0.1:{port} --processes 2 --process-id"
-    return [
-        start_child(
-            framework,
-            f"{flags}{f'{place} {rank}' if framework == 'jax' else ''}",
-            {**ONE_THREAD, **there, number: str(rank)},
-        )
-        for rank in range(2)
-    ]
+    return [start_child(framework, flags, place) for place in places_of_two(framework)]
 
 
 def last_step() -> int:

@@ -14,7 +14,7 @@ from lockstep import exits, twin
 from lockstep.process import ONE_THREAD, start_module
 from lockstep.run import checkpoint
 from lockstep.train import watch
-from parity_tests.runs.fake_runs import SHAPE
+from parity_tests.runs.fake_runs import SHAPE, free_port, places_of_two
 from parity_tests.tiers import tier
 
 SMALL = (
@@ -31,29 +31,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def start_two(
     framework: str, module: str, *words: str, changes: dict[str, str] = NONE
 ) -> list[subprocess.Popen]:
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    if framework == "jax":
-        there = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-        there |= {"JAX_NUM_CPU_DEVICES": "1"}
-    number = "JAX_PROCESS_ID" if framework == "jax" else "RANK"
-    return [
-        start(module, *words, changes={**there, **changes, number: str(rank)}) for rank in range(2)
-    ]  # fmt: skip
+    return [start(module, *words, changes=place | changes) for place in places_of_two(framework)]
 
 
 def start(module: str, *words: str, changes: dict[str, str] = NONE) -> subprocess.Popen:
-    changes = {**ONE_THREAD, **changes}
     return start_module(module, *words, changes=changes, stdout=PIPE, stderr=PIPE, text=True)
 
 
@@ -153,7 +137,7 @@ def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.P
     """Its variables, set by hand."""
     for rank in range(2):
         told = {name: value.format(rank=rank) for name, value in SAYS[launcher].items()}
-        told |= {"JAX_COORDINATOR_PORT": ""}
+        told |= {**ONE_THREAD, "JAX_COORDINATOR_PORT": ""}
         words = [*SMALL, "--steps", "3", "--coordinator", "auto"]
         ended.append(start("jax_impl.train", *words, changes=told))
     said = [process.communicate() for process in ended]
@@ -169,7 +153,7 @@ def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
         words = ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", where, "--local-addr", "127.0.0.1"]
         words += ["-m", "torch_ref.train", *SMALL, "--steps", "3"]
-        ended.append(start("torch.distributed.run", *words))
+        ended.append(start("torch.distributed.run", *words, changes={**ONE_THREAD}))
     said = [process.communicate() for process in ended]
     assert [process.returncode for process in ended] == [exits.DONE] * 2, said
     assert Path("run/checkpoints/step_00000003/weights-1.safetensors").exists()
