@@ -4,18 +4,11 @@ import re
 from collections.abc import Iterator
 
 from lockstep.compile.hlo import BYTES, NAMES, STARTS, Instruction, Module
-from lockstep.compile.program import BACKWARD, FORWARD, Kernel, attention_flops
+from lockstep.compile.program import Kernel
 from lockstep.compile.targets import Target
-from lockstep.compile.xla import (
-    attention_shape,
-    dot_size,
-    fused_attention,
-    gives_gradients,
-    multiplied,
-)
+from lockstep.compile.xla import dot_size, fused_attention, fused_flops, multiplied
 
 SLICES = {"dynamic-slice", "slice", "gather"}
-VIEWS = {"bitcast", "reshape"}
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand is written
 # They need more of an operand than the elements that are asked of them.
 GATHER = {"reduce", "dot", "scatter", "custom-call", "fusion", "reduce-window", "sort", "tuple",
@@ -39,9 +32,7 @@ def kernel(
             units = multiplied(module, target, inner)[1]
     if fused_attention(run):
         units = target.units(NAMES.get(run.shapes[0].dtype, ""), tf32)
-        b, h, t, d = attention_shape(module, run)
-        phase = BACKWARD if gives_gradients(run) else FORWARD
-        flops = attention_flops(b, h, t, t, d, phase)
+        flops = fused_flops(module, run)
     group = "attention" if fused_attention(run) else "matmuls" if flops else "rest"
     return Kernel(_name(run), group, flops, units, moved(module, run), times)
 

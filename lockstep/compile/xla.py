@@ -128,8 +128,7 @@ def attention(module: Module, target: Target, tf32: bool) -> Iterator[AttentionC
     for kernel, times in module.kernels():
         if name := fused_attention(kernel):
             when = BACKWARD if gives_gradients(kernel) else phase_of_kernel(module, kernel)
-            b, h, t, d = attention_shape(module, kernel)
-            flops = attention_flops(b, h, t, t, d, when) * times
+            flops = fused_flops(module, kernel) * times
             dtype = kernel.shapes[0].dtype
             dtype = NAMES.get(dtype, dtype)
             yield AttentionCall(name, dtype, when, times, flops, target.units(dtype, tf32))
@@ -149,6 +148,12 @@ def gives_gradients(kernel: Instruction) -> bool:
     second result is statistics."""
     first, second = kernel.shapes[:2]
     return first.elements == second.elements
+
+
+def fused_flops(module: Module, kernel: Instruction) -> int:
+    """FLOPs of a fused attention kernel."""
+    b, h, t, d = attention_shape(module, kernel)
+    return attention_flops(b, h, t, t, d, BACKWARD if gives_gradients(kernel) else FORWARD)
 
 
 def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
