@@ -1,7 +1,8 @@
 """Which part, product and trainer a configuration gets: the one file that knows all features.
 
-Every run gets its parts from `Rules`. For a plain policy these are the core's own classes and
-products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
+Every run gets its parts from `Rules`. For a plain policy on a CPU these are the core's own classes
+and products; only attention is what `choose_attention` picks, and the head's gradients are joined.
+The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable

@@ -172,15 +172,18 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What there are no units for: fp8 on a CPU, blocks before Blackwell."""
+    """What there are no units for: TF32 and fp8 on a CPU, blocks before Blackwell. Attention is
+    written out then: inside a kernel nothing can be rounded."""
     module: Any = {"jax": jax_impl.extra.device, "torch": torch_ref.extra.device}[framework]
     device = jax.devices("cpu")[0] if framework == "jax" else torch.device("cpu")
 
-    def named(**flags: Any) -> str:
+    def named(fact: str = "emulated", **flags: Any) -> str:
         config = from_flags({"device": "cpu", **flags}, accelerator=False)
-        return module.describe(config, device)["emulated"]
+        return module.describe(config, device)[fact]
 
-    assert [named(policy=p) for p in ("fp8", "nvfp4", "bf16")] == ["fp8", "nvfp4", ""]
+    expected = {"tf32": "tf32", "fp8": "fp8", "nvfp4": "nvfp4", "fp32": "", "bf16": ""}
+    assert {p: named(policy=p, numerics="fast") for p in expected} == expected
+    assert named("attention", policy="tf32", numerics="fast").startswith("reference")
     hopper, blackwell = (Capabilities.of_cuda(capability) for capability in ((9, 0), (10, 0)))
     monkeypatch.setattr(module, "find_capabilities", lambda device: blackwell)
     assert [named(policy=p) for p in ("fp8", "mxfp8", "nvfp4")] == [""] * 3

@@ -217,16 +217,6 @@ def test_the_evaluation_has_its_own_policy(framework: str) -> None:
 # --- what is said
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_it_is_called_emulated(framework: str) -> None:
-    """And attention is written out: inside a kernel nothing can be rounded."""
-    for policy, said in (("tf32", "tf32"), ("fp32", ""), ("bf16", "")):
-        about = start(framework, toy(policy=policy, numerics="fast")).describe()
-        assert about["emulated"] == said
-        if policy == "tf32":
-            assert about["attention"].startswith("reference")
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -153,6 +153,17 @@ BOTH = {
         },
     ),
 }
+FSDP = {
+    "trainer": MESH,
+    "embed": f"{GATHER}.SharedEmbedding",
+    "blocks.*.product": f"{GATHER}.gathered",
+}
+
+
+def linears(kind: str) -> dict[str, str]:
+    return dict.fromkeys(["blocks.*.attn.[qp]*", "blocks.*.mlp.*"], kind)
+
+
 JAX = BOTH | {
     "scan": (
         {"layers": "scan"},
@@ -162,33 +173,11 @@ JAX = BOTH | {
         {"mesh": "data=2"},
         {"trainer": MESH, "blocks.*.product": "functional.affine_by"},
     ),
-    "fsdp": (
-        {"mesh": "fsdp=2"},
-        {
-            "trainer": MESH,
-            "embed": f"{GATHER}.SharedEmbedding",
-            "blocks.*.attn.[qp]*": f"{GATHER}.RegatheringLinear",
-            "blocks.*.mlp.*": f"{GATHER}.RegatheringLinear",
-            "blocks.*.product": f"{GATHER}.gathered",
-        },
-    ),
-    "fsdp-remat": (
-        {"mesh": "fsdp=2", "remat": "block"},
-        {
-            "trainer": MESH,
-            "embed": f"{GATHER}.SharedEmbedding",
-            "blocks.*.product": f"{GATHER}.gathered",
-        },
-    ),
+    "fsdp": ({"mesh": "fsdp=2"}, linears(f"{GATHER}.RegatheringLinear") | FSDP),
+    "fsdp-remat": ({"mesh": "fsdp=2", "remat": "block"}, FSDP),
     "fsdp-lora": (
         {"mesh": "fsdp=2", "lora_rank": 2, "lora_targets": "blocks"},
-        {
-            "trainer": MESH,
-            "embed": f"{GATHER}.SharedEmbedding",
-            "blocks.*.attn.[qp]*": f"{RULES}.RegatheringLoRALinear",
-            "blocks.*.mlp.*": f"{RULES}.RegatheringLoRALinear",
-            "blocks.*.product": f"{GATHER}.gathered",
-        },
+        linears(f"{RULES}.RegatheringLoRALinear") | FSDP,
     ),
     "grads": ({"policy": GRADS}, {"blocks.*.product": f"{GRADIENTS}.backward_in"}),
     "island": ({"fp32_islands": "blocks.1"}, {}),  # another policy of the same product
