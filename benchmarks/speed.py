@@ -6,21 +6,20 @@ is free of the machine's drift, and of many pairs there is an interval. Both sta
 
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import tables
 from benchmarks.cells import CONTENDERS, SMALL, Cell, Flags
 from benchmarks.measure import take
-from lockstep.errors import UserError
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.process import ask, start_module
+from lockstep.worker import Worker, start_service
+from lockstep_recorder.wire import Arrays, Message
 
 # Of the peer's speed, by the lower end of the interval: where we are level, and where we lead.
 LEVEL, AHEAD, FAR_AHEAD = 0.97, 1.05, 1.15
@@ -61,32 +60,22 @@ RACES = [
 ]
 
 
-class Racer:
-    """A contender in a process of its own, which answers each line with the seconds of a turn."""
+class Racer(Worker):
+    """A contender in a process of its own, which answers with the seconds of a turn."""
 
     def __init__(self, contender: str, policy: str, model: Flags = SMALL) -> None:
-        self.name = f"{contender} in {policy}"
         flags = {**model, "batch_size": 4, "policy": policy, "steps": 10_000}
-        self.process = start_module(
-            "benchmarks.speed", contender, json.dumps(flags),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        words = [contender, json.dumps(flags)]
+        connect = partial(start_service, "benchmarks.speed", *words)
+        super().__init__(f"{contender} in {policy}", connect)
         self.turn()  # that it is ready
 
     def turn(self) -> float:
-        seconds = ask(self.process, "go")
-        if not seconds:
-            raise UserError(f"{self.name}: ended with status {self.process.wait()}; see above")
-        return float(seconds)
-
-    def close(self) -> None:
-        self.process.communicate()  # closes its input, which ends it, and waits
+        return self.ask("turn")[0]["seconds"]
 
 
-def answer(contender: str, flags: str) -> None:
-    """The racer's side: a line in, the seconds of one turn out."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+def start(contender: str, flags: str) -> Callable[[dict[str, Any], Arrays], Message]:
+    """The racer's side (`lockstep.worker`)."""
     config = Cell(table="speed", contender=contender, flags=json.loads(flags)).config
     runner = CONTENDERS[contender].build(config)
     runner.load(initial_state(config))
@@ -94,10 +83,13 @@ def answer(contender: str, flags: str) -> None:
     windows = [GPT.window(config, step) for step in range(STEPS)]
     for _ in range(WARMUP):
         take(runner, windows)
-    for _ in sys.stdin:
+
+    def answer(header: dict[str, Any], arrays: Arrays) -> Message:
         began = time.perf_counter()
         take(runner, windows)
-        print(time.perf_counter() - began, file=answers, flush=True)
+        return {"seconds": time.perf_counter() - began}, {}
+
+    return answer
 
 
 def measure(**fields: Any) -> dict[str, Any]:
@@ -158,7 +150,3 @@ def markdown(results: list[dict[str, Any]]) -> str:
         ])  # fmt: skip
     head = ["race", "speed, theirs = 1", "95 % interval", "pairs of turns", "floor", "verdict"]
     return tables.markdown(head, rows)
-
-
-if __name__ == "__main__":
-    answer(*sys.argv[1:])

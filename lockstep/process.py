@@ -4,9 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,28 +41,9 @@ def module_command(module: str, *words: str, python: str = sys.executable) -> li
     return [python, "-m", module, *words]
 
 
-def ask(process: subprocess.Popen[str], line: str) -> str:
-    """The line that a process answers a line with; "" where it has ended."""
-    assert process.stdin and process.stdout
-    with suppress(BrokenPipeError):  # what has ended may have answered before
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    return process.stdout.readline()
-
-
 def last_line(printed: str) -> str:
     """Where a process that has failed says why; "" where it was silent."""
     return next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
-
-
-def end_after(wait: Callable[[], Any]) -> None:
-    """Ends this process when `wait` returns, whatever it is at: none outlives who has asked it."""
-
-    def end() -> None:
-        wait()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:

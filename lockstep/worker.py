@@ -79,8 +79,10 @@ def start(command: list[str], changes: Mapping[str, str] = NO_CHANGE, **options:
         return Channel(ours, subprocess.Popen(command, **given | options))
 
 
-def start_service(service: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any) -> Channel:
-    return start(module_command("lockstep.worker", "serve", service), changes, **options)
+def start_service(
+    service: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
+) -> Channel:
+    return start(module_command("lockstep.worker", "serve", service, *words), changes, **options)
 
 
 class Worker:

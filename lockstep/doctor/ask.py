@@ -19,8 +19,9 @@ ENVIRONMENT = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 def ask(name: str, seconds: float = SECONDS) -> Framework:
     """The facts that a framework reports, or its fault."""
     with tempfile.TemporaryFile() as printed:
-        options = {"stdout": subprocess.DEVNULL, "stderr": printed}
-        worker = Worker("", partial(start_service, probe(name), ENVIRONMENT, **options), silent)
+        heard: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": printed}
+        connect = partial(start_service, probe(name), changes=ENVIRONMENT, **heard)
+        worker = Worker("", connect, silent)
         try:
             found, _ = worker.ask("facts", seconds=seconds)
         except Failed as failed:

@@ -6,31 +6,8 @@ from subprocess import PIPE
 
 import pytest
 
-from benchmarks import speed
 from lockstep import process
-from lockstep.errors import UserError
 from lockstep.exits import STOPPED
-
-
-def ended(code: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True)
-    child.wait()
-    return child
-
-
-def test_what_has_ended_answers_nothing_more() -> None:
-    with ended("print('why')") as child:
-        assert process.ask(child, "go") == "why\n"
-        assert process.ask(child, "go") == ""
-        child.communicate()
-
-
-def test_a_contender_that_has_ended_is_named() -> None:
-    racer = speed.Racer.__new__(speed.Racer)
-    racer.name, racer.process = "torch in fp32", ended("raise SystemExit(3)")
-    with pytest.raises(UserError, match="^torch in fp32: ended with status 3; see above$"):
-        racer.turn()
-    racer.close()
 
 
 @pytest.mark.parametrize(("printed", "line"), [

@@ -35,7 +35,6 @@ NOT_FOR_USERS = {
     "examples.minimal.train_jax",
     "examples.minimal.train_torch",
     "benchmarks.jobs",
-    "benchmarks.speed",
     "parity_tests.cuda.resnet",
     "parity_tests.fake",
     "parity_tests.runs.fake_world",

@@ -114,7 +114,8 @@ def test_a_rank_that_ends_is_named(when: str, monkeypatch: pytest.MonkeyPatch) -
 
 def stuck(told: Path, **changes: str) -> Worker:
     service = "parity_tests.ladder.stuck"
-    return Worker("it", partial(worker.start_service, service, {"TOLD": str(told), **changes}))
+    environment = {"TOLD": str(told), **changes}
+    return Worker("it", partial(worker.start_service, service, changes=environment))
 
 
 def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
