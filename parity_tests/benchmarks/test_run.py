@@ -22,11 +22,11 @@ from lockstep import results
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.parity.ladder import Rung
-from lockstep.parity.matrix import covering
 from lockstep.process import ROOT
 from parity_tests.benchmarks.faulty import FAULTS, REFUSED
 from parity_tests.conftest import Outcomes
 from parity_tests.ladder import test_ladder
+from parity_tests.ladder.rows import covering
 from parity_tests.tiers import tier
 
 FAULTY = f"{__package__}.faulty"

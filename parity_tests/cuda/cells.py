@@ -5,8 +5,9 @@ import sys
 from typing import Any
 
 from lockstep.config import Config, from_flags
-from lockstep.parity.matrix import Row, pairs, product_of
+from lockstep.parity.matrix import Row
 from lockstep.process import ROOT
+from parity_tests.ladder.rows import pairs, product_of
 
 SMALL: Row = {
     "model": "gpt2", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 96,

@@ -8,8 +8,9 @@ import pytest
 from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Matmul, Program, gather_matmuls
-from lockstep.parity.matrix import Row, label
+from lockstep.parity.matrix import Row
 from parity_tests.cuda.cells import FACTORS, config, covering
+from parity_tests.ladder.rows import label
 
 CELLS = covering()
 

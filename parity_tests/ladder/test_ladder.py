@@ -16,6 +16,7 @@ from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
+from parity_tests.ladder import rows
 from parity_tests.tiers import tier
 
 # Rungs 1 to 11 of each row of the matrix: q is climbed by `make quick`, t by `make test`, r by
@@ -86,27 +87,27 @@ def in_tiers() -> dict[str, str]:
 
 def climbed(*, full: bool, all_rungs: bool) -> dict[str, tuple[Row, Rung]]:
     """Case of `test_rung` -> its row and rung."""
-    rows = [*matrix.grouped(every=full), *matrix.narrow(every=full)]
-    rows += [row for row in matrix.tuned(every=full) if row["mesh"] == "data=1"]
+    listed = [*rows.grouped(every=full), *rows.narrow(every=full)]
+    listed += [row for row in rows.tuned(every=full) if row["mesh"] == "data=1"]
     cases = {
-        f"{matrix.label(row)}-{rung.number}": (row, rung)
-        for row in [*(matrix.full() if full else matrix.covering()), *rows]
+        f"{rows.label(row)}-{rung.number}": (row, rung)
+        for row in [*(rows.full() if full else rows.covering()), *listed]
         for rung in RUNGS[: ladder.WORLDS - 1]
-        if all_rungs or rung.number in matrix.rungs(row)
+        if all_rungs or rung.number in rows.rungs(row)
     }
     worlds = RUNGS[ladder.WORLDS - 1]
     cases |= {
-        f"{matrix.label(row)}-{worlds.number}": (row, worlds)
+        f"{rows.label(row)}-{worlds.number}": (row, worlds)
         for row in [
-            *matrix.on_meshes(every=full),
-            *(row for row in matrix.tuned(every=full) if row["mesh"] != "data=1"),
+            *rows.on_meshes(every=full),
+            *(row for row in rows.tuned(every=full) if row["mesh"] != "data=1"),
         ]
     }
     return cases | {
-        f"{matrix.label(row)}-{rung.number}": (row, rung)
-        for row in matrix.with_masks(every=full)
+        f"{rows.label(row)}-{rung.number}": (row, rung)
+        for row in rows.with_masks(every=full)
         for rung in RUNGS
-        if full or rung.number in (*matrix.MASK_RUNGS[row["windows"]], ladder.WORLDS)
+        if full or rung.number in (*rows.MASK_RUNGS[row["windows"]], ladder.WORLDS)
         if (rung.number == ladder.WORLDS) == (row["mesh"] != "data=1")
     }
 
@@ -121,7 +122,7 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
     case = Case(pair=gpt(row), a=jax, b=torch, config=matrix.config(row, device))
     if why := rung.not_run(case):
         pytest.skip(f"not run: {why}")
-    where = {"rung": rung.number, "policy": row["policy"], "row": matrix.label(row)}
+    where = {"rung": rung.number, "policy": row["policy"], "row": rows.label(row)}
     roles = case.config.precision.roles
     where["emulated"] = bool(roles.recipe) or (roles.tf32 and device == "cpu")
     try:
@@ -137,12 +138,12 @@ def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], recor
     record_property("outcome", json.dumps({**where, **outcome}))
     if climbed.verdict is not Verdict.EQUAL:
         roots = describe_difference(jax, torch, case.config)
-        pytest.fail("\n".join([f"rung {rung}, {matrix.label(row)}: {climbed.worst}", *roots]))
+        pytest.fail("\n".join([f"rung {rung}, {rows.label(row)}: {climbed.worst}", *roots]))
 
 
 @tier("rest", guard="rung 8")
 @tier("full", guard="tiny, in make test-rest", where=lambda model: model == "gpt2")
-@pytest.mark.parametrize("model", matrix.FACTORS["model"])
+@pytest.mark.parametrize("model", rows.FACTORS["model"])
 def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, Side]) -> None:
     """float64, 300 steps, N = 3, dropout on, clipping active."""
     row = {"model": model, "steps": 300, "accum": 3, "remat": "none"}
@@ -155,17 +156,17 @@ def test_a_long_run_stays_one_curve(model: str, device: str, sides: tuple[Side, 
 
 
 def test_every_two_values_meet() -> None:
-    needed = matrix.needed_pairs()
-    rows, full = matrix.covering(), matrix.full()
-    assert needed <= set().union(*map(matrix.pairs, rows))
-    assert rows[-1] == matrix.TF32
-    assert not needed <= set().union(*map(matrix.pairs, rows[:-2]))
-    every = set().union(*map(matrix.pairs, full))
-    assert every == set().union(*map(matrix.pairs, matrix.product_of(matrix.FULL)))
+    needed = rows.needed_pairs()
+    covering, full = rows.covering(), rows.full()
+    assert needed <= set().union(*map(rows.pairs, covering))
+    assert covering[-1] == rows.TF32
+    assert not needed <= set().union(*map(rows.pairs, covering[:-2]))
+    every = set().union(*map(rows.pairs, full))
+    assert every == set().union(*map(rows.pairs, rows.product_of(rows.FULL)))
     left = {pair for pair in every - needed if ("accum", 8) not in pair}
     assert {one[1] for one, other in left} == {"fp32", "bf16", "fp16", "tf32"}
-    factors = [values for name, values in matrix.FULL.items() if name not in matrix.IN_TURN]
-    assert len(full) == math.prod(map(len, factors)) == len({matrix.label(row) for row in full})
+    factors = [values for name, values in rows.FULL.items() if name not in rows.IN_TURN]
+    assert len(full) == math.prod(map(len, factors)) == len({rows.label(row) for row in full})
 
 
 def test_a_magnified_gradient_overflows_alone(sides: tuple[Side, Side]) -> None:

@@ -9,8 +9,9 @@ from lockstep.compile import expected, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import gather_matmuls
 from lockstep.errors import UserError
-from lockstep.parity.matrix import Row, label
+from lockstep.parity.matrix import Row
 from parity_tests.cuda.cells import FACTORS, config, covering
+from parity_tests.ladder.rows import label
 
 CELLS = covering(FACTORS | {"device": targets.TPUS})
 BF16 = {"policy": "bf16", "n_layer": 1}
