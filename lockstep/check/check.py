@@ -10,11 +10,11 @@ from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
-from lockstep.check.program import Say
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Stage
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
+from lockstep.worker import Say, silent
 from lockstep_recorder.recording import STATISTICS
 
 ROUNDED = 1e-6  # relative: some ulps of float32
@@ -39,7 +39,7 @@ class Result:
 
 def run(
     reference: Trace, port: Port, *, overrides: dict[str, Any] | None = None,
-    accept: list[str] | None = None, say: Say = lambda line: None,
+    accept: list[str] | None = None, say: Say = silent,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow."""
     calls = calls_of(reference)

@@ -10,15 +10,12 @@ from typing import Any
 
 from lockstep.check import check, report, trace
 from lockstep.check.port import Port
-from lockstep.check.program import Say, UserProgram, require_python
+from lockstep.check.program import UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.errors import require
+from lockstep.worker import Say, silent
 
 WHAT = "a .py file or a module with build(seed) and loss(model, batch)"
-
-
-def silent(line: str) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from lockstep.check.program import UserProgram
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
-from lockstep_recorder.recording import moments
+from lockstep_recorder.recording import moments, prefixed
 from lockstep_recorder.wire import group
 
 GROUPS = ("in", "act", "dact")
@@ -36,9 +36,9 @@ class Port:
         self.program, self.reference = program, reference
         self.facts, self.initial = program.ask("facts")
         self.batch = reference.about["batch"]
-        first = self._prefixed("batch", reference.group("batch/0"))
+        first = prefixed("batch", reference.group("batch/0"))
         precision, _ = program.ask(
-            "widen", self._prefixed("weights", self.initial) | first, batch=self.batch
+            "widen", prefixed("weights", self.initial) | first, batch=self.batch
         )
         self.facts |= precision
         self.shapes = {name: x.shape for name, x in self.initial.items()}
@@ -62,9 +62,9 @@ class Port:
         return zeros | layout.to_port(entries, reference, self.shapes)
 
     def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
-        arrays = self._prefixed("weights", weights)
-        arrays |= self._prefixed("batch", self.reference.group(f"batch/{step}"))
-        arrays |= self._prefixed("forced", forced or {})
+        arrays = prefixed("weights", weights)
+        arrays |= prefixed("batch", self.reference.group(f"batch/{step}"))
+        arrays |= prefixed("forced", forced or {})
         header, seen = self.program.ask("run", arrays, batch=self.batch)
         kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
@@ -77,38 +77,35 @@ class Port:
 
     def begin(self, weights: Arrays) -> str:
         """A fresh optimizer; why there is none, or ""."""
-        return self.program.ask("begin", self._prefixed("weights", weights))[0]["lacks"]
+        return self.program.ask("begin", prefixed("weights", weights))[0]["lacks"]
 
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
         """What one step adds to the parameters, fed the reference's gradients."""
-        given = self._prefixed("weights", weights) | self._prefixed("grad", self.grads(grads))
+        given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         after = self.program.ask("update", given, step=step)[1]
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
         """The losses of the first batches, their gradients summed, and the state left."""
-        arrays = self._prefixed("weights", weights) | self._batches(steps)
+        arrays = prefixed("weights", weights) | self._batches(steps)
         header, sums = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
         return header["losses"], group(sums, "sum"), group(sums, "carried")
 
     def noise(self, weights: Arrays, steps: int) -> dict[str, float]:
         """By array: how far the program parts from itself, as the reference's recording has it."""
-        arrays = self._prefixed("weights", weights) | self._batches(steps)
+        arrays = prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("noise", arrays, batch=self.batch, steps=steps)[0]["noise"]
 
     def train(self, weights: Arrays, steps: int) -> list[float]:
-        arrays = self._prefixed("weights", weights) | self._batches(steps)
+        arrays = prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]
 
     def _batches(self, steps: int) -> Arrays:
-        return {
-            name: x for step in range(steps)
-            for name, x in self._prefixed(f"batch/{step}",
-                                          self.reference.group(f"batch/{step}")).items()
-        }  # fmt: skip
-
-    def _prefixed(self, prefix: str, arrays: Arrays) -> Arrays:
-        return {f"{prefix}/{name}": x for name, x in arrays.items()}
+        found: Arrays = {}
+        for step in range(steps):
+            here = f"batch/{step}"
+            found |= prefixed(here, self.reference.group(here))
+        return found
 
 
 def aliases_of(tied: list[list[str]]) -> dict[str, list[str]]:

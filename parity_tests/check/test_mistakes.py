@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,20 @@ def test_a_program_is_read_as_it_is_written(
         assert value == User(str(path)).module.SAME
 
 
+def ask_facts(path: Path, problem: str = "", **options: Any) -> dict[str, Any]:
+    """The facts of a program in its process; where there is a problem, it is what is said."""
+    with closing(program.UserProgram(str(path), **options)) as running:
+        if not problem:
+            return running.ask("facts")[0]
+        with pytest.raises(UserError, match=problem):
+            running.ask("facts")
+    return {}
+
+
 @tier("rest", guard="the other mistakes, as one line each")
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    running = program.UserProgram(str(small(tmp_path, new="def build(seed):\n    return 3")))
-    with pytest.raises(UserError, match="build gives int; return a torch module or a JAX model"):
-        running.ask("facts")
-    running.close()
+    said = "build gives int; return a torch module or a JAX model"
+    ask_facts(small(tmp_path, new="def build(seed):\n    return 3"), said)
 
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -139,10 +148,7 @@ def test_an_interpreter_is_tried_before_anything_is_recorded(
 def test_a_process_that_ends_is_told(tmp_path: Path) -> None:
     path = tmp_path / "short.py"
     path.write_text("import os\nos._exit(7)")
-    running = program.UserProgram(str(path))
-    with pytest.raises(UserError, match="its process ended with status 7"):
-        running.ask("facts")
-    running.close()
+    ask_facts(path, "its process ended with status 7")
 
 
 TINY_JAX = """
@@ -166,13 +172,8 @@ def test_jax_takes_the_device_that_is_asked_for(
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     path = tmp_path / "tiny_jax.py"
     path.write_text(TINY_JAX)
-    running = program.UserProgram(str(path))
-    assert running.ask("facts")[0]["device"] == "cpu"
-    running.close()
-    running = program.UserProgram(str(path), device="cuda")
-    with pytest.raises(UserError, match="--device cuda: JAX .* sees no such device"):
-        running.ask("facts")
-    running.close()
+    assert ask_facts(path)["device"] == "cpu"
+    ask_facts(path, "--device cuda: JAX .* sees no such device", device="cuda")
 
 
 # --- what cannot be judged
