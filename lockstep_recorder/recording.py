@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from lockstep_recorder.noise import NUDGES, largest_gaps, nudge, perturb
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
 
@@ -19,11 +18,6 @@ SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6
 CYCLES, MOST = 2, 64  # of an optimizer that accumulates; steps in which they must end
 BATCHES = 4  # whose gradients are summed
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
-STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
-# The distance from 1 to the next larger number of a format.
-ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-NUDGES = 3  # runs from which noise is measured
-SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
 
 def record(
@@ -125,35 +119,6 @@ def _feed(
     return arrays | prefixed(f"fed/{label}/{step + 1}/weights", current)
 
 
-def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
-    """Noise on parameters and running statistics: gains of one and biases of zero hide bugs.
-
-    Other buffers are constants, such as a table of positions, of which a port has its own.
-    """
-    generator = np.random.default_rng(seed)
-
-    def moved(x: np.ndarray) -> np.ndarray:
-        spread = 0.1 * x.std() if x.size and x.std() > 0 else SPREAD
-        z = generator.standard_normal(x.shape)
-        return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
-
-    return {
-        name: moved(np.asarray(x, np.float64))
-        if name in parameters or STATISTICS.search(name)
-        else x
-        for name, x in weights.items()
-    }
-
-
-def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
-    """Every weight moved by one ulp of a dtype, up or down by a coin."""
-    generator = np.random.default_rng([seed, 1])
-    return {
-        name: x + np.abs(x) * ULPS[dtype] * np.sign(generator.random(x.shape) - 0.5)
-        for name, x in weights.items()
-    }
-
-
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
 
@@ -161,20 +126,8 @@ def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
         losses, sums = accumulate(side, weights, batches)
         return side.run(weights, *batches[0])[1] | sums | {"loss": np.array(losses)}
 
-    plain, found = values(weights), dict[str, float]()
-    for seed in range(NUDGES):
-        for name, x in values(nudge(weights, seed, side.narrowest)).items():
-            a, b = x.ravel(), plain[name].ravel()
-            for order in (2, np.inf) if a.size else ():
-                size = max(np.linalg.norm(a, order), np.linalg.norm(b, order)) or 1.0
-                gap = float(np.linalg.norm(a - b, order) / size)
-                found[name] = max(found.get(name, 0.0), gap)
-    return found
-
-
-def narrowest_of(formats: Iterable[str]) -> str:
-    """Of the formats of a program's values; float32 where none is known."""
-    return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")
+    nudged = (nudge(weights, seed, side.narrowest) for seed in range(NUDGES))
+    return largest_gaps(values(weights), map(values, nudged))
 
 
 def moments(x: np.ndarray) -> dict[str, float]:

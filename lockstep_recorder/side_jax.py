@@ -20,7 +20,7 @@ from lockstep_recorder.jax_floats import (
     rounded_values,
 )
 from lockstep_recorder.models import Model, model_of
-from lockstep_recorder.recording import narrowest_of
+from lockstep_recorder.noise import narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake

@@ -11,7 +11,7 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
-from lockstep_recorder.recording import narrowest_of
+from lockstep_recorder.noise import narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_modes import (
     Formats,

@@ -15,7 +15,7 @@ from lockstep.check.rungs import Bounds, Stage
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
-from lockstep_recorder.recording import STATISTICS
+from lockstep_recorder.noise import STATISTICS
 
 ROUNDED = 1e-6  # relative: some ulps of float32
 

@@ -15,6 +15,7 @@ from lockstep.data.batch import Batch, stack_batches
 from lockstep.judge.tolerances import epsilon
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep_recorder.noise import relative_gaps
 
 Measure = Callable[[TrainState], Arrays]  # what a program computes from a state
 TENSOR_RUNS = 3
@@ -90,11 +91,3 @@ def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") ->
         name: np.max([relative_gaps(run[name], x) for run in runs], axis=0)
         for name, x in plain.items()
     }
-
-
-def relative_gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
-    a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))
-    gap = np.linalg.norm(a - b, axis=0)
-    size = np.maximum(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=0))
-    return np.divide(gap, size, out=gap, where=gap != 0)

@@ -1,0 +1,71 @@
+"""Noise of a program in numpy: weights that move by an ulp, and how far results part then.
+
+`lockstep.judge.noise` measures gaps by the same function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
+# The distance from 1 to the next larger number of a format.
+ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+NUDGES = 3  # runs from which noise is measured
+SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
+
+
+def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
+    """Noise on parameters and running statistics: gains of one and biases of zero hide bugs.
+
+    Other buffers are constants, such as a table of positions, of which a port has its own.
+    """
+    generator = np.random.default_rng(seed)
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        spread = 0.1 * x.std() if x.size and x.std() > 0 else SPREAD
+        z = generator.standard_normal(x.shape)
+        return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
+
+    return {
+        name: moved(np.asarray(x, np.float64))
+        if name in parameters or STATISTICS.search(name)
+        else x
+        for name, x in weights.items()
+    }
+
+
+def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
+    """Every weight moved by one ulp of a dtype, up or down by a coin."""
+    generator = np.random.default_rng([seed, 1])
+    return {
+        name: x + np.abs(x) * ULPS[dtype] * np.sign(generator.random(x.shape) - 0.5)
+        for name, x in weights.items()
+    }
+
+
+def relative_gaps(a: np.ndarray, b: np.ndarray, order: float = 2) -> np.ndarray:
+    """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))
+    gap = np.linalg.norm(a - b, order, axis=0)
+    size = np.maximum(*(np.linalg.norm(x, order, axis=0) for x in (a, b)))
+    return np.divide(gap, size, out=gap, where=gap != 0)
+
+
+def largest_gaps(plain: Arrays, runs: Iterable[Arrays]) -> dict[str, float]:
+    """By array: the largest gap of some runs to the plain one, in 2-norm or maximum norm."""
+    found: dict[str, float] = {}
+    for run in runs:
+        for name, x in run.items():
+            a, b = x.reshape(-1, 1), plain[name].reshape(-1, 1)
+            gaps = [float(relative_gaps(a, b, order)[0]) for order in (2, np.inf) if a.size]
+            found[name] = max([found.get(name, 0.0), *gaps])
+    return found
+
+
+def narrowest_of(formats: Iterable[str]) -> str:
+    """Of the formats of a program's values; float32 where none is known."""
+    return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")
