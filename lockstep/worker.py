@@ -128,6 +128,9 @@ class Worker:
             self.close(leaving=0)
             text = f"no answer within {seconds:g} s"
             raise Failed(self.name, text, timed_out=True) from None
+        except KeyboardInterrupt:
+            self.close(leaving=0)
+            raise
         except ConnectionError:
             answer = None
         if answer is None:

@@ -1,6 +1,7 @@
 """A side's process: what it answers is its own, and its end is one line."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -128,6 +129,21 @@ def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
             time.sleep(0.02)
         asked.channel.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
         assert asked.channel.process.wait(20) == 1
+
+
+def test_an_interrupt_ends_what_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a session of its own, so a terminal's Ctrl-C does not reach it."""
+
+    def interrupt(stream: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wire, "receive", interrupt)
+    with closing(stuck(tmp_path / "process")) as asked:
+        asked.send({"ask": "wait"}, {})
+        assert asked.channel and (process := asked.channel.process)
+        with pytest.raises(KeyboardInterrupt):
+            asked.receive()
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_a_worker_that_ends_or_hangs_is_one_line(tmp_path: Path) -> None:
