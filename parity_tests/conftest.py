@@ -121,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if sum(config.getoption(name) for name in ("--quick", "--rest", "--full")) > 1:
         _refuse("--quick, --rest, --full: each is a command of its own; give one")
     if name := config.getoption("--machine"):
-        os.environ |= MACHINES[name].environment
+        os.environ |= MACHINES[name]
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/0023

@@ -4,9 +4,6 @@ XLA, ATen, oneDNN and MKL choose their kernels, and with them the order of their
 CPU has. ATen takes a limit for what there is: above that of this CPU it would crash.
 """
 
-import sys
-from dataclasses import dataclass, field
-
 from lockstep.provenance import cpu
 
 # A family of instructions -> what each library calls it.
@@ -16,17 +13,8 @@ ONEDNN = {"sse": "SSE41", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 MKL = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedMachine:
-    """What the frameworks' processes are given in their environment, and JAX's interpreter."""
-
-    name: str
-    environment: dict[str, str] = field(default_factory=dict)
-    python: str = sys.executable
-
-
-def limit(isa: str, threads: int) -> SimulatedMachine:
-    """A machine whose best instructions are of one family: "avx2-4" has four threads."""
+def limit(isa: str, threads: int) -> dict[str, str]:
+    """The environment in which the best instructions are of one family."""
     limits = {
         "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
         "ATEN_CPU_CAPABILITY": ATEN[isa],
@@ -34,7 +22,7 @@ def limit(isa: str, threads: int) -> SimulatedMachine:
         "DNNL_MAX_CPU_ISA": ONEDNN[isa],
         "MKL_ENABLE_INSTRUCTIONS": MKL[isa],
     }
-    return SimulatedMachine(name=f"{isa}-{threads}", environment={**limits, **cores(threads)})
+    return {**limits, **cores(threads)}
 
 
 def cores(threads: int) -> dict[str, str]:
@@ -44,10 +32,8 @@ def cores(threads: int) -> dict[str, str]:
     return counts | {"MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-MACHINES = {
-    machine.name: machine
-    for machine in (limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4))
-}
+# By name: "avx2-4" has four threads. What the frameworks' processes have in their environment.
+MACHINES = {f"{isa}-{threads}": limit(isa, threads) for isa in XLA_ISA for threads in (1, 2, 4)}
 ANOTHER_JAX = "another-jax"
 NEEDED = {"avx2": "avx2", "avx512": "avx512f"}  # all else every x86 has that runs the frameworks
 

@@ -19,7 +19,7 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import ANOTHER_JAX, MACHINES, SimulatedMachine, lacking
+from lockstep.parity.machines import ANOTHER_JAX, MACHINES, lacking
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
@@ -145,8 +145,7 @@ def cases(
         yield from _rewritten(others, device)
         return
     if part == ANOTHER_JAX or part in MACHINES:
-        machine = MACHINES.get(part) or SimulatedMachine(name=part, python=python)
-        yield from _on_machine(machine, seeds, device)
+        yield from _on_machine(part, seeds, device, python)
         return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
     last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
@@ -167,17 +166,18 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
                 yield f"{row['model']}, {framework} with {name}", case, NUMERIC_RUNGS
 
 
-def _on_machine(machine: SimulatedMachine, seeds: int, device: str) -> Cases:
-    """Both twins; the families take turns over the seeds."""
+def _on_machine(name: str, seeds: int, device: str, python: str) -> Cases:
+    """Both twins, on another machine or JAX under another interpreter; the families take turns over
+    the seeds."""
+    environment = MACHINES.get(name, {})
+    pythons = (sys.executable if environment else python, sys.executable)
     a, b = (
-        Side(framework, module, environment=machine.environment, python=python)
-        for (framework, module), python in zip(
-            GPT.modules.items(), (machine.python, sys.executable), strict=True
-        )
+        Side(framework, module, environment=environment, python=python)
+        for (framework, module), python in zip(GPT.modules.items(), pythons, strict=True)
     )
     with closing_all((a, b)):
         for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
             config = matrix.config({**row, "policy": policy}, device)
             for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
                 case = Case(pair=gpt(row), a=a, b=b, config=config, seed=seed)
-                yield f"{machine.name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS
+                yield f"{name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS

@@ -189,7 +189,7 @@ def test_the_twins_have_the_variants_that_are_listed(framework: str) -> None:
 
 def test_a_machine_is_a_process_with_its_limits() -> None:
     """Each library is told in its own words, and no two machines are told the same."""
-    told = [tuple(sorted(machine.environment.items())) for machine in MACHINES.values()]
+    told = [tuple(sorted(environment.items())) for environment in MACHINES.values()]
     assert len(set(told)) == len(MACHINES) == 12
     side = Side("torch", "parity_tests.ladder.conv.torch_twin", environment={"NPROC": "3"})
     assert side.environment == {"NPROC": "3"}
