@@ -18,8 +18,6 @@ from benchmarks.peers.hf_common import (
 )
 from benchmarks.peers.hf_state import Trained
 from lockstep.config import Config
-from lockstep.data.batch import Batch
-from lockstep.errors import require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
 
@@ -69,24 +67,14 @@ class Loop:
         self.accelerator.backward(self.model(**micro_batch).loss)
         self.model.zero_grad()
 
-    @torch.no_grad()
-    def evaluate(self, batches: list[MicroBatch]) -> float:
-        self.model.eval()
-        losses = [self.model(**batch).loss for batch in batches]
-        self.model.train()
-        return torch.stack(losses).mean().item()
-
 
 class AccelerateLoop(HuggingFace):
-    """`lockstep.twin.Runner`; with `evaluate`, under the training's policy."""
+    """`lockstep.twin.Runner`, around that loop."""
 
     framework = "accelerate"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        precision = config.precision
-        same = precision.eval_roles == precision.roles
-        require(same, "--eval-policy", precision.eval_policy, "Accelerate has one policy; drop it")
         self.synchronous = self.device.type == "cpu"
         self.loop: Loop | None = None
 
@@ -111,10 +99,6 @@ class AccelerateLoop(HuggingFace):
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         return self.ready_loop.step(window)
-
-    def evaluate(self, batches: Batch) -> float:
-        """Mean loss of plain batches (M, B, T)."""
-        return self.ready_loop.evaluate(self.place(batches))
 
 
 def build(config: Config) -> AccelerateLoop:

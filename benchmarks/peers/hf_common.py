@@ -35,6 +35,8 @@ def check(config: Config) -> None:
     for flag, value in (("--fp32-islands", config.precision.fp32_islands),
                         ("--formats", config.precision.formats)):  # fmt: skip
         require(not value, flag, value, "transformers has none; drop it")
+    same = config.precision.eval_roles == roles
+    require(same, "--eval-policy", config.precision.eval_policy, "no peer evaluates; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
     remedy = "AMP has no formats below 16 bits; use fp64, fp32, tf32, bf16 or fp16"

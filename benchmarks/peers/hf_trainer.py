@@ -23,35 +23,12 @@ from benchmarks.peers.hf_common import (
     MicroBatch,
     Record,
     Wait,
-    micro_batches,
     mixed_precision,
-    tensors_of,
 )
-from benchmarks.peers.hf_state import Trained, make_model
+from benchmarks.peers.hf_state import Trained
 from lockstep.config import Config
-from lockstep.data.batch import Batch
-from lockstep.errors import require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
-
-
-def full_eval(config: Config) -> bool:
-    """Whether the evaluation is `bf16_full_eval`, which casts the parameters too.
-
-    That is the one policy, beside the training's own, under which `Trainer` evaluates.
-
-    Raises:
-        UserError: the evaluation has another one.
-    """
-    precision = config.precision
-    whole = precision.eval_roles.param == "bfloat16"
-    remedy = (
-        "Trainer evaluates as it trains, or all in bfloat16; drop it or use "
-        "params=bfloat16,compute=bfloat16,output=float32"
-    )
-    other = precision.eval_roles != precision.roles and not whole
-    require(not other, "--eval-policy", precision.eval_policy, remedy)
-    return whole
 
 
 def arguments(config: Config, device: torch.device) -> TrainingArguments:
@@ -62,12 +39,10 @@ def arguments(config: Config, device: torch.device) -> TrainingArguments:
         output_dir=tempfile.gettempdir(),  # is made where it does not exist; nothing is written
         max_steps=optim.steps,
         per_device_train_batch_size=optim.batch_size,
-        per_device_eval_batch_size=optim.batch_size,
         gradient_accumulation_steps=optim.accum,
         max_grad_norm=optim.clip,
         bf16=amp == "bf16",
         fp16=amp == "fp16",
-        bf16_full_eval=full_eval(config),
         tf32=config.precision.roles.tf32 if cuda else None,
         activation_checkpointing=recomputes,  # the new name of gradient_checkpointing
         activation_checkpointing_kwargs={"use_reentrant": False} if recomputes else None,
@@ -131,14 +106,13 @@ class Observer(TrainerCallback):
 
 
 class HFTrainer(HuggingFace):
-    """`lockstep.twin.Runner`, around one `Trainer.train()`; with `evaluate`."""
+    """`lockstep.twin.Runner`, around one `Trainer.train()`."""
 
     framework = "hf-trainer"
     synchronous = False  # a step runs in the loop's thread
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        full_eval(config)
         self.loop: Coroutine[Wait] | None = None
 
     def load(self, state: TrainState) -> None:
@@ -173,24 +147,6 @@ class HFTrainer(HuggingFace):
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         done = self.ready_loop.send(window)
         return lambda: done()()
-
-    def evaluate(self, batches: Batch) -> float:
-        """Mean loss of plain batches (M, B, T): `Trainer.evaluate` on their rows."""
-        rows: Any = micro_batches(*(x.flatten(0, 1) for x in tensors_of(batches)))
-        return self.ready_loop.call(lambda: self.evaluator().evaluate(rows)["eval_loss"])
-
-    def evaluator(self) -> Trainer:
-        """The one that trains; for `bf16_full_eval` one for a copy of the model.
-
-        It casts the model it is given and leaves it so, and casts nothing while it trains.
-        """
-        if not full_eval(self.config):
-            return self.trainer
-        net = make_model(self.config.replace(policy="fp32"), self.device)
-        net.load_state_dict(self.trainer.trained.net.state_dict())
-        copy = Trainer(model=net, args=self.trainer.args)
-        copy.remove_callback(PrinterCallback)
-        return copy
 
 
 def build(config: Config) -> HFTrainer:

@@ -47,7 +47,6 @@ def test_the_thread_ends_with_its_runner() -> None:
     config = toy("gpt2", policy="fp32")
     runner = load_runner("hf-trainer", config)
     run(runner, config, range(2))
-    runner.evaluate(window(config, 1))
     runner.state()
     thread = runner.loop.thread
     assert thread.is_alive() and thread.daemon
@@ -78,7 +77,6 @@ def test_nothing_is_printed_or_written(
     config = toy("gpt2", policy="bf16", accum=2, steps=2)
     runner = load_runner(peer, config)
     run(runner, config)
-    runner.evaluate(window(config, 1))
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
 

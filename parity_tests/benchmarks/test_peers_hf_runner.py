@@ -5,16 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.peers import hf_model
-from lockstep.data.batch import stack_batches
 from lockstep.errors import UserError
 from lockstep.judge.compare import changed_tensors
 from lockstep.model.params import initial
 from parity_tests.benchmarks.hf_runners import PEERS, load_runner
-from parity_tests.pair import perturbed, run, start, toy, window
-from parity_tests.tiers import tier
+from parity_tests.pair import perturbed, toy
 
 
 @pytest.mark.parametrize(
@@ -54,54 +51,6 @@ def test_only_step_0_is_loaded(peer: str) -> None:
         load_runner(peer, config, replace(perturbed(config), step=3, updates=3))
 
 
-@tier("full", guard="gpt2", where=lambda family: family == "tiny")
-@pytest.mark.parametrize(
-    ("family", "flags"), [("gpt2", {}), ("tiny", {}), ("tiny", {"bias": True, "tied": True})]
-)
-@pytest.mark.parametrize("peer", PEERS)
-def test_evaluation_is_ours(peer: str, family: str, flags: dict[str, Any]) -> None:
-    """And changes nothing: the curve is the one without."""
-    config = toy(family, policy="fp32", steps=4, **flags)
-    state, both = perturbed(config), [window(config, step).select(0) for step in (9, 10)]
-    tokens = stack_batches(both)
-    ours, theirs = start("torch", config, state), load_runner(peer, config, state)
-    assert theirs.evaluate(tokens) == pytest.approx(ours.evaluate(tokens), rel=1e-6)
-    unbroken = run(load_runner(peer, config, state), config)
-    theirs.load(state)
-    parted = run(theirs, config, range(2))
-    theirs.evaluate(tokens)
-    assert parted + run(theirs, config, range(2, 4)) == unbroken
-    run(ours, config)
-    # Once more when the loop has ended.
-    assert theirs.evaluate(tokens) == pytest.approx(ours.evaluate(tokens), rel=1e-6)
-
-
-@pytest.mark.parametrize("policy", ["fp32", "bf16"])
-def test_bf16_full_eval(policy: str) -> None:
-    """Parameters and residual stream in bfloat16, and of a copy: `Trainer` would leave them so."""
-    whole = "params=bfloat16,compute=bfloat16,output=float32"
-    config = toy("gpt2", policy=policy, eval_policy=whole, steps=4)
-    state, tokens = perturbed(config), window(config, 9)
-    runner = load_runner("hf-trainer", config, state)
-    found = runner.evaluate(tokens)
-    assert changed_tensors(state, runner.state()) == []
-    wide, ours = (
-        start("torch", config.replace(eval_policy=policy), state).evaluate(tokens)
-        for policy in ("fp32", whole)
-    )
-    net = hf_model.build(config.model)
-    hf_model.load(net, config.model, state.params)
-    with torch.no_grad():
-        by_hand = net.bfloat16().eval()(**runner.place(tokens)[0]).loss.item()
-    assert found == by_hand != wide
-    # Of 5.5, seen: 2.8e-4, and 4.8e-4 from float32's; ours keeps the residual stream in float32.
-    assert abs(found - ours) < 3e-3
-    run(runner, config)
-    end = runner.state()
-    assert np.isfinite(runner.evaluate(tokens))
-    assert changed_tensors(end, runner.state()) == []
-
-
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize(
     ("flags", "line"),
@@ -113,7 +62,7 @@ def test_bf16_full_eval(policy: str) -> None:
         ({"policy": "p=bf16,c=bf16,o=f32"}, "--policy p=bf16,c=bf16,o=f32: .*; use params=float32"),
         ({"model": "tiny", "policy": "fp64"}, "--policy fp64: .*Llama.*; use --policy fp32"),
         ({"bias": False}, "--model gpt2: none of .*bias False,.*; use another model"),
-        ({"eval_policy": "fp32"}, "--eval-policy fp32: .*; drop it.*"),
+        ({"eval_policy": "fp32"}, "--eval-policy fp32: .*; drop it"),
     ],
     ids=str,
 )
