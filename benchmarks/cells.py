@@ -17,7 +17,6 @@ class Contender(NamedTuple):
     """A module with `build(config) -> Runner`, and the flags that are its own."""
 
     module: str
-    what: str
     flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
     keeps: bool = False  # its process keeps the memory that it frees
 
@@ -29,19 +28,15 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = {
-    "jax": Contender("jax_impl.twin", "ours in JAX", keeps=True),
-    "torch": Contender("torch_ref.twin", "ours in PyTorch, eager"),
-    "torch-compiled": Contender("torch_ref.twin", "ours in PyTorch, compiled", {"compile": True}),
-    "hf-trainer": Contender("benchmarks.peers.hf_trainer", "Hugging Face Trainer"),
-    "accelerate": Contender("benchmarks.peers.accelerate_loop", "a loop with Accelerate"),
-    "nanogpt": Contender("benchmarks.peers.nanogpt", "examples/minimal/train_torch.py, eager"),
-    "nanogpt-compiled": Contender(
-        "benchmarks.peers.nanogpt", "the same, compiled", {"compile": True}
-    ),
-    "bare-jax": Contender("benchmarks.peers.bare_jax", "examples/minimal/train_jax.py"),
-    "bare-jax-keeping": Contender(
-        "benchmarks.peers.bare_jax", "the same, told to keep the memory it frees", keeps=True
-    ),
+    "jax": Contender("jax_impl.twin", keeps=True),
+    "torch": Contender("torch_ref.twin"),
+    "torch-compiled": Contender("torch_ref.twin", {"compile": True}),
+    "hf-trainer": Contender("benchmarks.peers.hf_trainer"),
+    "accelerate": Contender("benchmarks.peers.accelerate_loop"),
+    "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py
+    "nanogpt-compiled": Contender("benchmarks.peers.nanogpt", {"compile": True}),
+    "bare-jax": Contender("benchmarks.peers.bare_jax"),  # examples/minimal/train_jax.py
+    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", keeps=True),
 }
 
 # The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ

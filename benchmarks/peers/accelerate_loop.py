@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 
-from benchmarks.peers import on_torch
 from benchmarks.peers.hf_common import (
     HuggingFace,
     MicroBatch,
@@ -33,7 +32,6 @@ class Loop:
         self.accelerator = Accelerator(
             mixed_precision=mixed_precision(config.precision),
             gradient_accumulation_steps=config.optim.accum,
-            dynamo_backend="inductor" if config.execution.compile else "no",
             cpu=device.type == "cpu",
         )
         trained.load_scaler(self.accelerator.scaler, state)
@@ -62,11 +60,6 @@ class Loop:
         self.steps += 1
         return record.take()
 
-    def try_step(self, micro_batch: MicroBatch) -> None:
-        """Forward and backward, which change nothing: they compile."""
-        self.accelerator.backward(self.model(**micro_batch).loss)
-        self.model.zero_grad()
-
 
 class AccelerateLoop(HuggingFace):
     """`lockstep.twin.Runner`, around that loop."""
@@ -92,10 +85,6 @@ class AccelerateLoop(HuggingFace):
     def state(self) -> TrainState:
         loop = self.ready_loop
         return loop.trained.save(loop.steps, loop.accelerator.scaler)
-
-    def prepare(self) -> None:
-        if self.config.execution.compile:
-            on_torch.compile_ahead(lambda: self.ready_loop.try_step(self.blank_window()[0]))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         return self.ready_loop.step(window)

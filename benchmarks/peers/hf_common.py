@@ -16,7 +16,7 @@ from benchmarks.peers.hf_state import Trained, attention
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.huggingface import family_of
 from lockstep.config.policy import POLICIES
-from lockstep.data.batch import Batch, blank_window
+from lockstep.data.batch import Batch
 from lockstep.errors import require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
@@ -37,6 +37,8 @@ def check(config: Config) -> None:
         require(not value, flag, value, "transformers has none; drop it")
     same = config.precision.eval_roles == roles
     require(same, "--eval-policy", config.precision.eval_policy, "no peer evaluates; drop it")
+    compiled = config.execution.compile
+    require(not compiled, "--compile", compiled, "these peers are run eagerly; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
     remedy = "AMP has no formats below 16 bits; use fp64, fp32, tf32, bf16 or fp16"
@@ -122,9 +124,8 @@ class HuggingFace:
     def place(self, window: Batch) -> list[MicroBatch]:
         return micro_batches(*(on_torch.place(x, self.device) for x in tensors_of(window)))
 
-    def blank_window(self) -> list[MicroBatch]:
-        """Of the shape that every step has."""
-        return self.place(blank_window(self.config))
+    def prepare(self) -> None:
+        """There is nothing to compile."""
 
     def peak_bytes(self) -> int:
         return on_torch.peak_bytes(self.device)

@@ -9,14 +9,12 @@ callbacks `on_pre_optimizer_step` and `on_optimizer_step` (rate, loss scale, whe
 import gc
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.peers import on_torch
 from benchmarks.peers.coroutine import Coroutine, Feed
 from benchmarks.peers.hf_common import (
     HuggingFace,
@@ -46,7 +44,6 @@ def arguments(config: Config, device: torch.device) -> TrainingArguments:
         tf32=config.precision.roles.tf32 if cuda else None,
         activation_checkpointing=recomputes,  # the new name of gradient_checkpointing
         activation_checkpointing_kwargs={"use_reentrant": False} if recomputes else None,
-        torch_compile=config.execution.compile,
         use_cpu=not cuda,
         seed=optim.seed,
         remove_unused_columns=False,  # shift_labels is none of forward's named arguments
@@ -83,12 +80,6 @@ class Instrumented(Trainer):
     def _clip_grad_norm(self, model: Any) -> Tensor:
         self.record.norm = super()._clip_grad_norm(model)
         return self.record.norm
-
-    def try_step(self, window: list[MicroBatch]) -> None:
-        """Forward and backward of one micro-batch, which change nothing: they compile."""
-        batches, targets = self.get_batch_samples(iter(window), len(window), self.args.device)
-        super().training_step(self.model_wrapped, batches[0], targets)
-        self.model_wrapped.zero_grad()
 
     def save(self) -> TrainState:
         return self.trained.save(self.state.global_step, self.accelerator.scaler)
@@ -138,11 +129,6 @@ class HFTrainer(HuggingFace):
 
     def state(self) -> TrainState:
         return self.ready_loop.call(self.trainer.save)
-
-    def prepare(self) -> None:
-        if self.config.execution.compile:
-            try_step = partial(self.trainer.try_step, self.blank_window())
-            self.ready_loop.call(partial(on_torch.compile_ahead, try_step))
 
     def step(self, window: list[MicroBatch]) -> Callable[[], StepResult]:
         done = self.ready_loop.send(window)

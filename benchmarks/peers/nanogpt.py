@@ -12,7 +12,7 @@ from benchmarks.peers.on_torch import to_numpy
 from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.data.batch import Batch, join_tokens
-from lockstep.errors import require
+from lockstep.errors import UserError, require
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
 
@@ -97,8 +97,12 @@ class NanoGPT(Minimal):
         if self.config.execution.compile:
             shape = (self.config.optim.batch_size, self.config.model.context + 1)
             batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
-            loss = train_torch.mean_loss
-            on_torch.compile_ahead(lambda: loss(self.minimal, self.called, batch).backward())
+            try:
+                train_torch.mean_loss(self.minimal, self.called, batch).backward()
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                reason = str(error).partition("\n")[0]
+                remedy = "install what it misses or drop --compile"
+                raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
             self.optimizer.zero_grad(set_to_none=True)
 
     def place(self, window: Batch) -> Tensor:

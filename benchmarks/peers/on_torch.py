@@ -1,4 +1,4 @@
-"""What the peers in PyTorch share: the device, what is read late, and compiling ahead."""
+"""What the peers in PyTorch share: the device, and what is read late."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.errors import UserError, require
+from lockstep.errors import require
 from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult
 
@@ -57,17 +57,3 @@ def report_late(
 def to_numpy(tensor: Tensor) -> Any:
     """A copy on the host."""
     return tensor.detach().cpu().clone().numpy()
-
-
-def compile_ahead(function: Callable[[], Any]) -> None:
-    """Calls what compiles.
-
-    Raises:
-        UserError: the compiler fails, for want of a C++ compiler for example.
-    """
-    try:
-        function()
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        reason = str(error).partition("\n")[0]
-        remedy = "install what it misses or drop --compile"
-        raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None

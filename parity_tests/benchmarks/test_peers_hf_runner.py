@@ -62,6 +62,7 @@ def test_only_step_0_is_loaded(peer: str) -> None:
         ({"policy": "p=bf16,c=bf16,o=f32"}, "--policy p=bf16,c=bf16,o=f32: .*; use params=float32"),
         ({"model": "tiny", "policy": "fp64"}, "--policy fp64: .*Llama.*; use --policy fp32"),
         ({"bias": False}, "--model gpt2: none of .*bias False,.*; use another model"),
+        ({"compile": True}, "--compile True: .*; drop it"),
         ({"eval_policy": "fp32"}, "--eval-policy fp32: .*; drop it"),
     ],
     ids=str,
