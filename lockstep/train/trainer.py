@@ -120,12 +120,19 @@ def _with_twin(
 
 
 def _load(twin: Twin, state: TrainState) -> None:
-    """Raises UserError, in all processes, where a file of one's part is damaged."""
-    problem = ""
+    """Load one's part of the state.
+
+    Raises:
+        UserError: in all processes, where one cannot read its part, or has found another
+            checkpoint whole than process 0 has.
+    """
+    problem, first = "", twin.tell(str(state.step))
     try:
         twin.load(state)
     except UserError as error:
         problem = str(error)
+    if first != str(state.step):
+        problem = f"--resume: process 0 goes on from step {first}, another one cannot read it"
     if twin.agree(bool(problem)):
         raise UserError(problem or "--resume: another process cannot read its part; see its line")
 

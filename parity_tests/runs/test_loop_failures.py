@@ -8,7 +8,7 @@ import pytest
 from lockstep import exits, twin
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import STEPS, at_step, rows, saved_steps, train
+from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -92,6 +92,15 @@ def test_another_error_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.Monk
     at_step(monkeypatch, 3, fail)
     with pytest.raises(RuntimeError, match="shapes"):
         train()
+
+
+def test_processes_that_find_other_checkpoints_whole_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert train("--steps 6 --warmup 0") == exits.DONE
+    monkeypatch.setattr(FakeTwin, "tell", lambda self, text: "4")
+    assert resume("--steps 9") == exits.MISTAKE
+    assert "process 0 goes on from step 4, another one cannot read it" in capsys.readouterr().err
 
 
 def test_a_framework_that_is_not_installed_is_one_line(

@@ -126,7 +126,7 @@ def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(FakeTwin, "step", step)
     for rank in (1, 0):
         monkeypatch.setattr(FakeTwin, "rank", rank)
-        monkeypatch.setattr(FakeTwin, "tell", lambda self, text: "run")
+        monkeypatch.setattr(FakeTwin, "tell", lambda self, text: text or "run")
         assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert taken == [8, 9, 10] * 2
 
