@@ -134,7 +134,16 @@ def preload(module: str) -> None:
     spec = importlib.util.find_spec(module)
     for node in ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import | ast.ImportFrom) and not _is_ours(node):
-            exec(compile(ast.Module([node], []), module, "exec"), {})
+            for name in _imported(node):
+                with suppress(ModuleNotFoundError):  # a name in a module, no module itself
+                    importlib.import_module(name)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import statement imports, or would if its names are modules."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
 def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,13 +19,14 @@ from lockstep.process import ROOT
 from parity_tests.tiers import tier
 
 FRAMEWORKS = {package for packages in extras.FRAMEWORKS.values() for package in packages}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXAMPLES = ROOT / "examples" / "gpt"
 installs = tier("rest", guard="test_the_base_requires_no_framework")
 
 
 def declared(extra: str = "") -> set[str]:
     """Names of the distributions that pyproject.toml declares for the base, or for an extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     given = project["optional-dependencies"][extra] if extra else project["dependencies"]
     return {Requirement(line).name for line in given}
 
@@ -65,6 +67,18 @@ def link_distribution(name: str, folder: Path) -> None:
         (folder / top).symlink_to(str(found.locate_file(top)))
 
 
+def copy_sources(folder: Path) -> Path:
+    """Copies what a wheel is made of: a build leaves files beside its sources."""
+    folder.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]:
+        for package in ROOT.glob(pattern):
+            if (package / "__init__.py").exists():
+                shutil.copytree(package, folder / package.name)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with our wheel and the base's requirements, no more.
@@ -73,8 +87,9 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("light")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    sources = copy_sources(folder / "sources")
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
-    subprocess.run([*build, folder, ROOT], check=True)
+    subprocess.run([*build, folder, sources], check=True)
     (wheel,) = folder.glob("lockstep_gpt-*.whl")
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
