@@ -21,12 +21,14 @@ import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
 
+import jax_impl.extra.attention
 import jax_impl.extra.evaluation
 import jax_impl.io.bridge
 import jax_impl.loss
 import jax_impl.optim
 import jax_impl.step
 import jax_impl.twin
+import torch_ref.extra.attention
 import torch_ref.extra.evaluation
 import torch_ref.io.bridge
 import torch_ref.loss
@@ -380,6 +382,13 @@ def logits(self: Any, state: Any, batch: Batch) -> Any:
     return jax_impl.step.Trainer.evaluation_model(self, state)(batch)
 
 
+def take_turns(right: Callable, function: Callable, *qkv: Any, same_BTT: Any) -> Any:
+    """Neighbouring heads of queries get other keys: torch's `repeat` for `repeat_interleave`."""
+    q, k, v = qkv
+    wide = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
+    return right(function, q, *wide, same_BTT=same_BTT)
+
+
 def divide_by_all(right: Callable, losses: Any, counts: Any, over: Any) -> Any:
     return right(losses, counts, None if over is None else over * 0 + losses.shape[0])
 
@@ -412,6 +421,11 @@ EVALUATION: list[tuple[Any, ...]] = [
         cross_entropy=partial(F.cross_entropy, ignore_index=0))), "torch", "bf16"),
     ("masked-loss-over-all", "loss", wrap(torch_ref.loss, "average", divide_by_all),
      "torch", "fp64", "masked"),
+    ("grouped-queries-take-turns", "grouped_queries", wrap(
+        torch_ref.extra.attention, "sdpa", take_turns), "torch"),
+    ("grouped-queries-take-turns-in-blocks", "grouped_queries", wrap(
+        jax_impl.extra.attention.model, "repeat_heads", lambda right, x, heads: jnp.tile(
+            x, (1, 1, heads // x.shape[2], 1))), "jax"),
     ("sampled-under-training-policy", "scores_in_the_evaluation_s_policy", put(
         TRAINER[0], "logits", torch_logits_in_training_policy), "torch"),
     ("sampled-under-training-policy-jax", "scores_in_the_evaluation_s_policy", put(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.generation import logits_process
 
+from benchmarks.peers import hf_model
 from lockstep.cli import commands
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
@@ -17,7 +18,7 @@ from lockstep.run import checkpoint
 from lockstep.train import sampling
 from lockstep.twin import Twin
 from parity_tests.oracles import Call, checks
-from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy
+from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
 from parity_tests.weights.folders import run_of
 
 T = 6
@@ -85,6 +86,25 @@ def check_evaluation_follows(framework: str) -> None:
         assert abs(loss - fresh.evaluate(held_out)) < 1e-6
         assert norm_gap(scores, fresh.logits(tokens)) < 1e-6
     assert len({round(loss, 3) for loss, *_ in moments}) == 3
+
+
+def check_grouped_queries(framework: str) -> None:
+    """Under fast numerics, so in blocks or by a kernel: transformers' loss and gradients."""
+    config = toy("tiny", n_layer=1, n_head=4, n_kv_head=2, context=256, batch_size=1, policy="fp32",
+                 numerics="fast")  # fmt: skip
+    state, batch = perturbed(config), window(config, 0).select(0)
+    twin = start(framework, config, state)
+    assert ("blocks" if framework == "jax" else "sdpa") in twin.describe()["attention"]
+    loss, grads = twin.loss_and_grads(batch)
+    net = hf_model.build(config.model).double()
+    hf_model.load(net, config.model, state.params)
+    tokens, targets = (torch.from_numpy(x).long() for x in batch[:2])
+    theirs = torch.nn.functional.cross_entropy(net(tokens).logits.flatten(0, 1), targets.flatten())
+    theirs.backward()
+    assert abs(loss - theirs.item()) < 1e-5
+    ours = hf_model.translate(config.model, grads)
+    for name, parameter in net.named_parameters():
+        assert norm_gap(ours[name], parameter.grad.numpy()) < 1e-4, name
 
 
 def narrow(state: TrainState) -> TrainState:
@@ -212,6 +232,7 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *((check_loss, "jax", "fp64", form) for form in ("masked", "chunks")),
     *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
     *((check_scores_in_the_evaluation_s_policy, framework) for framework in FRAMEWORKS),
+    *((check_grouped_queries, framework) for framework in FRAMEWORKS),
     (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
 )  # fmt: skip
 def test_it_is_numpy_s_or_transformers(check: Call, call: Call) -> None:
