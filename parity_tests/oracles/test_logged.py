@@ -35,7 +35,8 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch, synchronous: bool) -> None:
         self.now, self.free, self.synchronous = 0.0, 0.0, synchronous
-        patch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        read = {name: lambda: self.now for name in ("perf_counter", "monotonic")}
+        patch.setattr(loop, "time", SimpleNamespace(**read))
         patch.setattr(FakeTwin, "synchronous", synchronous)
         patch.setattr(FakeTwin, "step", self.step(FakeTwin.step))
         for owner, name, seconds in ((FakeTwin, "evaluate", EVALUATION), (Saver, "save", SAVE),
