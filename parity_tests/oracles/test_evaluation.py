@@ -96,7 +96,7 @@ def check_grouped_queries(framework: str) -> None:
     twin = start(framework, config, state)
     assert ("blocks" if framework == "jax" else "sdpa") in twin.describe()["attention"]
     loss, grads = twin.loss_and_grads(batch)
-    net = hf_model.build(config.model).double()
+    net: Any = hf_model.build(config.model).double()
     hf_model.load(net, config.model, state.params)
     tokens, targets = (torch.from_numpy(x).long() for x in batch[:2])
     theirs = torch.nn.functional.cross_entropy(net(tokens).logits.flatten(0, 1), targets.flatten())
