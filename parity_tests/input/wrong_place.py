@@ -80,7 +80,6 @@ def _make_edited_runs(here: Path) -> None:
         "long": lambda record: record["config"]["model"].update(context=2**20),
         "vast": lambda record: record["config"]["optim"].update(batch_size=2**31 - 1),
         "endless": lambda record: record["config"]["model"].update(n_layer=10**6),
-        "path": lambda record: record.update(data_sha256="../../secret"),
     }
     for name, edit in edits.items():
         make_run(here / name, here / "text.txt", saved=True)
@@ -92,13 +91,10 @@ def _make_edited_runs(here: Path) -> None:
 def _make_other_configs(here: Path) -> None:
     """Folders with a config.json that is none of ours."""
     texts: dict[str, bytes] = {
-        "garbage": b"{",
         "deep": b"[" * 100_000,
-        "foreign": b'{"format": 1, "model": "llama"}',
         "list": b"[]",
         "huge": b"[" + b" " * 1_000_001 + b"]",
         "stranger": b'{"architectures": ["LlamaForCausalLM"]}',  # a model of another tool
-        "binary": b"\xff\xfe\0",
         "hollow": b"",
     }
     for name, text in texts.items():
