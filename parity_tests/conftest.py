@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -66,61 +66,27 @@ pytest.register_assert_rewrite(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _device(text: str) -> str:
-    known = ", ".join(COMPARED)
-    return text if text in COMPARED else _refuse(f"--device {text}: unknown; use {known}")
-
-
-def _cases(text: str) -> int:
-    whole = text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9
-    return int(text) if whole else _refuse(f"--fuzz {text}: not from 1 to 1000000000; give N")
-
-
-def _machine(text: str) -> str:
-    known = ", ".join(MACHINES)
-    if text not in MACHINES:
-        _refuse(f"--machine {text}: unknown; use {known}")
-    if flag := lacking(text):
-        _refuse(f"--machine {text}: this CPU has no {flag}; use another")
-    return text
-
-
-def _status(text: str) -> str:
-    path = Path(text)
-    fits = path.parent.is_dir() and not path.is_dir()
-    return (
-        text if fits else _refuse(f"--status {text}: no folder for it, or one itself; name a file")
-    )
-
-
-def _refuse(line: str) -> NoReturn:
-    """pytest's own refusal has its whole usage in it."""
-    print(f"error: {line}", file=sys.stderr)
-    sys.exit(2)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
-    group.addoption("--device", default="cpu", type=_device, help="where the rungs run")
-    group.addoption("--machine", metavar="NAME", type=_machine,
+    group.addoption("--device", default="cpu", choices=COMPARED, help="where the rungs run")
+    group.addoption("--machine", metavar="NAME", choices=MACHINES,
                     help="simulate another CPU: sse-1 ... avx512-4")  # fmt: skip
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
     group.addoption("--quick", action="store_true", help="a minute of tests: make quick")
     group.addoption("--rest", action="store_true", help="what make test leaves to make test-rest")
     group.addoption("--fresh-cache", action="store_true",
                     help="compile all programs anew, and keep none")  # fmt: skip
-    group.addoption(
-        "--status", metavar="FILE", type=_status, help="put the verdicts there, as JSON lines"
-    )
-    group.addoption("--fuzz", metavar="N", type=_cases,
-                    help="N random cases for each reader of files")  # fmt: skip
+    group.addoption("--status", metavar="FILE", help="put the verdicts there, as JSON lines")
+    group.addoption("--fuzz", metavar="N", type=int, help="N random cases for each form of files")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", tiers.MARK)
     if sum(config.getoption(name) for name in ("--quick", "--rest", "--full")) > 1:
-        _refuse("--quick, --rest, --full: each is a command of its own; give one")
+        raise pytest.UsageError("--quick, --rest, --full: each is a command of its own; give one")
     if name := config.getoption("--machine"):
+        if flag := lacking(name):
+            raise pytest.UsageError(f"--machine {name}: this CPU has no {flag}; use another")
         os.environ |= MACHINES[name]
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -8,7 +8,6 @@ import pytest
 
 from lockstep.parity import machines
 from lockstep.process import ROOT
-from parity_tests import conftest
 
 SUITE = """
 import torch
@@ -27,13 +26,3 @@ def test_limits_come_before_the_frameworks(name: str, seen: str, tmp_path: Path)
                "-s", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and f" {seen}\n" in done.stdout, done.stdout
-
-
-def test_one_that_this_cpu_is_not_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(machines, "cpu", lambda: {"flags": ["avx2"]})
-    assert conftest._machine("avx2-4") == "avx2-4"
-    with pytest.raises(SystemExit, match="2"):
-        conftest._machine("avx512-4")
-    assert "error: --machine avx512-4: this CPU has no avx512f" in capsys.readouterr().err

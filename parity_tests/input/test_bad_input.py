@@ -70,7 +70,6 @@ def status_of(command: str, words: list[str]) -> int:
     if command == "lockstep":
         return commands.main(words)
     if command == "python":
-        words = [word.replace("ROOT", str(ROOT)) for word in words]
         done = subprocess.run(
             [sys.executable, *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True, text=True,

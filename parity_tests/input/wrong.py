@@ -300,8 +300,4 @@ PROCESSES: list[tuple[str, list[str]]] = [
     ("-m torch_ref.train --policy bf17", ["--policy", "bf17"]),
     ("-m lockstep sample nowhere", ["nowhere", "not a run"]),
     ("-m benchmarks.run nonsense", ["NAME", "nonsense"]),
-    ("-m pytest ROOT/parity_tests/input/test_cli.py --device gaudi", ["--device", "gaudi", "cuda"]),
-    ("-m pytest ROOT/parity_tests/input/test_cli.py --fuzz 0", ["--fuzz", "0", "give N"]),
-    ("-m pytest ROOT/parity_tests/input/test_cli.py --status no/x.json", ["--status", "no/x.json"]),
-    ("-m pytest ROOT/parity_tests/input/test_cli.py --machine z80", ["--machine z80", "avx2-4"]),
 ]

@@ -13,7 +13,7 @@ BUFFER = ".attn.bias"  # the causal mask of older ones
 def convert(path: str, copy: str) -> dict[str, Any]:
     """Writes the weights of a checkpoint as safetensors, and returns the model's arguments."""
     # Mapped: of a checkpoint that has the optimizer's moments too, only the weights are read.
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     arguments, weights = content["model_args"], content["model"]
     save_file(dict(named(weights)), copy)
     return {name: arguments[name] for name in NEEDED}
