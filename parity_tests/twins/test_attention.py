@@ -23,7 +23,6 @@ from lockstep.compile import targets
 from lockstep.data.batch import Batch, blank_window
 from lockstep.devices import Capabilities
 from lockstep.twin import Twin
-from parity_tests.input.programs import Recorder
 from parity_tests.pair import (
     FAMILIES,
     FRAMEWORKS,
@@ -35,6 +34,7 @@ from parity_tests.pair import (
     toy,
 )
 from parity_tests.tiers import tier
+from parity_tests.twins.programs import Recorder
 from torch_ref.extra.attention import attend_fused, attend_in_blocks
 from torch_ref.io.bridge import to_numpy
 from torch_ref.model import Places, attend

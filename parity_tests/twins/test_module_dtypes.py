@@ -18,9 +18,9 @@ from lockstep.devices import Capabilities
 from lockstep.errors import UserError
 from lockstep.model.stacked import scans_layers
 from lockstep.parity.pair import GPT
-from parity_tests.input.programs import Op, read
 from parity_tests.pair import FRAMEWORKS, toy
 from parity_tests.tiers import tier
+from parity_tests.twins.programs import Op, read
 from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
 from parity_tests.twins.test_roles import small as small_config
 

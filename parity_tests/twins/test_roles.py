@@ -24,9 +24,9 @@ import torch_ref.model
 import torch_ref.step
 from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
-from parity_tests.input.programs import Op, Program, Value, read
 from parity_tests.pair import FAMILIES, FRAMEWORKS, toy
 from parity_tests.tiers import tier
+from parity_tests.twins.programs import Op, Program, Value, read
 
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
 B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
