@@ -433,6 +433,8 @@ EVALUATION: list[tuple[Any, ...]] = [
     ("sample-forgets-the-policy", "the_command", wrap(
         sample_command.directory, "read_record", lambda right, run: replace(
             right(run), config=right(run).config.replace(eval_policy="")))),
+    ("sample-of-the-first-checkpoint", "the_command", wrap(
+        sample_command.trainer, "restore", lambda right, *given, step: right(*given, step=0))),
     ("sample-context-one-short", "context", change_sampling(context=lambda context: context - 1)),
     ("sample-context-beyond", "context", change_sampling(context=lambda context: context + 1)),
     ("temperature-multiplies", "distribution", change_choice(
@@ -485,6 +487,8 @@ EXPORTS: list[tuple[Any, ...]] = [
      "onnx", "llama-lora"),
     ("stablehlo-without-adapters", "export", wrap(stablehlo, "open_weights", unmerged),
      "stablehlo", "llama-lora"),
+    ("exported-at-another-step", "export", wrap(onnx_export, "files_of", lambda right, run, step,
+     warn: right(run, None, warn)), "onnx", "gpt2"),
     ("adapters-merged-unscaled", "export", put(ModelConfig, "lora_scale", 1.0),
      "onnx", "gpt2-lora"),
     ("onnx-layernorm-eps-by-default", "export", wrap(onnx_graph.Graph, "op", op_by_default),

@@ -212,7 +212,7 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     random = np.random.default_rng(0)
     weights = {n: random.normal(0, 0.5, x.shape).astype("f4") for n, x in state.params.items()}
     state = replace(state, params=weights, step=1)
-    checkpoint.save(folder / "run", state, keep=1)
+    checkpoint.save(folder / "run", state, keep=2)  # beside that of step 0
     words = (
         f"sample {folder / 'run'} --prompt def --length 90 --temperature 2.0 --top-k 50 --seed 3"
     )
