@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
-from lockstep.weights.stablehlo import PROGRAM, TEXT, WEIGHTS
+from lockstep.weights.forward import WEIGHTS
+from lockstep.weights.stablehlo import PROGRAM, TEXT
 
 from ..extra.capabilities import find_capabilities
 from ..extra.device import configure

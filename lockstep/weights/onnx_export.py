@@ -5,30 +5,34 @@ int8 has one scale for each output of a weight, and one for each activation, set
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.config import Config, ModelConfig
+from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
-from lockstep.errors import UserError, require
+from lockstep.errors import require
 from lockstep.extras import require_package
-from lockstep.files.untrusted import Refused
 from lockstep.model import params
 from lockstep.run import directory
-from lockstep.weights.export import files_of
-from lockstep.weights.merged import open_weights
+from lockstep.weights.forward import WEIGHTS, exported
 
-FILE = "model.onnx"
+FILE, INPUT, OUTPUT = "model.onnx", "tokens", "logits"
 LARGEST = 2**31 - 2**20  # bytes of a protobuf, less what is no weight
 CALIBRATION = 8  # steps whose windows say how large each activation is
 
 
 class Exported(NamedTuple):
-    """Bytes, and the mean loss in nats on the run's validation text; of int8 and of float32."""
+    """What was exported.
+
+    Args:
+        bytes: of the file.
+        loss: the mean in nats on the run's validation text.
+        float32_bytes: of the file before it was quantized, if it was.
+        float32_loss: the same.
+    """
 
     bytes: int
     loss: float
@@ -46,27 +50,23 @@ class Exported(NamedTuple):
 def export_onnx(
     run: Path, to: Path, *, step: int | None, int8: bool, warn: Callable[[str], None]
 ) -> Exported:
-    """
+    """Export the PyTorch twin's forward pass.
+
     Raises:
-        UserError: the run or its text is damaged, onnxruntime is not installed, the model is too
-            large for one file, `to` is taken or cannot be written. Nothing is there then.
+        UserError: as `exported`; or the run's text is damaged, a package is not installed, or the
+            model is too large for one file.
     """
-    for module in ("onnx", "onnxruntime"):
+    for module in ("onnx", "onnxruntime", "onnxscript"):
         require_package("--format onnx", module, "onnx")
     config = directory.read_record(run).config
-    model = replace(config.model, padded_vocab=0)
-    size = 4 * params.count(model.base)
+    size = 4 * params.count(config.model.base)
     require(size < LARGEST, "--format", "onnx", "the model is over 2 GB; use safetensors")
-    directory.require_empty(to, "--to")
-    files = files_of(run, step, warn)
     data = corpus.load(**vars(config.data))
     corpus.check(data, config.model.vocab, config.model.context)
-    from lockstep.weights import onnx_graph
-
-    with directory.new_folder(to, "--to") as folder:
+    held_out = batches.validation(config, data.val)
+    with exported(run, to, "torch_ref.io.onnx", step=step, warn=warn) as folder:
         file = folder / FILE
-        file.write_bytes(onnx_graph.build(model.base, _whole(files, model)).SerializeToString())
-        held_out = batches.validation(config, data.val)
+        (folder / WEIGHTS).unlink()
         was = file.stat().st_size, mean_loss(run_file(file), held_out)
         if int8:
             quantize(file, calibration(config, data.train))
@@ -74,23 +74,14 @@ def export_onnx(
     return Exported(*now, *was)
 
 
-def _whole(files: list[Path], model: ModelConfig) -> params.Arrays:
-    """LoRA's adapters merged with what they adapt."""
-    try:
-        weights = open_weights(files, model)
-        return {name: weights.merged(name, "float32") for name in params.shapes(model.base)}
-    except Refused as error:
-        raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
-
-
 def calibration(config: Config, train: Any) -> Iterator[np.ndarray]:
-    """Windows (B, T) of the run's first steps."""
+    """Draw the windows (B, T) of the run's first steps."""
     for step in range(CALIBRATION):
         yield from batches.of_step(config, train, step).tokens.astype(np.int64)
 
 
 def quantize(file: Path, windows: Iterator[np.ndarray]) -> None:
-    """In place: weights and what is multiplied with them. The products of attention stay."""
+    """Quantize in place the weights of linear layers, and the rows that they multiply."""
     from onnxruntime import quantization
 
     class Windows(quantization.CalibrationDataReader):
@@ -102,13 +93,13 @@ def quantize(file: Path, windows: Iterator[np.ndarray]) -> None:
     kinds = quantization.QuantType
     quantization.quantize_static(
         file, file, Windows(), quant_format=quantization.QuantFormat.QDQ,
-        op_types_to_quantize=["MatMul"], per_channel=True, activation_type=kinds.QUInt8,
-        weight_type=kinds.QInt8, extra_options={"MatMulConstBOnly": True},
+        op_types_to_quantize=["Gemm"], per_channel=True, activation_type=kinds.QUInt8,
+        weight_type=kinds.QInt8,
     )  # fmt: skip
 
 
 def mean_loss(logits: Callable[[np.ndarray], np.ndarray], window: Batch) -> float:
-    """Cross-entropy in nats, as `Twin.evaluate` has it; of what counts as a target.
+    """Compute the cross-entropy in nats, as `Twin.evaluate`, of what counts as a target.
 
     Args:
         logits: tokens (B, T) -> (B, T, V).
@@ -126,7 +117,7 @@ def mean_loss(logits: Callable[[np.ndarray], np.ndarray], window: Batch) -> floa
 
 
 def run_file(file: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """Tokens (B, T) -> logits (B, T, V), by onnxruntime on the CPU."""
+    """Load a model for the CPU: tokens (B, T) -> logits (B, T, V)."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
