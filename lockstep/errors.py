@@ -39,7 +39,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def why(error: Exception) -> str:
-    """What went wrong, for a line that names the file itself, as an OSError's text would again."""
+    """Say what went wrong, for a line that names the file itself."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

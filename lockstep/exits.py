@@ -44,7 +44,7 @@ def exit_status(command: Callable[[], int], *, interruptible: bool = False) -> i
 
 
 def _is_left(stream: TextIO) -> bool:
-    """Whether nobody reads it any more, as `| head` does when it has seen enough."""
+    """Say if nobody reads a stream any more, as `| head` does when it has seen enough."""
     ends = select.poll()
     ends.register(stream, 0)  # an error is told unasked
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in ends.poll(0))

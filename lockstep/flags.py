@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Here and not in `parse_args`, which a subcommand's parser never gets to see."""
+        """Refuse unknown flags here: a subcommand's parser never sees `parse_args`."""
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = list(self._option_string_actions)
@@ -43,7 +43,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def add_sections(parser: Any, *sections: Any, defaults: dict[str, Any] | None = None) -> Any:
-    """A group for each section of a configuration, a flag for each field; the last group."""
+    """Add a group for each section of a configuration, a flag for each field; return the last."""
     for section in sections:
         group = parser.add_argument_group(section.__doc__)
         for field in dataclasses.fields(section):
@@ -52,29 +52,58 @@ def add_sections(parser: Any, *sections: Any, defaults: dict[str, Any] | None = 
     return group
 
 
+def add_command(
+    commands: Any, name: str, run: Callable[..., int], description: str, *examples: str, **how: Any
+) -> Parser:
+    """Add a subcommand.
+
+    Args:
+        run: takes the parsed flags; returns the exit status.
+        description: within 80 columns, with its own ends of lines.
+        examples: command lines.
+        how: options of `argparse.ArgumentParser`.
+    """
+    head = "example" if len(examples) == 1 else "examples"
+    epilog = "\n  ".join([f"{head}:", *examples]) if examples else None
+    sub = commands.add_parser(name, description=description, epilog=epilog, **how)
+    sub.set_defaults(command=run)
+    return sub
+
+
+def add_text(parser: Any, name: str, metavar: str, about: str, default: str = "") -> None:
+    """Add a flag that takes a text; `about` says the default where it is empty."""
+    said = f"{about} (default: {default})" if default else about
+    parser.add_argument(name, default=default, metavar=metavar, help=said)
+
+
+def add_switch(parser: Any, name: str, about: str) -> None:
+    """Add a flag that is off unless it is given."""
+    parser.add_argument(name, action="store_true", help=f"{about} (default: off)")
+
+
 def add_number(parser: Any, name: str, default: float, about: str) -> None:
-    """A whole number where the default is one."""
+    """Add a flag that takes a number, a whole one where the default is one."""
     parser.add_argument(name, type=reader(type(default)), default=default,
                         metavar="N" if isinstance(default, int) else "X",
                         help=f"{about} (default: {default})")  # fmt: skip
 
 
 def add_device(parser: Any, about: str) -> None:
-    """Of a comparison; `kinds.COMPARED` are its choices."""
+    """Add the --device of a comparison; `kinds.COMPARED` are its choices."""
     parser.add_argument("--device", default="cpu", metavar="|".join(COMPARED),
                         help=f"{about}; a framework that has none of this kind, and float64 where "
                         "the kind has none, on the CPU (default: cpu)")  # fmt: skip
 
 
 def read_device(given: argparse.Namespace, frameworks: Collection[str] = tuple(KINDS)) -> str:
-    """What `add_device` was given; see `say_places`."""
+    """Check what `add_device` was given; see `say_places`."""
     require_choice("--device", given.device, COMPARED)
     say_places(given.device, frameworks)
     return given.device
 
 
 def say_places(kind: str, frameworks: Collection[str]) -> None:
-    """Which of the frameworks that are compared is on a CPU, since it has no such devices.
+    """Say which of the frameworks that are compared is on a CPU, since it has no such devices.
 
     Raises:
         UserError: none of them has.
@@ -87,7 +116,7 @@ def say_places(kind: str, frameworks: Collection[str]) -> None:
 
 
 def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
-    """One flag from one field; `default` is shown in place of the field's own."""
+    """Add a flag for a field; `default` is shown in place of the field's own."""
     about = field.metadata
     name = flag_name(field.name)
     unit = f"{about['unit']}; " if about["unit"] else ""
@@ -95,7 +124,7 @@ def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
         _format(default) if default is not None else about["derived"] or _format(field.default)
     )
     if field.type is bool:
-        group.add_argument(name, action="store_true", help=f"{about['help']} (default: off)")
+        add_switch(group, name, about["help"])
         return
     choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
     kinds: Any = {int: "N", float: "X", str: "TEXT"}
@@ -113,6 +142,8 @@ def _format(value: Any) -> str:
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
+    """Make a reader of numbers whose errors say what is wanted."""
+
     def read(text: str) -> Any:
         try:
             return kind(text)

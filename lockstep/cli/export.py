@@ -1,4 +1,4 @@
-"""`lockstep export`: a run's model, as transformers or onnxruntime loads it."""
+"""`lockstep export`: write a run's model as transformers, onnxruntime or JAX loads it."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.fields import require_choice
 from lockstep.errors import require
 from lockstep.exits import DONE
-from lockstep.flags import reader
+from lockstep.flags import add_command, add_text, reader
 from lockstep.weights.export import export
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
@@ -22,28 +22,27 @@ FORMATS = {  # and the dtypes of weights that each has
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
-    sub = commands.add_parser("export", description="Writes config.json, "
-                              "model.safetensors and the tokenizer's files,\nif the run began with "
-                              "some, for transformers to load; model.onnx for\nonnxruntime; or "
-                              "model.jax and model.mlir, StableHLO for JAX and\nother compilers.",
-                              epilog="example:\n  lockstep export runs/mine --to mine-onnx "
-                              "--format onnx --dtype int8")  # fmt: skip
+    """Add the subcommand."""
+    sub = add_command(
+        commands, "export", _export,
+        "Writes config.json, model.safetensors and the tokenizer's files,\n"
+        "if the run began with some, for transformers to load; model.onnx for\n"
+        "onnxruntime; or model.jax and model.mlir, StableHLO for JAX and\nother compilers.",
+        "lockstep export runs/mine --to mine-onnx --format onnx --dtype int8",
+    )  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--to", metavar="DIR", required=True, help="a new folder")
     sub.add_argument("--step", type=reader(int), metavar="N",
                      help="the checkpoint of this step (default: the newest)")  # fmt: skip
-    sub.add_argument("--format", default="safetensors", metavar="|".join(FORMATS),
-                     help="for transformers, onnxruntime, or JAX without Lockstep "
-                     "(default: safetensors)")  # fmt: skip
-    sub.add_argument("--dtype", default="", metavar="float32|bfloat16|float16|int8",
-                     help="of the weights; onnx has float32 and int8, stablehlo float32 "
-                     "(default: the run's own; of both: float32)")  # fmt: skip
-    sub.add_argument("--max-shard-size", default="", metavar="SIZE",
-                     help="several files, none larger, such as 5GB (default: one)")  # fmt: skip
+    about = "for transformers, onnxruntime, or JAX without Lockstep"
+    add_text(sub, "--format", "|".join(FORMATS), about, "safetensors")
+    add_text(sub, "--dtype", "float32|bfloat16|float16|int8",
+             "of the weights; onnx has float32 and int8, stablehlo float32 "
+             "(default: the run's own; of both: float32)")  # fmt: skip
+    about = "several files, none larger, such as 5GB (default: one)"
+    add_text(sub, "--max-shard-size", "SIZE", about)
     sub.add_argument("--adapters", action="store_true",
                      help="LoRA's alone, for PEFT (default: merged with the weights)")  # fmt: skip
-    sub.set_defaults(command=_export)
 
 
 def _export(given: argparse.Namespace) -> int:
@@ -80,7 +79,7 @@ def _export(given: argparse.Namespace) -> int:
 
 
 def _bytes(size: str) -> int | None:
-    """As transformers reads them: 5GB is 5 * 10^9. None for no limit."""
+    """Read a size as transformers does: 5GB is 5 * 10^9. None for no limit."""
     if not size:
         return None
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", size.upper())

@@ -20,7 +20,17 @@ from lockstep.config import (
 from lockstep.config.fields import require_choice
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE, FAILED
-from lockstep.flags import add_device, add_flag, add_number, add_sections, read_device, say_places
+from lockstep.flags import (
+    add_command,
+    add_device,
+    add_flag,
+    add_number,
+    add_sections,
+    add_switch,
+    add_text,
+    read_device,
+    say_places,
+)
 from lockstep.judge.verdict import Verdict
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
 from lockstep.parity.machines import MACHINES
@@ -30,7 +40,7 @@ SECTIONS = (ModelConfig, DataConfig, OptimConfig)
 
 
 def add(commands: Any) -> None:
-    """The four, each a subcommand."""
+    """Add the four subcommands."""
     _add_curves(commands)
     _add_power(commands)
     _add_specificity(commands)
@@ -38,13 +48,13 @@ def add(commands: Any) -> None:
 
 
 def _add_curves(commands: Any) -> None:
-    sub = commands.add_parser(
-        "curves",
-        description="Trains A and B, each in a process of its own, also from perturbed weights;\n"
+    sub = add_command(
+        commands, "curves", _curves,
+        "Trains A and B, each in a process of its own, also from perturbed weights;\n"
         "tests whether the gap between the curves stays within their rounding noise.",
-        epilog="example:\n  lockstep curves jax:bf16 torch:bf16",
+        "lockstep curves jax:bf16 torch:bf16",
         argument_default=argparse.SUPPRESS,
-    )
+    )  # fmt: skip
     about = "FRAMEWORK:POLICY[:compile|fast|strict], such as jax:bf16, or a run's directory"
     for side in ("A", "B"):
         sub.add_argument(side.lower(), metavar=side, help=about)
@@ -54,68 +64,61 @@ def _add_curves(commands: Any) -> None:
         add_flag(sub, next(f for f in dataclasses.fields(section) if f.name == name))
     sub.add_argument("--out", metavar="DIR", help="where to write curves.json and curves.png "
                      "(default: runs/curves-A-B)")  # fmt: skip
-    sub.add_argument("--bug", default="", metavar="NAME[=SIZE]",
-                     help="plant a bug in the operand of its framework, with the settings under "
-                     "which it shows where no flag says otherwise; `lockstep power --list` names "
-                     "them (default: none)")  # fmt: skip
-    sub.set_defaults(command=_curves)
+    about = (
+        "plant a bug in the operand of its framework, with the settings under which it shows where "
+        "no flag says otherwise; `lockstep power --list` names them (default: none)"
+    )
+    add_text(sub, "--bug", "NAME[=SIZE]", about)
 
 
 def _add_power(commands: Any) -> None:
-    sub = commands.add_parser(
-        "power",
-        description="Mutation testing: plants each bug in its twin and climbs every rung against\n"
+    sub = add_command(
+        commands, "power", _power,
+        "Mutation testing: plants each bug in its twin and climbs every rung against\n"
         "the other, unchanged twin. x: caught; .: not caught; ?: inconclusive; empty:\n"
         "no such rung there.",
-        epilog="examples:\n  lockstep power norm-eps clip-before-unscale\n  lockstep power --list",
-    )
+        "lockstep power norm-eps clip-before-unscale", "lockstep power --list",
+    )  # fmt: skip
     sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
-    sub.add_argument("--list", action="store_true", help="name the bugs and end (default: off)")
-    sub.add_argument("--grade", action="store_true",
-                     help="how small can the graded bugs be? (default: off)")  # fmt: skip
+    add_switch(sub, "--list", "name the bugs and end")
+    add_switch(sub, "--grade", "how small can the graded bugs be?")
     _add_device_and_out(sub)
-    sub.set_defaults(command=_power)
 
 
 def _add_specificity(commands: Any) -> None:
-    sub = commands.add_parser(
-        "specificity",
-        description="Climbs the rungs with fresh seeds, with semantics-preserving variants of\n"
+    sub = add_command(
+        commands, "specificity", _specificity,
+        "Climbs the rungs with fresh seeds, with semantics-preserving variants of\n"
         "either twin and on simulated machines, and counts false positives.",
-    )
+    )  # fmt: skip
     sub.add_argument("parts", metavar="PART", nargs="*",
                      help=f"{', '.join(specificity.SEEDED)}, rewrites, machines, or one of these: "
                      f"{', '.join(MACHINES)} (default: all)")  # fmt: skip
     add_number(sub, "--seeds", 20, "seeds of weights and batches for every rung")
     add_number(sub, "--curve-seeds", 50, "seeds for rung 8, the curves")
-    sub.add_argument("--python", default="", metavar="PATH",
-                     help="of another JAX: one machine more (default: none)")  # fmt: skip
+    add_text(sub, "--python", "PATH", "of another JAX: one machine more (default: none)")
     _add_device_and_out(sub)
-    sub.set_defaults(command=_specificity)
 
 
 def _add_sensitivity(commands: Any) -> None:
-    sub = commands.add_parser(
-        "sensitivity",
-        description="Compares the gradient with float64: with one module at a time in half\n"
+    sub = add_command(
+        commands, "sensitivity", _sensitivity,
+        "Compares the gradient with float64: with one module at a time in half\n"
         "precision, and with all but one; times a step with each kind of module in\n"
         "float32; reports which --fp32-islands are worth it.",
-        epilog="example:\n  lockstep sensitivity --policy bf16 --framework torch",
+        "lockstep sensitivity --policy bf16 --framework torch",
         argument_default=argparse.SUPPRESS,
-    )
-    sub.add_argument("--policy", default="bf16", metavar="TEXT",
-                     help="the policy with half precision, or tf32 (default: bf16)")  # fmt: skip
+    )  # fmt: skip
+    add_text(sub, "--policy", "TEXT", "the policy with half precision, or tf32", "bf16")
     sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
                      help="which computes (default: torch, which compiles nothing)")  # fmt: skip
     add_sections(sub, *SECTIONS, defaults=sensitivity.DEFAULTS)
     _add_device_and_out(sub)
-    sub.set_defaults(command=_sensitivity)
 
 
 def _add_device_and_out(sub: Any) -> None:
     add_device(sub, "where the twins run")
-    sub.add_argument("--out", default=None, metavar="FILE",
-                     help="put the result's rows there, as JSON (default: not)")  # fmt: skip
+    add_text(sub, "--out", "FILE", "put the result's rows there, as JSON (default: not)")
 
 
 def _power(given: argparse.Namespace) -> int:
@@ -175,8 +178,5 @@ def _curves(given: argparse.Namespace) -> int:
     directory.require_writable(out)
     frameworks = {side.partition(":")[0] for side in (a, b)}
     say_places(flags.get("device", "auto"), sorted(frameworks & {*twin.MODULES}))
-    return (
-        FAILED
-        if curves.run(a, b, flags, out, bug, describe_difference) is Verdict.DIFFERENT
-        else DONE
-    )
+    verdict = curves.run(a, b, flags, out, bug, describe_difference)
+    return FAILED if verdict is Verdict.DIFFERENT else DONE

@@ -1,4 +1,4 @@
-"""`lockstep sample`: text from a run's checkpoint."""
+"""`lockstep sample`: write text with a run's checkpoint."""
 
 import argparse
 import sys
@@ -13,15 +13,15 @@ from lockstep.config.kinds import CHOICES
 from lockstep.data import decoding, tokenizer
 from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import add_number, reader
+from lockstep.flags import add_command, add_number, add_text, reader
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
 from lockstep.weights import about
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
-    sub = commands.add_parser("sample", description="Writes text with a run's checkpoint.")
+    """Add the subcommand."""
+    sub = add_command(commands, "sample", _sample, "Writes text with a run's checkpoint.")
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("--prompt", default="def ", metavar="TEXT",
                      help="text to continue (default: 'def ')")  # fmt: skip
@@ -31,11 +31,9 @@ def add(commands: Any) -> None:
     add_number(sub, "--seed", 0, "seed of the choices")
     sub.add_argument("--step", type=reader(int), metavar="N",
                      help="that of this step (default: the newest)")  # fmt: skip
-    sub.add_argument("--framework", metavar="|".join(twin.MODULES),
-                     help="which twin computes (default: the run's own)")  # fmt: skip
-    sub.add_argument("--device", default="auto", metavar="|".join(CHOICES),
-                     help="where to run (default: auto)")  # fmt: skip
-    sub.set_defaults(command=_sample)
+    about = "which twin computes (default: the run's own)"
+    add_text(sub, "--framework", "|".join(twin.MODULES), about)
+    add_text(sub, "--device", "|".join(CHOICES), "where to run", "auto")
 
 
 def _sample(given: argparse.Namespace) -> int:
@@ -74,7 +72,7 @@ def _sample(given: argparse.Namespace) -> int:
 
 
 def _tokenizer(config: Config, run: Path) -> tokenizer.Tokenizer:
-    """Raises UserError where nobody knows that of the run's tokens."""
+    """Load the tokenizer of the run's tokens, or raise UserError where nobody knows it."""
     words = decoding.of_run(config.data, run / about.FOLDER)
     if words is None:
         remedy = "restore that, or name a run on text or with --tokenizer"

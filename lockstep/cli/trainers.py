@@ -85,7 +85,7 @@ def resolve_config(framework: str, given: dict[str, Any]) -> Config:
 
 
 def _init_model(given: dict[str, Any]) -> ModelConfig | None:
-    """That of --init, at most LONGEST tokens long: a flag may ask for more."""
+    """Open the model of --init, at most LONGEST tokens long: a flag may ask for more."""
     if not given.get("init"):
         return None
     fixed = {f.name for f in dataclasses.fields(ModelConfig)} - {*OF_A_RUN}

@@ -14,7 +14,7 @@ def check(value: str) -> None:
 
 
 def count(value: str, rows: int, vocab: int) -> int:
-    """How many chunks, at most; by `auto` each is of the largest fitting power of two of rows."""
+    """Count the chunks, at most; by `auto` each has the largest fitting power of two of rows."""
     if value == "auto":
         most = max(1, MOST_LOGITS // vocab)
         return -(-rows // 2 ** (most.bit_length() - 1))

@@ -62,10 +62,8 @@ class Config:
         if self.optim.freeze:
             islands.check(self.optim.freeze, list(shapes(self.model)), "--freeze", "parameter")
             require(len(self.trained) > 0, "--freeze", self.optim.freeze, "leaves nothing to train")
-        for policy_flag, name in self.recipes.items():
-            self._check_recipe(f"{policy_flag} {name}", RECIPES[name].block)
-            remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
-            require(not self.model.lora_rank, policy_flag, name, remedy)
+        for flag, name in self.recipes.items():
+            self._check_recipe(flag, name)
         unknown = set(self.eval_dtypes.histories) - set(self.dtypes.histories)
         remedy = "has scales of steps that were not trained in it; use fp8, or train in it, too"
         require(not unknown, "--eval-policy", self.precision.eval_policy, remedy)
@@ -82,38 +80,42 @@ class Config:
             own, said = modules[module], f"{module}={name}"
             scaled = own.compute != "float16" or self.precision.roles.loss_scaling
             require(scaled, formats.FIELD, said, "has no loss scale; use --policy fp16, or bf16")
-            remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
-            require(not (own.recipe and model.lora_rank), formats.FIELD, said, remedy)
             drawn = own.stochastic and module == "head"
             require(not drawn, formats.FIELD, said, "has no draws for the head; use another")
             chunked = own.delayed and module == "head"
             remedy = "has one product a step, and the head one for each chunk; use fp8"
             require(not chunked, formats.FIELD, said, remedy)
-            weight = "embed" if module == "head" and model.tied else module
-            block = RECIPES[own.recipe].block if own.recipe else 1
-            for width in (*shapes(model).get(f"{weight}.weight", ()), self._rows) * (block > 1):
-                remedy = f"has blocks of {block}, which do not divide {width}; use another"
-                require(width % block == 0, formats.FIELD, said, remedy)
+            if own.recipe:
+                weight = "embed" if module == "head" and model.tied else module
+                sizes = dict(zip(("rows", "columns"), shapes(model).get(f"{weight}.weight", ())))
+                self._check_narrow(formats.FIELD, said, own.recipe, sizes)
 
-    def _check_recipe(self, policy: str, block: int) -> None:
-        model, rows = self.model, self._rows
-        remedy = f"{policy} leaves the first and the last layer in float32; use at least 3"
+    def _check_recipe(self, flag: str, name: str) -> None:
+        """Check a policy that rounds operands in the layers but the first and the last."""
+        model = self.model
+        remedy = f"{flag} {name} leaves the first and the last layer in float32; use at least 3"
         require(model.n_layer > 2, "--n-layer", model.n_layer, remedy)
-        remedy = f"{policy} has blocks of {block}; use a multiple of {block}"
-        widths = {"--d-model": model.d_model, "heads times their width": model.d_queries,
-                  "queries, keys and values": model.d_qkv, "mlp_dim": model.d_mlp,
-                  "--batch-size times --context": rows}  # fmt: skip
-        for name, width in widths.items():
-            require(width % block == 0, name, width, remedy)
+        sizes = {"--d-model": model.d_model, "heads times their width": model.d_queries,
+                 "queries, keys and values": model.d_qkv, "mlp_dim": model.d_mlp}  # fmt: skip
+        self._check_narrow(flag, name, name, sizes)
+
+    def _check_narrow(self, flag: str, value: str, recipe: str, sizes: dict[str, int]) -> None:
+        """Check what a recipe asks of the linear layers that it is for."""
+        remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
+        require(not self.model.lora_rank, flag, value, remedy)
+        block = RECIPES[recipe].block
+        for name, size in {**sizes, "--batch-size times --context": self._rows}.items():
+            remedy = f"has blocks of {block}, which do not divide {name} {size}; use a multiple"
+            require(size % block == 0, flag, value, f"{remedy} of {block}")
 
     @property
     def _rows(self) -> int:
-        """Of a micro-batch on one device."""
+        """The rows of a micro-batch on one device."""
         return self.optim.batch_size * self.model.context
 
     @property
     def recipes(self) -> dict[str, str]:
-        """Of training and of evaluation, where they have one."""
+        """The recipes of training and of evaluation, where they have one."""
         precision = self.precision
         named = {"--policy": precision.roles, "--eval-policy": precision.eval_roles}
         return {flag: roles.recipe for flag, roles in named.items() if roles.recipe}
@@ -129,12 +131,12 @@ class Config:
 
     @cached_property
     def dtypes(self) -> Dtypes:
-        """What each module trains in."""
+        """The dtypes that each module trains in."""
         return self._dtypes(self.precision.roles, self.precision.formats)
 
     @cached_property
     def eval_dtypes(self) -> Dtypes:
-        """The same of an evaluation: under a policy of its own it has no formats but that."""
+        """The dtypes of an evaluation: under a policy of its own there are no formats."""
         precision = self.precision
         return self._dtypes(precision.eval_roles, precision.formats * (not precision.eval_policy))
 
@@ -146,12 +148,12 @@ class Config:
 
     @property
     def chunks(self) -> int:
-        """Of the rows of head and loss."""
+        """The chunks of the rows of head and loss."""
         return chunks.count(self.execution.loss_chunks, self._rows, self.model.vocab)
 
     @property
     def alike(self) -> bool:
-        """Whether all layers compute in the same formats, and are trained alike."""
+        """True where all layers compute in the same formats, and are trained alike."""
         if self.recipes or any(roles.recipe for roles in self.precision.kinds):
             return False
         given = self._patterns.values()
@@ -165,8 +167,8 @@ class Config:
 
     @property
     def _patterns(self) -> dict[str, tuple[str, list[str], Callable[[str], object]]]:
-        """What may be for some layers alone: the patterns of a flag, the names they are of, and
-        what they choose for each."""
+        """By flag: patterns that may be for some layers alone, the names that they are of, and what
+        they choose for each."""
         modules, own = self.model.matmuls, self.precision.formats
         given = {
             "--fp32-islands": (self.precision.fp32_islands, modules),
@@ -179,7 +181,7 @@ class Config:
         return {f: each for f, each in (matched | {formats.FIELD: chosen}).items() if each[0]}
 
     def replace(self, **fields: Any) -> "Config":
-        """The same with some fields of its sections replaced."""
+        """Replace some fields of its sections."""
         parts = {}
         for section in dataclasses.fields(self):
             old = getattr(self, section.name)

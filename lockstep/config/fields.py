@@ -1,4 +1,4 @@
-"""What a field of a configuration is: a flag with its help, a choice, a value of a type."""
+"""Fields of a configuration: a flag with its help, a choice, a value of a type."""
 
 from dataclasses import field, fields
 from typing import Any
@@ -8,7 +8,7 @@ from lockstep.errors import require
 
 def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derived: str = "",
          metavar: str = "") -> Any:  # fmt: skip
-    """A dataclass field that is a command-line flag; `derived` says how an unset one is made."""
+    """Make a dataclass field that is a flag; `derived` says how an unset one is made."""
     metadata = {"help": help, "choices": choices, "unit": unit, "derived": derived,
                 "metavar": metavar}  # fmt: skip
     return field(default=default, metadata=metadata)

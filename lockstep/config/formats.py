@@ -14,7 +14,7 @@ NAMES = tuple(name for name in POLICIES if name not in ("fp64", "tf32"))
 
 
 def parse(text: str) -> list[tuple[str, str]]:
-    """Each pattern and its format, in order.
+    """Parse the patterns and their formats, in order.
 
     Raises:
         UserError: one is no PATTERN=FORMAT, or there are too many.
@@ -37,7 +37,7 @@ def check(text: str, modules: Sequence[str]) -> None:
 
 
 def choose(text: str, modules: Sequence[str]) -> dict[str, str]:
-    """Module -> the format that the last pattern gives it; without those that none fits."""
+    """Give each module the format of the last pattern that fits it, if one does."""
     chosen: dict[str, str] = {}
     for pattern, name in parse(text):
         fits = (each for each in _allowed(name, modules) if islands.match(pattern, each))

@@ -16,7 +16,7 @@ LONGEST = 10_000  # characters; the names of all modules of 60 layers
 
 
 def match(patterns: str, name: str) -> bool:
-    """Whether a module is an island."""
+    """Say if a pattern fits a module, or something that it is part of."""
     return any(map(_compile(patterns), _prefixes(name)))
 
 
@@ -37,7 +37,7 @@ def check(
 
 
 def in_every_layer(choice: Callable[[str], object], names: Sequence[str]) -> bool:
-    """Whether a choice is the same for all layers, so that one program can be all of them."""
+    """Say if a choice is the same for all layers, so that one program can be all of them."""
     kinds = {(kind(name), choice(name)) for name in names}
     return len(kinds) == len({kind(name) for name in names})
 

@@ -31,7 +31,8 @@ NO_FLOAT64 = ("mps", "tpu")
 
 
 def require_kind(framework: str, asked: str) -> None:
-    """
+    """Require that a framework has such devices somewhere.
+
     Raises:
         UserError: the framework has no such devices anywhere.
     """
@@ -42,14 +43,14 @@ def require_kind(framework: str, asked: str) -> None:
 
 
 def place(framework: str, asked: str, *roles: Roles) -> str:
-    """Where a framework computes in these roles, of two of which one kind is asked: a CPU, where it
-    has no such devices or they have no float64."""
+    """Choose where a framework computes in these roles: a CPU, where it has no such devices or
+    they have no float64."""
     has = asked in ("auto", *KINDS.get(framework, (asked,)))
     return asked if has and not (asked in NO_FLOAT64 and _are_wide(*roles)) else "cpu"
 
 
 def name_places(asked: str, frameworks: Iterable[str]) -> list[str]:
-    """What of a comparison on this kind is on a CPU, a line each."""
+    """Say which parts of a comparison on this kind are on a CPU, a line each."""
     lacking = [framework for framework in frameworks if place(framework, asked) != asked]
     lines = [f"{framework} has no {asked}: it runs on the CPU" for framework in lacking]
     wide = f"{asked} has no float64: what is computed in it is on the CPU"
@@ -57,7 +58,8 @@ def name_places(asked: str, frameworks: Iterable[str]) -> list[str]:
 
 
 def require_exact(asked: str, remedy: str) -> None:
-    """
+    """Require a kind that has float64, in which all is compared.
+
     Raises:
         UserError: all is compared in float64, and such devices have none.
     """
@@ -66,7 +68,8 @@ def require_exact(asked: str, remedy: str) -> None:
 
 
 def require_float64(kind: str, policy: str, *roles: Roles) -> None:
-    """
+    """Require a kind that has what a policy computes in.
+
     Raises:
         UserError: a policy has it, and such devices have not.
     """

@@ -2,6 +2,7 @@
 over four devices."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from lockstep.errors import require
@@ -22,8 +23,10 @@ class Mesh(NamedTuple):
         return ",".join(named) or "data=1"
 
 
+@lru_cache
 def parse_mesh(text: str) -> Mesh:
-    """
+    """Parse --mesh.
+
     Raises:
         UserError: it is no "data=N", "fsdp=M" or "data=N,fsdp=M" with N and M from 1.
     """

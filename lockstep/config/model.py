@@ -94,7 +94,7 @@ class ModelConfig:
 
     @property
     def base(self) -> "ModelConfig":
-        """Without adapters."""
+        """The model without adapters."""
         return replace(self, lora_rank=0, lora_targets="")
 
     @property
@@ -102,7 +102,7 @@ class ModelConfig:
         return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
 
     def adapter_rank(self, linear: str) -> int:
-        """Of a linear layer's adapter; 0 where it has none."""
+        """Return the rank of a linear layer's adapter; 0 where it has none."""
         targets = self.lora_targets or "blocks"
         chosen = self.lora_rank and linear != "head" and islands.match(targets, linear)
         return self.lora_rank if chosen else 0

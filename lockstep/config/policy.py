@@ -18,8 +18,9 @@ island, `lockstep.config.islands`, is one in fp32) computes as under the policy 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
-from lockstep.errors import UserError
+from lockstep.errors import require
 from lockstep.formats.table import find_recipe
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -47,7 +48,7 @@ class Roles:
 
     @property
     def spec(self) -> str:
-        """The same roles as `jmp.get_policy` reads them."""
+        """These roles as `jmp.get_policy` reads them."""
         return f"params={self.param},compute={self.compute},output={self.output}"
 
     @property
@@ -61,12 +62,12 @@ class Roles:
 
     @property
     def delayed(self) -> bool:
-        """Whether its scales go by a history, which is state."""
+        """True where scales go by a history, which is state."""
         return bool(self.recipe and find_recipe(self.recipe).delayed)
 
     @property
     def stochastic(self) -> bool:
-        """Whether its gradients are rounded at random."""
+        """True where gradients are rounded at random."""
         dy = find_recipe(self.recipe).dy if self.recipe else None
         return bool(dy and dy.stochastic)
 
@@ -101,7 +102,7 @@ class Dtypes(Roles):
 
     @property
     def kinds(self) -> set[Roles]:
-        """Each roles that the model or a module has."""
+        """All roles that the model or a module has."""
         return {self.policy, *self.modules.values()}
 
     @property
@@ -111,7 +112,7 @@ class Dtypes(Roles):
 
 
 def by_module(roles: Roles, formats: Mapping[str, str], modules: Sequence[str]) -> Dtypes:
-    """A policy in a model of these modules, of which some have a format of their own."""
+    """Resolve a policy in a model of these modules, of which some have a format of their own."""
     wide = [name for name in modules if roles.recipe and outside(name, modules)]
     own = dict.fromkeys(wide, "fp32") | dict(formats)
     named = {name: as_under(roles, kind) for name, kind in own.items()}
@@ -119,74 +120,68 @@ def by_module(roles: Roles, formats: Mapping[str, str], modules: Sequence[str]) 
 
 
 def as_under(roles: Roles, name: str) -> Roles:
-    """Those of a module in another format; in float64 it stays, so that only rounding is left."""
+    """Resolve a module's own format; in float64 it stays, so that only rounding is left."""
     other = POLICIES[name]
     compute = roles.compute if roles.compute == "float64" else other.compute
     return replace(roles, compute=compute, recipe=other.recipe, tf32=False, grads="")
 
 
 def outside(name: str, modules: Sequence[str]) -> bool:
-    """Whether a module stays out of a recipe: attention's own products, the head, and the first and
+    """Say if a module stays out of a recipe: attention's own products, the head, and the first and
     the last layer, where narrow formats do most harm."""
     layer, (first, *_, last) = name.split(".")[1:2], [m.split(".")[1:2] for m in modules[:-1]]
     return layer in ([], first, last) or name.endswith(".attend")
 
 
-def resolve(policy: str) -> Roles:
-    """Roles of a policy name, or of a full jmp spec such as the one `Roles.spec` gives.
+@lru_cache
+def resolve(policy: str, flag: str = "--policy") -> Roles:
+    """Resolve a policy name, or a full jmp spec such as the one `Roles.spec` gives.
+
+    Args:
+        flag: what an error names.
 
     Raises:
         UserError: an unknown name, a malformed spec, or a mixture the twins cannot both run.
     """
     if policy in POLICIES:
         return POLICIES[policy]
-    if "=" not in policy:
-        raise UserError(
-            f"--policy {policy}: unknown; use {', '.join(POLICIES)} or a spec "
-            f"such as {POLICIES['bf16'].spec}"
-        )
-    dtypes = _parse(policy)
+    remedy = f"unknown; use {', '.join(POLICIES)} or a spec such as {POLICIES['bf16'].spec}"
+    require("=" in policy, flag, policy, remedy)
+    dtypes = _parse(policy, flag)
     roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"],
                   grads=dtypes.get(OPTIONAL, ""))  # fmt: skip
-    _check(policy, roles)
+    _check(policy, roles, flag)
     return roles
 
 
-def _parse(spec: str) -> dict[str, str]:
+def _parse(spec: str, flag: str) -> dict[str, str]:
     dtypes: dict[str, str] = {}
+    remedy = "give params=, compute= and output= once each"
     for part in spec.split(","):
         key, _, value = part.partition("=")
         key, value = KEYS.get(key, key), ALIASES.get(value, value)
-        if key not in KEYS.values() or key in dtypes:
-            raise UserError(
-                f"--policy {spec}: key {key!r}; give params=, compute= and output= once each"
-            )
-        if value not in BYTES:
-            raise UserError(f"--policy {spec}: dtype {value!r}; use one of {', '.join(BYTES)}")
+        known = key in KEYS.values() and key not in dtypes
+        require(known, flag, spec, f"key {key!r}; {remedy}")
+        require(value in BYTES, flag, spec, f"dtype {value!r}; use one of {', '.join(BYTES)}")
         dtypes[key] = value
-    missing = [key for key in KEYS.values() if key not in (*dtypes, OPTIONAL)]
-    if missing:
-        raise UserError(
-            f"--policy {spec}: no {missing[0]}=; give params=, compute= and output= once each"
-        )
+    for key in KEYS.values():
+        require(key in (*dtypes, OPTIONAL), flag, spec, f"no {key}=; {remedy}")
     return dtypes
 
 
-def _check(spec: str, roles: Roles) -> None:
-    wide = [roles.param, roles.compute, roles.output, roles.grads or roles.compute]
-    if "float64" in wide and {*wide} != {"float64"}:
-        raise UserError(f"--policy {spec}: float64 mixes with nothing; use --policy fp64")
-    if BYTES[roles.output] < 4:
-        raise UserError(
-            f"--policy {spec}: output {roles.output} would put norms, softmax and loss "
-            "into half precision; use output=float32"
-        )
-    if roles.param == "float16":
-        raise UserError(
-            f"--policy {spec}: GradScaler cannot unscale float16 gradients; use params=float32"
-        )
-    if roles.param == "bfloat16" and {roles.compute, wide[-1]} != {"bfloat16"}:
-        raise UserError(
-            f"--policy {spec}: params bfloat16 compute in bfloat16 only; "
-            "use compute=bfloat16 or params=float32"
-        )
+def _check(spec: str, roles: Roles, flag: str) -> None:
+    grads = roles.grads or roles.compute
+    every = {roles.param, roles.compute, roles.output, grads}
+    half = {"bfloat16", "float16"}
+    for holds, remedy in (
+        ("float64" not in every or every == {"float64"},
+         "float64 mixes with nothing; use --policy fp64"),
+        (roles.output not in half,
+         f"output {roles.output} would put norms, softmax and loss into half precision; "
+         "use output=float32"),
+        (roles.param != "float16",
+         "GradScaler cannot unscale float16 gradients; use params=float32"),
+        (roles.param != "bfloat16" or {roles.compute, grads} == {"bfloat16"},
+         "params bfloat16 compute in bfloat16 only; use compute=bfloat16 or params=float32"),
+    ):  # fmt: skip
+        require(holds, flag, spec, remedy)

@@ -1,4 +1,4 @@
-"""How fast RoPE turns: `base=10000`, or with Llama 3's scaling to a longer context
+"""The rates of RoPE: `base=10000`, or with Llama 3's scaling to a longer context
 `base=500000,factor=8,low=1,high=4,original=8192`."""
 
 import math
@@ -23,7 +23,8 @@ class Rope(NamedTuple):
 
 
 def parse_rope(text: str) -> Rope:
-    """
+    """Parse the rates of RoPE.
+
     Raises:
         UserError: it is not as above, or a number is not above 0.
     """

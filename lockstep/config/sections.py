@@ -7,7 +7,6 @@ the whole in `config.py`.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from lockstep.config import chunks, formats, policy
 from lockstep.config.fields import flag, flag_name, require_choices
@@ -15,17 +14,10 @@ from lockstep.config.kinds import CHOICES
 from lockstep.config.mesh import parse_mesh
 from lockstep.config.model import LARGEST
 from lockstep.config.policy import Roles
-from lockstep.errors import UserError, require, require_range
+from lockstep.errors import require, require_range
 
 MOST_STEPS = 10**7  # the learning rates of a whole run are one table
 LARGEST_SCALE = 2.0**127  # a loss scale is a float32
-
-
-def _rename_error(old: str, new: str, function: Any, *args: Any) -> None:
-    try:
-        function(*args)
-    except UserError as error:
-        raise UserError(str(error).replace(old, new)) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +69,18 @@ class PrecisionConfig:
 
     @property
     def kinds(self) -> list[Roles]:
-        """All that some module may train as."""
+        """All roles that some module may train in."""
         names = dict.fromkeys(name for _, name in formats.parse(self.formats))
         return [self.roles, *(policy.as_under(self.roles, name) for name in names)]
 
     @property
     def computes(self) -> set[str]:
-        """What matrices are multiplied in, in training and in evaluation."""
+        """The dtypes of matrix products, in training and in evaluation."""
         every = (*self.kinds, self.eval_roles)
         return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
     def require_one_float32(self) -> None:
-        """Raises UserError where some of a run's float32 matmuls are to be in TF32 and some not: on
+        """Raise UserError where some of a run's float32 matmuls are to be in TF32 and some not: on
         CUDA that is one switch of the process."""
         tf32, evaluation = self.roles.tf32, self.eval_roles
         single = evaluation.compute == "float32" and evaluation.tf32 != tf32
@@ -104,8 +96,7 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         policy.resolve(self.policy)
-        if self.eval_policy:
-            _rename_error("--policy", "--eval-policy", policy.resolve, self.eval_policy)
+        policy.resolve(self.eval_policy or self.policy, "--eval-policy")
         require_choices(self)
         allowed = not (self.strict and self.attention == "fused")
         remedy = "--numerics strict writes attention out; use --attention reference"

@@ -43,6 +43,6 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def trains(name: str, model: ModelConfig, freeze: str = "") -> bool:
-    """Whether a run moves a parameter: none that `freeze` names; with adapters, no others."""
+    """Say if a run moves a parameter: none that `freeze` names; with adapters, no others."""
     frozen = freeze and islands.match(freeze, name)
     return not frozen and (not model.lora_rank or name.endswith(ADAPTERS))

@@ -63,19 +63,19 @@ def window(tokens: Any, *, accum: int, **which: Any) -> Batch:
 
 
 def of_step(config: Config, tokens: Any, step: int, own: np.ndarray | None = None) -> Batch:
-    """As `window`: that of one optimizer step of training, from 0; B of all devices."""
+    """Draw the window of one optimizer step of training, from 0; B of all devices."""
     return _draw(config, tokens, "train", step, config.optim.accum, own)
 
 
 def validation(config: Config, tokens: Any, own: np.ndarray | None = None) -> Batch:
-    """As `window`, M batches: those of the held-out split that every evaluation takes."""
+    """Draw the M batches of the held-out split that every evaluation takes."""
     return _draw(config, tokens, "val", 0, config.run.eval_batches, own)
 
 
 def _draw(
     config: Config, tokens: Any, split: str, step: int, count: int, own: np.ndarray | None
 ) -> Batch:
-    """Raises UserError if a token is beyond the vocabulary: large files are not read ahead."""
+    """Draw a window; raise UserError for a token beyond the vocabulary, which no check has seen."""
     seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
     given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context, "own": own}
     drawn = window(tokens, accum=count, split=split, step=step, **given)

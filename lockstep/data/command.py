@@ -1,4 +1,4 @@
-"""`lockstep data`: tokens made ahead, and a look at them."""
+"""`lockstep data`: make tokens ahead, and look at them."""
 
 import argparse
 import shlex
@@ -14,24 +14,22 @@ from lockstep.data.prepared import Manifest
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import printable, require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import add_number
+from lockstep.flags import add_command, add_number, add_text
 
 SHOWN, LONGEST = 10, 400  # rows, and characters of each
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
-    sub = commands.add_parser(
-        "data",
-        description="Tokenizes .txt, .jsonl or .parquet files into a folder that --data takes,\n"
+    """Add the subcommand."""
+    sub = add_command(
+        commands, "data", _data,
+        "Tokenizes .txt, .jsonl or .parquet files into a folder that --data takes,\n"
         "and shows ten rows: [[...]] counts as targets.",
     )  # fmt: skip
     sub.add_argument("data", metavar="FILE", help="a file, a folder of them, or a prepared folder")
-    sub.add_argument("--tokenizer", default="", metavar="DIR",
-                     help="a folder with a tokenizer.json (default: bytes)")  # fmt: skip
-    sub.add_argument("--out", metavar="DIR", help="what to write (default: FILE.tokens)")
+    add_text(sub, "--tokenizer", "DIR", "a folder with a tokenizer.json (default: bytes)")
+    add_text(sub, "--out", "DIR", "what to write (default: FILE.tokens)")
     add_number(sub, "--jobs", 0, "threads of the tokenizer; 0: one for each core")
-    sub.set_defaults(command=_data)
 
 
 def _data(given: argparse.Namespace) -> int:
@@ -62,12 +60,12 @@ def _prepare(given: argparse.Namespace, path: Path) -> Path:
 
 
 def _beside(path: Path) -> Path:
-    """FILE.tokens, of `.` and `..` by the name that the folder has."""
+    """Name FILE.tokens; `.` and `..` by the name that the folder has."""
     return Path(f"{path.resolve() if path.name in ('', '..') else path}.tokens")
 
 
 def describe(folder: Path, about: Manifest) -> list[str]:
-    """How much there is, and what was left out."""
+    """Say how much there is, and what was left out."""
     documents = about.train_documents + about.val_documents
     lines = [
         f"{folder}: {about.train:,} training tokens and {about.val:,} held out, of {about.source}"
@@ -82,7 +80,7 @@ def describe(folder: Path, about: Manifest) -> list[str]:
 
 
 def sample(folder: Path, about: Manifest, words: Tokenizer) -> list[str]:
-    """The first ten documents, or ten stretches of a stream; what counts in [[...]]."""
+    """Decode the first ten documents, or ten stretches of a stream; what counts in [[...]]."""
     rows = "stream" if about.train_documents == 0 else "pad"
     split = prepared.open_splits(folder, about, rows)["train"]
     if not isinstance(split, Documents) or split.ends is None:
@@ -101,7 +99,7 @@ def _mark(split: Documents, start: int, stop: int, words: Tokenizer) -> str:
 
 
 def mark(tokens: np.ndarray, counts: np.ndarray, words: Tokenizer) -> str:
-    """What counts in [[...]]."""
+    """Decode tokens, what counts in [[...]]."""
     edges = np.flatnonzero(np.diff(counts)) + 1
     runs = zip(np.split(tokens, edges), np.split(counts, edges))
     return "".join(f"[[{words.decode(t)}]]" if c[0] else words.decode(t) for t, c in runs)

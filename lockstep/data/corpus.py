@@ -222,7 +222,7 @@ def _sha256(train: Tokens, val: Tokens) -> str:
 
 
 def _standard_library() -> Corpus:
-    """Each module is held out or not as a whole, by its name: both splits are of one kind."""
+    """Load the standard library; a module is held out as a whole, by its name."""
     root = Path(sysconfig.get_path("stdlib"))
     train: list[bytes] = []
     val: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Which tokenizer the tokens of a run are of, for whoever shows them as text."""
+"""Find the tokenizer that decodes the tokens of a run."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ UNKNOWN = ""
 
 
 def of_run(data: DataConfig, kept: Path, folder: str = "") -> Tokenizer | None:
-    """None where nobody knows it.
+    """Load the tokenizer of a run's tokens; None where nobody knows it.
 
     Args:
         kept: where the run has the files of --tokenizer or, without that, of --init's.
@@ -35,7 +35,7 @@ def of_run(data: DataConfig, kept: Path, folder: str = "") -> Tokenizer | None:
 
 
 def _name(data: DataConfig) -> str:
-    """By which the tokenizer is known; a run goes on without its data, so that may be gone."""
+    """Find the name of the tokenizer; the data of a run may be gone."""
     path = Path(data.data)
     try:
         if (path / "data.json").exists():

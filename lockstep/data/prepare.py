@@ -59,14 +59,8 @@ def find_tokens(path: Path) -> list[Path]:
 
 
 def make_key(files: list[Path], words: Tokenizer) -> str:
-    """Make a key of what the tokens are made of: names, sizes, times of the files, and the
-    tokenizer.
-
-    A name's suffix is in small letters: what was once made of X.JSONL as if it were text is not
-    taken for its rows.
-    """
-    stats = [(f"{file.stem}{kind_of(file)}", file.stat()) for file in files]
-    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    """Make a key of what the tokens are made of: names, sizes and times of files; the tokenizer."""
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     content = json.dumps([prepared.VERSION, records.PIECE, words.name, facts])
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -35,7 +35,7 @@ LARGEST = 1 << 20  # bytes of data.json
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What data.json holds."""
+    """The content of data.json."""
 
     version: int
     key: str  # of files, tokenizer and form

@@ -1,4 +1,4 @@
-"""The small files beside weights: what a run keeps of them, and what an export hands on."""
+"""The small files beside weights: a run keeps them, and an export hands them on."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENIZER = (
 
 
 def keep(config: Config, run: Path) -> None:
-    """The model's from `--init`; the tokenizer's from one folder, or they would not fit."""
+    """Keep the model's from `--init`; the tokenizer's from one folder, or they would not fit."""
     init, tokenizer = config.run.init, config.data.tokenizer or config.run.init
     for names, folder in ((MODEL, init), (TOKENIZER, tokenizer)):
         if folder:
@@ -31,7 +31,7 @@ def hand_on(run: Path, target: Path) -> None:
 
 
 def copy(names: tuple[str, ...], source: Path, target: Path, *, links: bool) -> None:
-    """Those that are there, and not yet in the target.
+    """Copy files that are there, and not yet in the target.
 
     Args:
         links: whether they may be symbolic links: what the user named, not what a run holds.

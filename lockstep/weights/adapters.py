@@ -19,7 +19,8 @@ PREFIX = "base_model.model."  # the modules that PEFT puts around a model
 
 
 def write_adapters(folder: Path, config: Config, weights: Weights, dtype: str) -> None:
-    """
+    """Write a run's adapters to a folder.
+
     Raises:
         Refused: the checkpoint has not the model's tensors.
         OSError: the disk is full, or the folder cannot be written.

@@ -37,7 +37,7 @@ def export(
     shard_bytes: int | None = None,
     only_adapters: bool = False,
 ) -> Path:
-    """The checkpoint that was exported.
+    """Export a checkpoint for transformers or PEFT; return its folder.
 
     Args:
         step: whose checkpoint; None for the newest whose weights are whole.
@@ -71,7 +71,7 @@ def export(
 
 
 def files_of(run: Path, step: int | None, warn: Any) -> list[Path]:
-    """The weights' of one checkpoint; None for the newest whose weights are whole."""
+    """Find the files of a checkpoint's weights; None: of the newest whose weights are whole."""
     if step is None:
         return checkpoint.newest_weight_files(run, warn)
     return checkpoint.weight_files(checkpoint.of_step(run, step))
@@ -96,7 +96,7 @@ def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int 
 
 
 def _divide(sizes: Sizes, dtype: str, most: int) -> dict[str, Sizes]:
-    """The tensors of each file, in order, by transformers' names of the files."""
+    """Divide tensors, in order, over files with transformers' names."""
     parts, room = [Sizes()], most
     for name, shape in sizes.items():
         if _bytes(shape, dtype) > room and parts[-1]:
@@ -121,7 +121,7 @@ def _write_config(folder: Path, run: Path, model: ModelConfig, dtype: str) -> No
 
 
 def _merged(run: Path, model: ModelConfig, content: dict[str, Any]) -> dict[str, Any]:
-    """With what the config that the run started from says beside the model, such as token ids."""
+    """Add what the config that the run started from says beside the model, such as token ids."""
     path = run / about.FOLDER / about.CONFIG
     try:
         former = read_json(path, limit=huggingface.LARGEST_FILE)

@@ -20,7 +20,8 @@ BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def open_folder(folder: Path) -> Source:
-    """
+    """Open a folder; its weights are read later.
+
     Raises:
         UserError: its config.json is missing, damaged, or that of another model.
     """
@@ -55,7 +56,7 @@ def _read(folder: Path, model: ModelConfig, wanted: ModelConfig) -> Arrays:
 
 
 def _files(folder: Path, stack: ExitStack) -> dict[str, TensorFile]:
-    """The file of each tensor, by its name there."""
+    """Open the files; return the file of each tensor, by its name there."""
     if (folder / SINGLE).exists():
         file = stack.enter_context(TensorFile(folder / SINGLE))
         return dict.fromkeys(file.entries, file)
@@ -83,8 +84,11 @@ def _files(folder: Path, stack: ExitStack) -> dict[str, TensorFile]:
 def _find(
     folder: Path, layout: Layout, files: dict[str, TensorFile]
 ) -> dict[str, tuple[str, TensorFile]]:
-    """transformers' name -> the name in the file, and the file: every tensor of the model is there
-    in its shape, and no other."""
+    """Find transformers' name -> the name in the file, and the file.
+
+    Raises:
+        UserError: a tensor of the model is missing or has another shape, or there are others.
+    """
     shapes, found = layout.shapes(), {}
     optional = {"lm_head.weight"} if layout.model.tied else set()
     for inside, file in files.items():
@@ -107,7 +111,7 @@ def _find(
 
 
 def _require_tied(folder, layout, dtype, fill) -> None:  # type: ignore[no-untyped-def]
-    """A head beside a tied embedding must be the embedding, bit for bit."""
+    """Require that a head beside a tied embedding is the embedding, bit for bit."""
     embedding = layout.join("embed.weight", dtype, fill)
     head = np.empty_like(embedding)
     fill("lm_head.weight", head)

@@ -14,7 +14,8 @@ FORMATS = "a folder with config.json and safetensors, nanoGPT's ckpt.pt or llm.c
 
 
 def open_source(name: str) -> Source:
-    """
+    """Open what `--init` names.
+
     Raises:
         UserError: nothing is there, or nothing that is known.
     """
@@ -28,6 +29,6 @@ def open_source(name: str) -> Source:
 
 
 def weights(config: Config) -> Arrays | None:
-    """Canonical weights in the files' dtype; None for a run that draws its own."""
+    """Read canonical weights in the files' dtype; None for a run that draws its own."""
     init = config.run.init
     return open_source(init).weights(config.model) if init else None

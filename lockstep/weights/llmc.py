@@ -26,7 +26,8 @@ LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.up", "mlp.down")
 
 
 def open_file(path: Path, field: str = "--init") -> Source:
-    """
+    """Open a checkpoint of llm.c.
+
     Args:
         field: what of the command line names the file.
 
@@ -69,7 +70,7 @@ def read_header(stream: BufferedReader) -> np.ndarray:
 def read_tensors(
     stream: BufferedReader, start: int, model: ModelConfig, wanted: ModelConfig, dtype: np.dtype
 ) -> Arrays:
-    """One array for each parameter of a model that differs from the file's in context alone.
+    """Read the parameters of a model that differs from the file's in context alone.
 
     Raises:
         Refused: the file ends before.

@@ -16,9 +16,10 @@ from lockstep.run.pieces import Saved, find
 
 @dataclass(frozen=True)
 class Weights:
-    """
+    """The weights of a checkpoint, read one tensor at a time.
+
     Args:
-        model: of the run; without its padding of the vocabulary nobody gets to see that.
+        model: of the run, without its padding of the vocabulary.
         saved: the checkpoint's tensors.
     """
 
@@ -31,7 +32,7 @@ class Weights:
         return next(tensor.dtype.name for tensor in self.saved.values())
 
     def read(self, name: str) -> np.ndarray:
-        """One canonical tensor, whole.
+        """Read one canonical tensor.
 
         Raises:
             Refused: the checkpoint has not the model's.
@@ -43,7 +44,7 @@ class Weights:
         return saved
 
     def merged(self, name: str, dtype: str) -> np.ndarray:
-        """W + alpha / rank B A, in float64 until it is rounded once."""
+        """Compute W + alpha / rank B A, in float64 until it is rounded once."""
         weight, (module, _, kind) = self.read(name), name.rpartition(".")
         if kind == "weight" and f"{module}.lora_a" in shapes(self.model):
             a, b = (self.read(f"{module}.lora_{x}").astype(np.float64) for x in "ab")
@@ -52,7 +53,8 @@ class Weights:
 
 
 def open_weights(files: list[Path], model: ModelConfig) -> Weights:
-    """
+    """Open the weights of a checkpoint.
+
     Raises:
         Refused: a file is no safetensors file of floats, or has no tensor.
     """
@@ -63,7 +65,8 @@ def open_weights(files: list[Path], model: ModelConfig) -> Weights:
 
 
 def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
-    """
+    """Round a tensor.
+
     Raises:
         UserError: the dtype has no numbers as large.
     """

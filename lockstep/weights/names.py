@@ -40,14 +40,14 @@ LLAMA = {
 
 
 class Layout(NamedTuple):
-    """How another program keeps the parameters of one model."""
+    """The names and layouts that another program has for the parameters of one model."""
 
     model: ModelConfig
     renamed: dict[str, str]
     turned: bool = False  # the blocks' matrices are in x out
 
     def names(self, name: str) -> list[str]:
-        """The tensors that make up a canonical one: in Llama queries, keys and values are apart."""
+        """Name the tensors of a canonical one: Llama has queries, keys and values apart."""
         for ours, theirs in self.renamed.items():
             name = re.sub(ours, theirs, name)
         return [name.format(letter) for letter in "qkv"] if "{}" in name else [name]
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
         return {name: part.shape for each in parts for name, part in each.items()}
 
     def rows(self, name: str) -> dict[str, slice]:
-        """Of a canonical tensor those that each of the other program's has."""
+        """Find the rows of a canonical tensor that each of the other program's tensors has."""
         names, model = self.names(name), self.model
         if len(names) == 1:
             return {names[0]: slice(None)}
@@ -68,14 +68,14 @@ class Layout(NamedTuple):
         return dict(zip(names, map(slice, [0, *ends], ends)))
 
     def split(self, name: str, whole: np.ndarray) -> Arrays:
-        """Views of a canonical tensor, by the other program's names."""
+        """Make views of a canonical tensor, by the other program's names."""
         parts = {theirs: whole[rows] for theirs, rows in self.rows(name).items()}
         return {theirs: x.T for theirs, x in parts.items()} if self._turns(name) else parts
 
     def join(
         self, name: str, dtype: np.dtype, fill: Callable[[str, np.ndarray], None]
     ) -> np.ndarray:
-        """A canonical tensor; `fill` writes the other program's into a contiguous array."""
+        """Make a canonical tensor; `fill` writes the other program's into a contiguous array."""
         shape = shapes(self.model)[name]
         whole = np.empty(shape[::-1], dtype).T if self._turns(name) else np.empty(shape, dtype)
         for part, view in self.split(name, whole).items():
@@ -88,6 +88,6 @@ class Layout(NamedTuple):
 
 
 def of_transformers(model: ModelConfig) -> Layout:
-    """GPT-2's Conv1D is in x out."""
+    """Make the layout of transformers; its Conv1D, of GPT-2, is in x out."""
     gpt2 = model.position == "learned"
     return Layout(model, GPT2 if gpt2 else LLAMA, turned=gpt2)

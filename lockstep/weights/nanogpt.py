@@ -30,7 +30,8 @@ REMEDY = "name a ckpt.pt of nanoGPT"
 
 
 def open_file(path: Path) -> Source:
-    """
+    """Open a checkpoint of nanoGPT.
+
     Raises:
         UserError: torch is not installed, or it is no checkpoint of nanoGPT's GPT.
     """
@@ -77,7 +78,7 @@ def _read(path: Path, file: TensorFile, model: ModelConfig, wanted: ModelConfig)
 
 @lru_cache(maxsize=1)  # a run asks for the model, then for its weights
 def _converted(path: Path, *version: int) -> tuple[Any, Path]:
-    """The model's arguments, and the weights, in a folder that goes when the process ends."""
+    """Convert to the model's arguments, and a file of weights that goes when the process ends."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder) / "model.safetensors"

@@ -25,7 +25,7 @@ CALIBRATION = 8  # steps whose windows say how large each activation is
 
 
 class Exported(NamedTuple):
-    """What was exported.
+    """Sizes and losses of an export.
 
     Args:
         bytes: of the file.

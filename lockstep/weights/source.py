@@ -1,4 +1,4 @@
-"""What `--init` names: a model, and where its weights are read from, one tensor at a time."""
+"""A source that `--init` names: a model, and its weights, which are read a tensor at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,8 @@ LONGEST = 1024  # tokens of context, where --context does not say
 
 @dataclass(frozen=True)
 class Source:
-    """
+    """A model, and how its weights are read.
+
     Args:
         model: as the files have it, its context the longest.
         read: the weights of a model that differs from it in context alone.
@@ -37,7 +38,7 @@ class Source:
 
 
 def require_one_dtype(dtypes: dict[str, str], field: str) -> np.dtype:
-    """Raises UserError naming the first tensor that differs from the most."""
+    """Return the dtype of all tensors; UserError names the first that differs from the most."""
     counts = list(dtypes.values())
     usual = max(dict.fromkeys(counts), key=counts.count)
     for name, dtype in dtypes.items():

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,51 +72,35 @@ def test_the_sha_tells_tokens_split_point_and_width_but_not_the_place(tmp_path: 
 
 # --- mistakes
 
-
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    assert error(tmp_path / "a.txt") == (
-        "--data DIR/a.txt: no such file or folder; use stdlib or a path that exists"
-    )
-
-
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
-    assert error(write(tmp_path / "a.json", b"{}")) == (
-        "--data DIR/a.json: not one of .txt, .jsonl, .parquet, .bin; rename it if it is"
-    )
+Place = Callable[[Path], object]
+MISTAKES: list[tuple[str, Place, str]] = [
+    ("a.txt", lambda path: None, "no such file or folder; use stdlib or a path that exists"),
+    ("a.json", lambda path: write(path, b"{}"),
+     "not one of .txt, .jsonl, .parquet, .bin; rename it if it is"),
+    ("a.txt", os.mkfifo, "a.txt is not a regular file; use other data"),
+    ("a.txt", lambda path: write(path, b""), "a.txt is empty; use other data"),
+]  # fmt: skip
 
 
-def test_neither_file_nor_folder(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.txt")
-    assert error(tmp_path / "a.txt") == (
-        "--data DIR/a.txt: a.txt is not a regular file; use other data"
-    )
+@pytest.mark.parametrize(("name", "place", "said"), MISTAKES)
+def test_a_path_that_is_no_data(name: str, place: Place, said: str, tmp_path: Path) -> None:
+    place(tmp_path / name)
+    assert error(tmp_path / name) == f"--data DIR/{name}: {said}"
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
-    assert error(write(tmp_path / "a.txt", b"")) == (
-        "--data DIR/a.txt: a.txt is empty; use other data"
-    )
+FILES: list[tuple[Place, str]] = [
+    (Path.unlink, "no {} in it; write train.bin and val.bin as raw uint16 tokens"),
+    (lambda file: write(file, b"odd"), "{} has 3 bytes, not whole uint16 tokens; write it again"),
+    (lambda file: write(file, b""), "{} is empty; use other data"),
+    (lambda file: (file.unlink(), file.mkdir()), "{} is not a regular file; use other data"),
+]
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-def test_a_folder_without_its_files(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert error(folder) == (
-        f"--data DIR/bin: no {name} in it; write train.bin and val.bin as raw uint16 tokens"
-    )
-
-
-@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-def test_a_folder_with_bad_files(folder: Path, name: str) -> None:
-    write(folder / name, b"odd")
-    assert error(folder) == (
-        f"--data DIR/bin: {name} has 3 bytes, not whole uint16 tokens; write it again"
-    )
-    write(folder / name, b"")
-    assert error(folder) == f"--data DIR/bin: {name} is empty; use other data"
-    (folder / name).unlink()
-    (folder / name).mkdir()
-    assert error(folder) == f"--data DIR/bin: {name} is not a regular file; use other data"
+@pytest.mark.parametrize(("change", "said"), FILES)
+def test_a_folder_with_bad_files(name: str, change: Place, said: str, folder: Path) -> None:
+    change(folder / name)
+    assert error(folder) == f"--data DIR/bin: {said.format(name)}"
 
 
 def test_what_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

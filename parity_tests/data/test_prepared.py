@@ -261,16 +261,6 @@ def test_a_suffix_may_be_in_capitals(tmp_path: Path, cache: Path, words: Path, k
     )
 
 
-def test_the_key_of_a_suffix_in_capitals_is_that_of_small_letters(tmp_path: Path) -> None:
-    """What was once made of a.JSONL as if it were text is in the cache by another."""
-    files = tmp_path / "a.jsonl", tmp_path / "a.JSONL"
-    for file in files:
-        write_rows(file, chat())
-        os.utime(file, ns=(1, 1))
-    lower, upper = (prepare.make_key([file], tokenizer.load("")) for file in files)
-    assert lower == upper
-
-
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a small byte-level BPE, and a template with turns of its own."""

@@ -17,12 +17,11 @@ import pytest
 
 from lockstep.cli import commands
 from lockstep.config import Config
-from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
 from lockstep.train import sampling
 from lockstep.weights.onnx_export import FILE, export_onnx, run_file
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
-from parity_tests.weights.folders import FAMILIES, run_of
+from parity_tests.weights.folders import FAMILIES, logits_gap, run_of
 from parity_tests.weights.test_adapters import run_with_adapters
 
 TOLERANCE = 1e-6  # of the largest logit, in float32; 2.5e-7 seen
@@ -58,21 +57,13 @@ def session(name: str) -> Callable[[np.ndarray], np.ndarray]:
         return run_file(to / FILE)
 
 
-def gap(logits: Any, framework: str, config: Config, state: TrainState) -> float:
-    """Compare logits with the twin's at each place of two rows, relative to the largest."""
-    rows = np.random.default_rng(0).integers(256, size=(2, 7)).astype(np.int32)
-    twin = start(framework, config, state)
-    wanted = np.stack([[twin.logits(row[: i + 1]) for i in range(7)] for row in rows])
-    return float(np.abs(logits(rows) - wanted).max() / np.abs(wanted).max())
-
-
 @pytest.mark.parametrize(
     ("name", "framework"),
     [("gpt2", "torch"), ("llama3", "torch"), ("qwen3", "torch"), ("qwen3", "jax")],
 )
 def test_the_graph_has_the_twins_logits(name: str, framework: str) -> None:
     config = small(name, norm_eps=1e-4)
-    assert gap(session(name), framework, config, perturbed(config)) <= TOLERANCE
+    assert logits_gap(session(name), framework, config, perturbed(config)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -86,7 +77,7 @@ def test_the_graph_has_the_twins_logits(name: str, framework: str) -> None:
 )
 def test_another_model_is_seen(name: str, changes: dict[str, Any]) -> None:
     config = small(name, **({"norm_eps": 1e-4} | changes))
-    assert gap(session(name), "torch", config, perturbed(config)) > TOLERANCE
+    assert logits_gap(session(name), "torch", config, perturbed(config)) > TOLERANCE
 
 
 def test_a_run_with_adapters_keeps_what_it_learned(tmp_path: Path) -> None:
@@ -95,9 +86,9 @@ def test_a_run_with_adapters_keeps_what_it_learned(tmp_path: Path) -> None:
     export_onnx(folder / "run", folder / "to", step=None, int8=False, warn=pytest.fail)
     logits = run_file(folder / "to" / FILE)
     exact = config.replace(policy="fp32")
-    assert gap(logits, "torch", exact, state) <= TOLERANCE
+    assert logits_gap(logits, "torch", exact, state) <= TOLERANCE
     zero = {n: 0 * x if n.endswith(".lora_b") else x for n, x in state.params.items()}
-    assert gap(logits, "torch", exact, replace(state, params=zero)) > 1e-3
+    assert logits_gap(logits, "torch", exact, replace(state, params=zero)) > 1e-3
 
 
 def test_a_process_without_the_twins_writes_their_text(

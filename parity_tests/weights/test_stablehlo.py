@@ -10,19 +10,16 @@ from typing import Any
 
 import jax
 import jax.export
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from jax_impl.io import stablehlo
 from lockstep.cli import commands
-from lockstep.config import Config
-from lockstep.model.state import TrainState
 from lockstep.train import sampling
 from lockstep.weights.forward import WEIGHTS, forward_config
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
-from parity_tests.weights.folders import FAMILIES, run_of
+from parity_tests.weights.folders import FAMILIES, logits_gap, run_of
 from parity_tests.weights.test_adapters import run_with_adapters
 
 TOLERANCE = 1e-6  # of the largest logit, in float32; 3e-7 seen
@@ -42,14 +39,6 @@ print(json.dumps([tokens[4:], ours, sorted(program.platforms)]))
 """
 
 
-def gap(logits: Any, framework: str, config: Config, state: TrainState) -> float:
-    """Compare logits with the twin's at each place of two rows, relative to the largest."""
-    rows = np.random.default_rng(0).integers(256, size=(2, 7)).astype(np.int32)
-    twin = start(framework, config, state)
-    wanted = np.stack([[twin.logits(row[: i + 1]) for i in range(7)] for row in rows])
-    return float(np.abs(np.asarray(logits(rows)) - wanted).max() / np.abs(wanted).max())
-
-
 @pytest.mark.parametrize(
     ("name", "framework", "changes"),
     [
@@ -66,7 +55,7 @@ def test_the_program_has_the_twins_logits(
     config = toy(family, policy="fp32", **(flags | {"norm_eps": 1e-4}))
     state = perturbed(config)
     program = stablehlo.forward(forward_config(replace(config.model, **changes)), state.params)
-    found = gap(partial(program.call, state.params), framework, config, state)
+    found = logits_gap(partial(program.call, state.params), framework, config, state)
     assert (found <= TOLERANCE) == (not changes), found
 
 
@@ -77,9 +66,9 @@ def test_a_run_with_adapters_keeps_what_it_learned(tmp_path: Path) -> None:
     program = jax.export.deserialize(bytearray((folder / "to" / PROGRAM).read_bytes()))
     logits = partial(program.call, load_file(folder / "to" / WEIGHTS))
     exact = config.replace(policy="fp32")
-    assert gap(logits, "torch", exact, state) <= TOLERANCE
+    assert logits_gap(logits, "torch", exact, state) <= TOLERANCE
     zero = {n: 0 * x if n.endswith(".lora_b") else x for n, x in state.params.items()}
-    assert gap(logits, "torch", exact, replace(state, params=zero)) > 1e-3
+    assert logits_gap(logits, "torch", exact, replace(state, params=zero)) > 1e-3
 
 
 def test_a_process_with_jax_alone_writes_the_twins_text(
