@@ -1,12 +1,13 @@
 """A folder of Hugging Face's -> weights: config.json and safetensors, one file or several."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.config import ModelConfig, huggingface
-from lockstep.errors import UserError, require, why
+from lockstep.errors import require
 from lockstep.files.stream import TensorFile
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays, shapes
@@ -28,14 +29,7 @@ def open_folder(folder: Path) -> Source:
     fields = huggingface.read(folder / "config.json", "--init")
     limit = min(fields["context"], fields.get("window") or fields["context"])
     model = ModelConfig(**{**fields, "context": limit})
-
-    def read(wanted: ModelConfig) -> Arrays:
-        try:
-            return _read(folder, model, wanted)
-        except (OSError, Refused) as error:
-            raise UserError(f"--init {folder}: {why(error)}; restore the files") from None
-
-    return Source(model, read)
+    return Source(folder, model, partial(_read, folder, model))
 
 
 def _read(folder: Path, model: ModelConfig, wanted: ModelConfig) -> Arrays:

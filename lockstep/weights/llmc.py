@@ -25,11 +25,8 @@ DTYPES = {3: "float32", 5: "bfloat16"}
 LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.up", "mlp.down")
 
 
-def open_file(path: Path, field: str = "--init") -> Source:
+def open_file(path: Path) -> Source:
     """Open a checkpoint of llm.c.
-
-    Args:
-        field: what of the command line names the file.
 
     Raises:
         UserError: it is no such file, or not of the length that its header says.
@@ -39,10 +36,10 @@ def open_file(path: Path, field: str = "--init") -> Source:
             header = read_header(stream)
             size = stream.seek(0, 2)
     except (OSError, Refused) as error:
-        raise unusable(field, path, error) from None
-    remedy = f"is no checkpoint of llm.c (magic {MAGIC}, version 3 or 5)"
+        raise UserError(f"--init {path}: {why(error)}; restore the files") from None
     known = header[0] == MAGIC and int(header[1]) in DTYPES
-    require(known, field, path, remedy)
+    remedy = f"is no checkpoint of llm.c (magic {MAGIC}, version 3 or 5)"
+    require(known, "--init", path, remedy)
     dtype = np.dtype(DTYPES[int(header[1])])
     context, vocab, layers, heads, width, padded = map(int, header[2:8])
     model = ModelConfig(
@@ -50,16 +47,13 @@ def open_file(path: Path, field: str = "--init") -> Source:
         vocab=vocab, padded_vocab=padded, tied=True, **GPT2,
     )  # fmt: skip
     whole = HEADER + count(model) * dtype.itemsize
-    require(size == whole, field, path, f"has {size} bytes, not the {whole} of its header")
+    require(size == whole, "--init", path, f"has {size} bytes, not the {whole} of its header")
 
     def read(wanted: ModelConfig) -> Arrays:
-        try:
-            with open_regular(path, links=True) as stream:
-                return read_tensors(stream, HEADER, model, wanted, dtype)
-        except (OSError, Refused) as error:
-            raise unusable(field, path, error) from None
+        with open_regular(path, links=True) as stream:
+            return read_tensors(stream, HEADER, model, wanted, dtype)
 
-    return Source(model, read)
+    return Source(path, model, read)
 
 
 def read_header(stream: BufferedReader) -> np.ndarray:
@@ -89,7 +83,3 @@ def _order(model: ModelConfig) -> Iterator[str]:
         for kind in ("weight", "bias"):
             yield from (f"blocks.{i}.{part}.{kind}" for i in range(model.n_layer))
     yield from ("norm.weight", "norm.bias")
-
-
-def unusable(field: str, path: Path, error: Exception) -> UserError:
-    return UserError(f"{field} {path}: {why(error)}; restore the file")

@@ -9,14 +9,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep.config import ModelConfig
 from lockstep.config.fields import require_fields
 from lockstep.config.presets import GPT2
-from lockstep.errors import UserError, require, why
+from lockstep.errors import UserError, require
 from lockstep.files.stream import TensorFile
-from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays, shapes
 from lockstep.weights.names import GPT2 as NAMES
 from lockstep.weights.names import Layout
@@ -47,33 +44,21 @@ def open_file(path: Path) -> Source:
         context=n["block_size"], vocab=n["vocab_size"], tied=True,
         **{**GPT2, "bias": n["bias"], "mlp": "gelu-erf"},  # nn.GELU()
     )  # fmt: skip
-
-    def read(wanted: ModelConfig) -> Arrays:
-        try:
-            with TensorFile(copy) as file:
-                return _read(path, file, model, wanted)
-        except (OSError, Refused) as error:
-            raise UserError(f"--init {path}: {why(error)}; {REMEDY}") from None
-
-    return Source(model, read)
+    return Source(path, model, partial(_read, path, copy, model), REMEDY)
 
 
-def _read(path: Path, file: TensorFile, model: ModelConfig, wanted: ModelConfig) -> Arrays:
-    expected = Layout(model, NAMES).shapes()
-    for name in [*expected, *file.entries]:
-        there = name in expected and name in file.entries
-        which = "missing" if name in expected else "unused: the model has no such tensor"
-        require(there, "--init", path, f"{name} is {which}")
-        shape = file.entries[name].shape
-        right = shape == expected[name]
-        require(right, "--init", path, f"{name} is of shape {shape}, not {expected[name]}")
-    dtype = require_one_dtype({n: e.dtype for n, e in file.entries.items()}, str(path))
-
-    def fill(name: str, out: np.ndarray) -> None:
-        file.read(name, out)
-
-    layout = Layout(wanted, NAMES)
-    return {name: layout.join(name, dtype, fill) for name in shapes(wanted)}
+def _read(path: Path, copy: Path, model: ModelConfig, wanted: ModelConfig) -> Arrays:
+    expected, layout = Layout(model, NAMES).shapes(), Layout(wanted, NAMES)
+    with TensorFile(copy) as file:
+        for name in [*expected, *file.entries]:
+            there = name in expected and name in file.entries
+            which = "missing" if name in expected else "unused: the model has no such tensor"
+            require(there, "--init", path, f"{name} is {which}")
+            shape = file.entries[name].shape
+            right = shape == expected[name]
+            require(right, "--init", path, f"{name} is of shape {shape}, not {expected[name]}")
+        dtype = require_one_dtype({n: e.dtype for n, e in file.entries.items()}, str(path))
+        return {name: layout.join(name, dtype, file.read) for name in shapes(wanted)}
 
 
 @lru_cache(maxsize=1)  # a run asks for the model, then for its weights

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.config.model import OF_A_RUN
-from lockstep.errors import require
+from lockstep.errors import UserError, require, why
+from lockstep.files.untrusted import Refused
 from lockstep.model.params import Arrays
 
 LONGEST = 1024  # tokens of context, where --context does not say
@@ -18,12 +20,16 @@ class Source:
     """A model, and how its weights are read.
 
     Args:
+        name: what `--init` names.
         model: as the files have it, its context the longest.
-        read: the weights of a model that differs from it in context alone.
+        read: reads the weights of a model that differs from it in context alone.
+        remedy: for files that are damaged.
     """
 
+    name: Path
     model: ModelConfig
     read: Callable[[ModelConfig], Arrays]
+    remedy: str = "restore the files"
 
     def weights(self, model: ModelConfig) -> Arrays:
         """Canonical weights in the files' dtype, without adapters.
@@ -34,7 +40,10 @@ class Source:
         kept = {name: getattr(model, name) for name in ("model", *OF_A_RUN)}
         same = model == replace(self.model, **kept)
         require(same, "--init", model.model, "is not the model of the run any more; restore it")
-        return self.read(model.base)
+        try:
+            return self.read(model.base)
+        except (OSError, Refused) as error:
+            raise UserError(f"--init {self.name}: {why(error)}; {self.remedy}") from None
 
 
 def require_one_dtype(dtypes: dict[str, str], field: str) -> np.dtype:

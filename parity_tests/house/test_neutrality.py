@@ -30,7 +30,7 @@ ALONE = {
         "functional", "pure", "extra/cpu", "extra/gpu", "extra/head", "extra/mesh/gather",
         "extra/mesh/service", "extra/scan", "inspect/jaxprs", "io/stablehlo",
     },
-    "torch_ref": {"extra/compiled", "extra/onednn", "inspect/live", "io/nanogpt"},
+    "torch_ref": {"extra/compiled", "extra/onednn", "inspect/live", "io/nanogpt", "io/onnx"},
 }  # fmt: skip
 
 
