@@ -1,5 +1,7 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import jmp
@@ -10,8 +12,9 @@ from lockstep.config.policy import Roles
 from lockstep.devices import Capabilities
 
 
+@cache
 def make_policy(roles: Roles) -> jmp.Policy:
-    """jmp's policy of a model, or of a module in it: params, compute and output dtype."""
+    """Makes jmp's policy of a model, or of a module in it; one object for all of the same roles."""
     return jmp.get_policy(roles.spec)
 
 

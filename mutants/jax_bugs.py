@@ -268,7 +268,7 @@ BUGS: dict[str, Plant] = {
     "gradients-in-compute-in-jax": wrap(
         gradients, "backward_in", lambda right, kind, product: right("float32", product)
     ),
-    "forward-in-gradients-dtype-in-jax": wrap(rules, "policy_of", lambda right, roles: right(
+    "forward-in-gradients-dtype-in-jax": wrap(rules, "make_policy", lambda right, roles: right(
         replace(roles, compute=roles.grads))),
     "untransposed-kernel": wrap(bridge, "turn", copy_square_weights),
     "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),

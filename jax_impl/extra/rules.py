@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jmp
 from jax import Array
 from jax.sharding import Mesh
 
@@ -63,7 +62,7 @@ class Rules(Parts):
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
         roles = self.dtypes.at(path)
-        rest: dict[str, Any] = {"policy": policy_of(roles), "product": self.product(roles)}
+        rest: dict[str, Any] = {"policy": make_policy(roles), "product": self.product(roles)}
         regathers = self.regathers and path != "head"
         if rank := self.config.adapter_rank(path):
             rest |= {"rank": rank, "scale": self.config.lora_scale}
@@ -77,7 +76,7 @@ class Rules(Parts):
         if self.config.tied:
             # The embedding is gathered by itself, for the look-up and for the head.
             roles = self.dtypes.at("head")
-            head = model.TiedHead(policy_of(roles), self.product(roles, shared=False))
+            head = model.TiedHead(make_policy(roles), self.product(roles, shared=False))
         head.product = join_gradients(head.product)
         return head
 
@@ -96,7 +95,7 @@ class Rules(Parts):
         choice = choose_attention(self.whole, self.dtypes, roles, self.device)
         einsum = make_einsum(roles, self.device.find_recipe(roles))
         on_cpu = self.device.platform == "cpu"
-        return make_attention(choice, policy_of(roles), einsum, on_cpu=on_cpu)
+        return make_attention(choice, make_policy(roles), einsum, on_cpu=on_cpu)
 
     def places(self, batch: Batch) -> Places:
         return make_places(batch)
@@ -119,12 +118,6 @@ class Rules(Parts):
             # is a parameter, not one that was cast.
             product = round_bias(product, roles.compute) if self.strict else product
         return product
-
-
-@cache
-def policy_of(roles: Roles) -> jmp.Policy:
-    """One object for all modules of the same roles."""
-    return make_policy(roles)
 
 
 @cache

@@ -14,7 +14,7 @@ from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
 from lockstep.errors import require
-from lockstep.extras import require_package
+from lockstep.extras import require_framework, require_package
 from lockstep.model import params
 from lockstep.run import directory
 from lockstep.weights.forward import WEIGHTS, exported
@@ -58,6 +58,7 @@ def export_onnx(
     """
     for module in ("onnx", "onnxruntime", "onnxscript"):
         require_package("--format onnx", module, "onnx")
+    require_framework("torch")
     config = directory.read_record(run).config
     size = 4 * params.count(config.model.base)
     require(size < LARGEST, "--format", "onnx", "the model is over 2 GB; use safetensors")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.extras import require_framework
 from lockstep.weights.forward import WEIGHTS, exported
 
 PROGRAM, TEXT = "model.jax", "model.mlir"
@@ -14,5 +15,6 @@ def export_stablehlo(run: Path, to: Path, *, step: int | None, warn: Callable[[s
     Raises:
         UserError: as `exported`.
     """
+    require_framework("jax")
     with exported(run, to, "jax_impl.io.stablehlo", step=step, warn=warn) as folder:
         return sum((folder / name).stat().st_size for name in (PROGRAM, WEIGHTS))

@@ -1,6 +1,5 @@
 """Both twins agree with a debug state as llm.c makes it, of transformers in float32."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +63,7 @@ class Held(NamedTuple):
     truth: oracle.Truth
     state: oracle.DebugState
     losses: list[str]
+    jax: oracle.Answer | None = None
 
     def wrong(self, numbers: dict[str, np.ndarray] | None = None) -> list[str]:
         """Where the twin calls the other program's numbers different."""
@@ -73,8 +73,8 @@ class Held(NamedTuple):
 
 def hold(
     files: Files, *, narrow: bool = False, variant: str = "", token: int | None = None
-) -> tuple[Held, oracle.Answer | None]:
-    """Hold the torch twin against the state; the JAX twin's answer, too, where nothing is changed.
+) -> Held:
+    """Hold the torch twin against the state; ask the JAX twin, too, where nothing is changed.
 
     Args:
         narrow: the weights are those that were rounded to bfloat16.
@@ -90,29 +90,25 @@ def hold(
         truth = oracle.derive(side, config, stored, state, rounded=narrow)
     held = Held(truth, state, files.losses)
     if narrow or variant or token is not None:
-        return held, None
+        return held
     with closing(Side("jax", "jax_impl.twin", small=True)) as side:
-        return held, oracle.ask(side, config, stored, state)
+        return held._replace(jax=oracle.ask(side, config, stored, state))
 
 
 @pytest.fixture(scope="module")
-def both(files: Files) -> Iterator[tuple[Held, oracle.Answer | None]]:
-    yield hold(files)
+def held(files: Files) -> Held:
+    return hold(files)
 
 
-def test_a_float32_program_is_within_what_is_derived(
-    both: tuple[Held, oracle.Answer | None],
-) -> None:
-    held, jax = both
-    assert jax and held.wrong() == []
-    assert held._replace(truth=held.truth._replace(answer=jax)).wrong() == []
-    twins = oracle.compare_twins(jax, held.truth.answer)
+def test_a_float32_program_is_within_what_is_derived(held: Held) -> None:
+    assert held.jax and held.wrong() == []
+    assert held._replace(truth=held.truth._replace(answer=held.jax)).wrong() == []
+    twins = oracle.compare_twins(held.jax, held.truth.answer)
     assert {each.verdict for each in twins} == {Verdict.EQUAL}
 
 
-def test_each_wrong_number_is_seen(both: tuple[Held, oracle.Answer | None]) -> None:
+def test_each_wrong_number_is_seen(held: Held) -> None:
     """One element off by 1e-3 of the largest, in each tensor in turn; no other is called wrong."""
-    held, _ = both
     for name, right in held.state.numbers.items():
         off = right.copy()
         off.reshape(-1)[0] += 1e-3 * np.abs(right).max()
@@ -121,27 +117,25 @@ def test_each_wrong_number_is_seen(both: tuple[Held, oracle.Answer | None]) -> N
     assert held._replace(losses=losses).wrong() == ["the loss of step 5"]
 
 
-def test_a_gradient_of_what_no_token_reaches_is_seen(
-    both: tuple[Held, oracle.Answer | None],
-) -> None:
-    numbers = both[0].state.numbers
+def test_a_gradient_of_what_no_token_reaches_is_seen(held: Held) -> None:
+    numbers = held.state.numbers
     for name, row in (("gradient of position.weight", T), ("gradient of embed.weight", 50)):
         off = numbers[name].copy()
         off[row] = 1e-3
-        assert both[0].wrong({**numbers, name: off}) == [name]
+        assert held.wrong({**numbers, name: off}) == [name]
 
 
 @pytest.mark.parametrize("change", [{"variant": "norm-eps=1e-6"}, {"token": 7}])
 def test_a_wrong_twin_and_another_token_are_seen(files: Files, change: dict[str, Any]) -> None:
     """A norm's epsilon is 1e-6, and not 1e-5."""
-    held, _ = hold(files, **change)
+    held = hold(files, **change)
     assert {"logits", "gradient of blocks.0.attn.qkv.weight"} <= {*held.wrong()}
 
 
-def test_the_bounds_follow_the_sums(both: tuple[Held, oracle.Answer | None], files: Files) -> None:
+def test_the_bounds_follow_the_sums(held: Held, files: Files) -> None:
     """Weights that were rounded to bfloat16 need wider bounds: by its unit roundoff over that of
     float32 times the root of the longest sums (100 and more), as the noise has it."""
-    held, (narrow, _) = both[0], hold(files, narrow=True)
+    narrow = hold(files, narrow=True)
     assert narrow.wrong() == []
     ratio = np.median([narrow.truth.noise[n] / held.truth.noise[n] for n in held.truth.noise])
     longest = 4 * 24  # of most weights' sums, the MLP's width
