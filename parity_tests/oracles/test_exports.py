@@ -24,8 +24,9 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint
 from lockstep.weights import onnx_export
 from lockstep.weights.export import export
+from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.onnx_export import export_onnx
-from lockstep.weights.stablehlo import PROGRAM, WEIGHTS, export_stablehlo
+from lockstep.weights.stablehlo import PROGRAM, export_stablehlo
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
@@ -126,14 +127,14 @@ def initializers(graph: onnx.ModelProto) -> Arrays:
 def check_int8(folder: Path) -> None:
     """Each activation's scale and zero point are of the least and the largest number that any of
     the first eight steps' windows makes, as onnxruntime computes them in float32; a weight's scale
-    is of its column. The file loses little, by its logits and by its stated losses."""
+    is of its row. The file loses little, by its logits and by its stated losses."""
     config, state = trained(folder / "run", "gpt2")
     export_onnx(folder / "run", folder / "whole", step=1, int8=False, warn=pytest.fail)
     told = export_onnx(folder / "run", folder / "int8", step=1, int8=True, warn=pytest.fail)
     whole, int8 = (onnx.load(folder / name / onnx_export.FILE) for name in ("whole", "int8"))
     constants = initializers(whole)
     products = [node for node in whole.graph.node
-                if node.op_type == "MatMul" and node.input[1] in constants]  # fmt: skip
+                if node.op_type == "Gemm" and node.input[1] in constants]  # fmt: skip
     assert len(products) == 2 * 4 + 1
     seen = sorted({node.input[0] for node in products})
     watched = onnx.ModelProto()
@@ -153,10 +154,10 @@ def check_int8(folder: Path) -> None:
         assert found[f"{name}_zero_point"] == np.rint(-low[name] / scale), name
     for node in products:
         name, weight = node.input[1], constants[node.input[1]]
-        scale = np.abs(weight).max(0) / 127
+        scale = np.abs(weight).max(1) / 127
         assert np.allclose(found[f"{name}_scale"], scale, rtol=1e-5)
         assert not found[f"{name}_zero_point"].any()
-        assert np.abs(found[f"{name}_quantized"] - np.rint(weight / scale)).max() <= 1
+        assert np.abs(found[f"{name}_quantized"] - np.rint(weight / scale[:, None])).max() <= 1
     expected = expected_logits(config, state.params)
     assert norm_gap(run_graph(int8, TOKENS)[0], expected) < 0.1
     held_out = batches.validation(config, data.val)

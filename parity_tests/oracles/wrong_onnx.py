@@ -1,0 +1,22 @@
+"""An exporter of ONNX that rotates the last place as the one before it: a planted bug.
+
+The exporter is a process of its own, which a patch of this one does not reach.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.model import rotary
+from torch_ref.io import onnx
+
+right = rotary.table
+
+
+def repeat_place(*given: Any) -> tuple[np.ndarray, ...]:
+    return tuple(np.concatenate([x[:-1], x[-2:-1]]) for x in right(*given))
+
+
+def export_forward(config: dict[str, Any], folder: str) -> None:
+    vars(rotary)["table"] = repeat_place
+    onnx.export_forward(config, folder)
