@@ -88,11 +88,16 @@ def test_a_path_that_is_no_data(name: str, place: Place, said: str, tmp_path: Pa
     assert error(tmp_path / name) == f"--data DIR/{name}: {said}"
 
 
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
 FILES: list[tuple[Place, str]] = [
     (Path.unlink, "no {} in it; write train.bin and val.bin as raw uint16 tokens"),
     (lambda file: write(file, b"odd"), "{} has 3 bytes, not whole uint16 tokens; write it again"),
     (lambda file: write(file, b""), "{} is empty; use other data"),
-    (lambda file: (file.unlink(), file.mkdir()), "{} is not a regular file; use other data"),
+    (make_folder, "{} is not a regular file; use other data"),
 ]
 
 
