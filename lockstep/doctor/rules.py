@@ -17,7 +17,7 @@ SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and 
 DRIVERS = {12: 525, 13: 580}  # the oldest driver for a major version of CUDA, on Linux
 ANEW = "in an empty virtual environment: pip install -e '.[cuda12]', or '.[cuda13]'"
 REMEDIES = {
-    "missing": "pip install -e . in Lockstep's folder",
+    "missing": "pip install 'lockstep-gpt[train]'; lockstep check needs none here",
     "libraries": "unset LD_LIBRARY_PATH; if it still fails, its CUDA libraries are missing or "
     "another package's: pip install --force-reinstall {name}",
     "flags": "unset XLA_FLAGS, or leave out the flag that this version does not know",
@@ -55,16 +55,20 @@ def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Problem]:
             yield Problem(severity, f"--policy {policy} is {state} in {name}: {why}", remedy)
 
 
+def supported_version(name: str, facts: Facts) -> str:
+    """How to install a version of a framework that the twins support; "" if one is installed."""
+    (least, below), found = SUPPORTED[name], facts.machine.packages.get(name)
+    if found is None or least <= _numbers(found) < below:
+        return ""
+    return f"pip install '{name}>={version_text(least)},<{version_text(below)}'"
+
+
 def versions(facts: Facts) -> Iterator[Problem]:
     packages = facts.machine.packages
-    for name, (least, below) in SUPPORTED.items():
-        if name in packages and not least <= _numbers(packages[name]) < below:
-            what = f"{name} {packages[name]} is not a version that Lockstep supports"
-            yield Problem(
-                WARNING,
-                what,
-                f"pip install '{name}>={version_text(least)},<{version_text(below)}'",
-            )
+    for name in SUPPORTED:
+        if remedy := supported_version(name, facts):
+            what = f"{name} {packages[name]} is not a version that the twins support"
+            yield Problem(WARNING, what, f"{remedy}; lockstep check takes others")
     jaxlib = packages.get("jaxlib", "")
     for name in packages:
         plugin = name.startswith("jax-cuda")
@@ -121,7 +125,7 @@ def environment(facts: Facts) -> Iterator[Problem]:
 
 def starts(f: Framework, facts: Facts) -> Iterator[Problem]:
     if f.fault:
-        remedy = REMEDIES[f.fault].format(name=f.name)
+        remedy = supported_version(f.name, facts) or REMEDIES[f.fault].format(name=f.name)
         yield Problem(
             ERROR, f"{f.name} does not start: {f.error}", f"{remedy}; {_probe_command(f)}"
         )
@@ -130,7 +134,8 @@ def starts(f: Framework, facts: Facts) -> Iterator[Problem]:
 def reports_facts(f: Framework, facts: Facts) -> Iterator[Problem]:
     if "devices" in f.unread:  # and then the others for the same reason
         hidden = f.name == "jax" and "JAX_PLATFORMS" in facts.machine.environment
-        remedy = "unset JAX_PLATFORMS" if hidden else REMEDIES["import"].format(name=f.name)
+        remedy = supported_version(f.name, facts) or REMEDIES["import"].format(name=f.name)
+        remedy = "unset JAX_PLATFORMS" if hidden else remedy
         yield Problem(ERROR, f"{f.name} finds no device: {f.unread['devices']}", remedy)
     else:
         for fact, why in f.unread.items():

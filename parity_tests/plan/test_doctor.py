@@ -82,7 +82,10 @@ SLOW = FAST | {"float16": 200.0}
 # fault -> facts, severity, words of the finding, words of the remedy
 FAULTS: dict[str, tuple[Facts, str, str, str]] = {
     "torch missing": (broken("missing", "No module named 'torch'"),
-        "error", "torch does not start: No module", "pip install -e"),
+        "error", "torch does not start: No module", r"pip install 'lockstep-gpt\[train\]'"),
+    "old torch that fails": (with_machine(broken("import", "no attribute"),
+                                          packages={"torch": "2.5.1"}),
+        "error", "torch does not start: no attribute", "'torch>=2.9,<3.0'"),
     "no device": (with_machine(with_framework("jax", devices=(), unread={
             "devices": "RuntimeError: Unable to initialize backend 'tpu'", "matmul_seconds": "x"}),
             environment={"JAX_PLATFORMS": "tpu"}),

@@ -30,7 +30,7 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
     "raises": ("jax", "raise RuntimeError('jaxlib version 0.1 is incompatible')",
         "import", "RuntimeError: jaxlib version", "force-reinstall jax"),
     "missing": ("jax", "import a_module_that_is_not_there",
-        "missing", "No module named 'a_module", "pip install -e"),
+        "missing", "No module named 'a_module", "pip install 'lockstep-gpt[train]'"),
     "crashes": ("jax", "import os; os.kill(os.getpid(), 11)",
         "crash", "killed by signal 11", "empty virtual environment"),
     "hangs": ("torch", "import time; time.sleep(60)", "hang", "no answer within 5 s", "nvidia-smi"),
