@@ -124,7 +124,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
     if ask == "widen":
         side.widen(weights, spec, batch)
-        facts = ("precision", "narrow", "widened", "rounded", "narrowest")
+        facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked")
         return {name: side.facts()[name] for name in facts}, {}
     if ask == "run":
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))

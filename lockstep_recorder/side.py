@@ -28,12 +28,14 @@ class ProgramSide:
         self.narrowest = "float32"  # the narrowest format of its values, below float64
         self.narrow: list[str] = []
         self.rounded: list[str] = []
+        self.changed: list[str] = []  # parameters whose gradients the recorder's hooks change
 
     def about(self, **own: Any) -> dict[str, Any]:
         """Returns the facts of every side, and a framework's own."""
         return {
             "framework": self.framework, "precision": self.precision, "narrow": self.narrow,
-            "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest, **own,
+            "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
+            "hooked": self.changed, **own,
         }  # fmt: skip
 
     def batch(self, step: int) -> tuple[Any, Arrays]:

@@ -11,7 +11,7 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
-from lockstep_recorder.noise import narrowest_of
+from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_modes import (
     Formats,
@@ -21,8 +21,11 @@ from lockstep_recorder.torch_modes import (
     replace_floats,
     without_dropout,
     without_functional_dropout,
+    without_recomputation,
 )
 from lockstep_recorder.user import Mistake, User, mistake
+
+SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
 class TorchSide(ProgramSide):
@@ -36,6 +39,7 @@ class TorchSide(ProgramSide):
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
+        self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def facts(self) -> dict[str, Any]:
         modules = {self.names[id(m)]: type(m).__name__ for m in self.model.modules()}
@@ -60,7 +64,11 @@ class TorchSide(ProgramSide):
         self.model.zero_grad(set_to_none=True)
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
-        """float64 where the program runs in it; else as it is written."""
+        """float64 where the program runs in it, else as it is written; then the hooks are tried."""
+        self._choose_precision(weights, spec, batch)
+        self._try_hooks(weights, spec, batch)
+
+    def _choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         if self.own:
             self.load(weights)
             with Formats() as mode:
@@ -82,6 +90,37 @@ class TorchSide(ProgramSide):
         self.wide, self.precision = False, "float32"
         if self.narrow[0].startswith("in float64 it raises"):
             self.model.float()
+
+    def _try_hooks(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        """Compares a run without a hook with one that is recorded.
+
+        A tensor that wants no gradient is first made to want one, which can give gradients to
+        parameters that have none without it, as those in a reentrant checkpoint.
+        """
+        loss, plain = self._run_plain(weights, spec, batch)
+        for self.asks_all in (True, False):
+            self.changed = []
+            about, seen = self.run(weights, spec, batch)
+            if not abs(about["loss"] - loss) <= SAME[self.precision] * abs(loss):
+                return  # it is random, or not finite
+            gaps = largest_gaps(plain, [{name: seen[f"grad/{name}"] for name in plain}])
+            self.changed = [n for n, gap in gaps.items() if not gap <= SAME[self.precision]]
+            if not self.changed:
+                return
+
+    def _run_plain(self, weights: Arrays, spec: Any, batch: Arrays) -> tuple[float, Arrays]:
+        """The loss and all gradients, without a hook."""
+        self.load(weights)
+        loss = self._loss(spec, batch)
+        if loss.requires_grad:
+            self._backward(loss)
+        return loss.item(), self._grads()
+
+    def _grads(self) -> Arrays:
+        return {
+            name: tree.to_numpy(p.grad if p.grad is not None else torch.zeros_like(p))
+            for name, p in self.model.named_parameters()
+        }
 
     def _leaf(self, x: np.ndarray) -> torch.Tensor:
         if x.dtype.kind in "fc":
@@ -113,17 +152,18 @@ class TorchSide(ProgramSide):
         """
         self.load(weights)
         calls = CallLog()
-        with self._hooks(calls, forced or {}):
-            loss = self._loss(spec, batch)
+        with without_recomputation():
+            with self._hooks(calls, forced or {}):
+                loss = self._loss(spec, batch)
             if loss.requires_grad:
                 self._backward(loss)
-        seen = dict(calls.arrays)
-        for name, p in self.model.named_parameters():
-            grad = p.grad if p.grad is not None else torch.zeros_like(p)
-            seen[f"grad/{name}"] = tree.to_numpy(grad)
+        seen, grads = dict(calls.arrays), self._grads()
         for name, x in self.model.named_buffers():
             if is_float(x):
                 seen[f"state/{name}"] = tree.to_numpy(x)
+        if self.changed and not forced:
+            grads = self._run_plain(weights, spec, batch)[1]
+        seen.update({f"grad/{name}": x for name, x in grads.items()})
         about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
         return about, seen
 
@@ -155,7 +195,9 @@ class TorchSide(ProgramSide):
             def look(at: int, x: torch.Tensor) -> Any:
                 if at >= MOST:
                     return x
-                if not (at or x.requires_grad):  # what arrives is wanted all the same, as in JAX
+                if self.asks_all and not (
+                    at or x.requires_grad
+                ):  # what arrives is wanted all the same, as in JAX
                     x = x.detach().requires_grad_().clone()
                 return self._point(x, slot(call, at), calls, forced)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,3 +124,37 @@ def without_functional_dropout() -> Iterator[None]:
         yield
     finally:
         torch.nn.functional.dropout = former
+
+
+@contextlib.contextmanager
+def without_recomputation() -> Iterator[None]:
+    """Checkpoints run once: a second run in the backward pass would be recorded, too.
+
+    A reentrant one keeps what it does to gradients: its parameters get none unless one of its
+    inputs wants one.
+    """
+    module: Any = torch.utils.checkpoint
+    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+    former = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name, replacement in zip(names, (ReentrantOnce, _once)):
+        if name in former:
+            setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for name, own in former.items():
+            setattr(module, name, own)
+
+
+class ReentrantOnce:
+    """Stands for `torch.utils.checkpoint.CheckpointFunction`."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
+            return function(*args)
+
+
+def _once(*_: Any, **__: Any) -> Iterator[None]:
+    yield

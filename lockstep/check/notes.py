@@ -17,7 +17,11 @@ def of(
     reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Stage],
     accepted: list[Root],
 ) -> list[str]:  # fmt: skip
-    found = _precision("reference", reference.about) + _precision("port", port.facts)
+    sides = {"reference": reference.about, "port": port.facts}
+    found = [note for side, about in sides.items() for note in _precision(side, about)]
+    found += [f"the recorder's hooks change gradients of the {side}, such as that of "
+              f"{about['hooked'][0]}: the free rungs compare those of a run without hooks"
+              for side, about in sides.items() if about.get("hooked")]  # fmt: skip
     calls, pairing = trial.free.calls, trial.pairing
     if not pairing.calls and not calls.names:
         found.append("no module of the port was paired: it shows none; a port in plain JAX shows "

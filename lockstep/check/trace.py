@@ -102,6 +102,9 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
+    hooked = about.get("hooked", [])
+    if type(hooked) is not list or not all(type(each) is str for each in hooked):
+        return "hooked holds more than names"
     if type(about.get("mapping", {})) is not dict:
         return "mapping is no dict"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
