@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.config.policy import Roles
 from lockstep.judge.noise import PLAIN, Perturbation
-from lockstep.judge.tolerances import CURVE, ENVELOPE, FLOOR_ULPS, LAG
+from lockstep.judge.tolerances import CURVE, ENVELOPE, FLOOR_ULPS, LAG, LEAST_SHARE
 from lockstep.judge.verdict import Finding, Verdict, median_finding
 
 NUDGED = 5  # runs from nudged weights
@@ -137,11 +137,14 @@ def _judge(ratio: np.ndarray, horizon: int, cap: float) -> Finding:
         if horizon == len(ratio)
         else f"inconclusive from step {horizon + 1}: the envelope is wider than {cap:g} nats"
     )
+    verdict = Verdict.EQUAL if counted[largest] <= ENVELOPE.bound else Verdict.DIFFERENT
+    if verdict is Verdict.EQUAL and horizon < LEAST_SHARE * len(ratio):
+        verdict = Verdict.INCONCLUSIVE
     return Finding(
         rule="gap over envelope",
         where=f"step {largest + 1}",
         figure=float(counted[largest]),
         bound=ENVELOPE.bound,
-        verdict=Verdict.EQUAL if counted[largest] <= ENVELOPE.bound else Verdict.DIFFERENT,
+        verdict=verdict,
         detail=whole,
     )

@@ -86,6 +86,10 @@ def envelope_cap(roles: Roles) -> float:
     return ENVELOPE_CAP["rounded" if rounded else roles.compute]
 
 
+# The share of a run's steps that must lie before the horizon for "equal": of a run whose first step
+# alone counts, nothing is known.
+LEAST_SHARE = 0.5
+
 # Steps that the envelope is taken ahead: in half precision a flip that every run meets sooner or
 # later, one of them meets first (docs/decisions/0013).
 LAG = 5

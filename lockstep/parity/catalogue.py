@@ -268,6 +268,8 @@ BUGS: list[Bug] = [
          **DDP | {"policy": "fp32"}),
     _bug("torch", 11, "mean-of-rank-means", "a rank's mean over its own targets", **MASKED, **DDP),
     _bug("torch", 11, "evaluated-on-one-rank", "an evaluation is one rank's", **DDP),
+    _bug("torch", 11, "evaluation-told-by-rank", "all but one rank report their own rows' loss",
+         **DDP),
     _bug("jax", 11, "same-rows-on-every-device", "all devices train on one's rows", **LEAN | DDP),
     _bug("jax", 11, "rows-shifted-in-a-process", "one process's rows begin one too early",
          **LEAN | DDP | {"mesh": "data=2,fsdp=2"}),

@@ -68,14 +68,24 @@ def test_a_larger_gap_is_different_and_says_where() -> None:
 
 def test_beyond_the_cap_nothing_is_said() -> None:
     other, wide = BASE.copy(), ENVELOPE_OF_NOISE.copy()
-    other[25:] += 0.5
-    wide[20:] = 1.0
+    other[35:] += 0.5
+    wide[30:] = 1.0
     result = compare_curves(BASE, other, wide, CAP)
-    assert result.horizon == 20
+    assert result.horizon == 30
     assert result.finding.verdict is Verdict.EQUAL
-    assert "inconclusive from step 21" in result.finding.detail
+    assert "inconclusive from step 31" in result.finding.detail
     nothing = compare_curves(BASE, other, np.ones(STEPS), CAP)
     assert nothing.finding.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("counted", [1, 24, 25])
+def test_equal_is_said_of_half_of_the_steps_at_least(counted: int) -> None:
+    """A difference is one at any step."""
+    wide, other = ENVELOPE_OF_NOISE.copy(), BASE.copy()
+    wide[counted:], other[0] = 1.0, other[0] + 0.1
+    verdict = Verdict.EQUAL if counted >= STEPS / 2 else Verdict.INCONCLUSIVE
+    assert compare_curves(BASE, BASE, wide, CAP).finding.verdict is verdict
+    assert compare_curves(BASE, other, wide, CAP).finding.verdict is Verdict.DIFFERENT
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
