@@ -83,9 +83,6 @@ SLOW = FAST | {"float16": 200.0}
 FAULTS: dict[str, tuple[Facts, str, str, str]] = {
     "torch missing": (broken("missing", "No module named 'torch'"),
         "error", "torch does not start: No module", r"pip install 'lockstep-gpt\[train\]'"),
-    "old torch that fails": (with_machine(broken("import", "no attribute"),
-                                          packages={"torch": "2.5.1"}),
-        "error", "torch does not start: no attribute", "'torch>=2.9,<3.0'"),
     "no device": (with_machine(with_framework("jax", devices=(), unread={
             "devices": "RuntimeError: Unable to initialize backend 'tpu'", "matmul_seconds": "x"}),
             environment={"JAX_PLATFORMS": "tpu"}),
@@ -153,6 +150,14 @@ def test_each_fault_is_found_with_its_remedy(fault: str) -> None:
     assert found.severity == severity
     assert re.search(what, found.what)
     assert re.search(remedy, found.remedy)
+
+
+def test_a_framework_that_fails_in_an_old_version_is_to_be_updated() -> None:
+    facts = with_machine(broken("import", "no attribute"), packages={"torch": "2.5.1"})
+    found = {each.what: each.remedy for each in rules.findings(facts)}
+    assert len(found) == 2
+    assert found["torch does not start: no attribute"].startswith("pip install 'torch>=2.9,<3.0'")
+    assert "torch 2.5.1 is not a version that the twins support" in found
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
