@@ -481,7 +481,7 @@ EXPORTS: list[tuple[Any, ...]] = [
      "onnx", "llama-lora"),
     ("stablehlo-without-adapters", "export", wrap(forward, "open_weights", unmerged),
      "stablehlo", "llama-lora"),
-    ("exported-at-another-step", "export", wrap(onnx_export, "files_of", lambda right, run, step,
+    ("exported-at-another-step", "export", wrap(forward, "files_of", lambda right, run, step,
      warn: right(run, None, warn)), "onnx", "gpt2"),
     ("adapters-merged-unscaled", "export", put(ModelConfig, "lora_scale", 1.0),
      "onnx", "gpt2-lora"),
