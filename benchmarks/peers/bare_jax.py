@@ -1,7 +1,6 @@
 """`examples/minimal/train_jax.py` as a `Runner`: the same weights, batches and rates as ours."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -55,10 +54,15 @@ class BareJax(Minimal):
         clip = clip_by_global_norm(config.optim.clip)
         self.optimizer = train_jax.make_optimizer(self.minimal, like, lambda u: table[u], clip)
         self.compiled: Any = jax.jit(
-            partial(train_jax.train_step, self.minimal, self.optimizer),
+            self.step_leaves,
             donate_argnums=0,
             compiler_options=self.compiler_options(),
         )
+
+    def step_leaves(self, leaves: list[jax.Array], window: jax.Array) -> Any:
+        """Steps from the leaves of the state: `lower` cannot rebuild jmp's loss scale."""
+        state = jax.tree.unflatten(jax.tree.structure(self.current), leaves)
+        return train_jax.train_step(self.minimal, self.optimizer, state, window)
 
     def compiler_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -124,7 +128,7 @@ class BareJax(Minimal):
         optim, context = self.config.optim, self.config.model.context
         shape = (optim.accum, optim.batch_size, context + 1)
         window = jax.ShapeDtypeStruct(shape, jnp.int32)
-        self.compiled = self.compiled.lower(self.current, window).compile()
+        self.compiled = self.compiled.lower(jax.tree.leaves(self.current), window).compile()
 
     def place(self, window: Batch) -> jax.Array:
         return jax.device_put(join_tokens(window), self.device)
@@ -132,7 +136,7 @@ class BareJax(Minimal):
     def step(self, window: jax.Array) -> Callable[[], StepResult]:
         # The step takes the state's memory, this number's too.
         scale = jnp.copy(self.scale[0]) if self.roles.loss_scaling else 1.0
-        self.current, metrics = self.compiled(self.current, window)
+        self.current, metrics = self.compiled(jax.tree.leaves(self.current), window)
         self.taken += 1
 
         def wait() -> StepResult:

@@ -192,6 +192,16 @@ def test_prepared_and_loaded_again(peer: str) -> None:
     assert runner.synchronous == twin.synchronous and runner.peak_bytes() > 0
 
 
+@pytest.mark.parametrize("peer", PEERS)
+def test_prepared_under_a_loss_scale(peer: str) -> None:
+    """JAX compiles ahead from a state that has jmp's loss scale in it."""
+    config = config_of("fp16", accum=1)
+    runner: Any = PEERS[peer].build(config)
+    runner.load(perturbed(config))
+    runner.prepare()
+    assert all(np.isfinite(result.loss) for result in run(runner, config, range(2)))
+
+
 # --- the files themselves
 
 FILES = {"train_jax": {"jax", "jmp", "numpy", "optax"}, "train_torch": {"numpy", "torch"}}
