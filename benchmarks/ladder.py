@@ -225,6 +225,7 @@ def _describe_difference(row: Row) -> str:
 NAMES = {
     "relative gap": "NORM", "gap of the losses, in nats": "CURVE",
     "gap of the gradient norms": "CURVE_NORM", "gap over envelope": "ENVELOPE",
+    "gap over envelope, of gradient norms": "ENVELOPE", "gap over noise, at the end": "ENVELOPE",
     "gap over noise": "NOISE", "noise over noise": "SENSITIVITY",
 }  # fmt: skip
 BY_POLICY = ("tapped against trained", "gap to what keeps everything")  # the norm rule, or noise

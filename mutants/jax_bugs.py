@@ -89,6 +89,19 @@ def clip_as_optax(right: Callable, clip: float, norms: optim.Norms) -> optax.Gra
     return optax.GradientTransformation(right(clip, norms).init, update)
 
 
+# --- resuming
+
+
+def place_by_steps(trainer: step.Trainer, state: Any) -> None:
+    """A resumed run's place in the schedule is that of its steps, not of its updates."""
+
+    def is_place(path: Any, value: Any) -> bool:
+        return path[-1].tuple_name == "ScaleByScheduleState"
+
+    moved = optax.tree.set(trainer.state.optimizer, is_place, count=jnp.int32(state.step))
+    trainer.state = replace(trainer.state, optimizer=moved)
+
+
 # --- the model
 
 
@@ -276,6 +289,11 @@ BUGS: dict[str, Plant] = {
     "dots-recomputes-affine": assign(
         remat, "save_dots", jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ),
+    "schedule-by-steps-after-resume-in-jax": after(bridge, "load", place_by_steps),
+    "grad-norm-logged-scaled-in-jax": wrap(
+        step.Trainer, "metrics", lambda right, self, before, *rest: (
+            lambda found: found._replace(grad_norm=found.grad_norm * before.loss_scale)
+        )(right(self, before, *rest))),
     # a Python float draws 64-bit uniforms under x64
     "masks-of-64-bits": wrap(jax.random, "bernoulli", lambda right, key, p, shape: right(
         key, 0.9, shape)),

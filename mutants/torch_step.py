@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from mutants.patch import Plant, after, assign, before, both, wrap
 from torch_ref import optim, step
 from torch_ref.extra import rules
+from torch_ref.io import bridge
 from torch_ref.optim import AdamW
 from torch_ref.step import Trainer
 
@@ -223,6 +224,23 @@ def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
     return wrap(step, "learning_rates", lambda right, config: change(right(config)))
 
 
+def place_by_steps(trainer: Trainer, state: Any) -> None:
+    """A resumed run's place in the schedule is that of its steps, not of its updates."""
+    ahead = state.step - state.updates
+    rates = step.learning_rates(trainer.config.optim)
+    trainer.rates = np.concatenate([rates[ahead:], rates[len(rates) - ahead :]])
+
+
+def log_scaled(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
+    norm, norms = right(self)
+    return norm * self.scaler.get_scale(), norms
+
+
+def raise_late(rates: np.ndarray) -> np.ndarray:
+    """From update 31 on."""
+    return np.where(np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6))
+
+
 BUGS: dict[str, Plant] = {
     "loss-not-divided": wrap(
         Trainer, "backward", lambda right, self, loss: right(self, loss * self.config.optim.accum)
@@ -263,5 +281,8 @@ BUGS: dict[str, Plant] = {
     "frozen-in-norm": frozen_in_norm,
     "frozen-decay": after(Trainer, "update", decay_frozen),
     "schedule-off-by-one": with_rates(lambda rates: np.append(rates[1:], rates[-1])),
+    "rate-doubles-late": with_rates(raise_late),
+    "schedule-by-steps-after-resume": after(bridge, "load", place_by_steps),
+    "grad-norm-logged-scaled": wrap(Trainer, "clip", log_scaled),
     "schedule-in-float32": with_rates(lambda rates: rates.astype(np.float32)),
 }

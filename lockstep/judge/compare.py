@@ -1,9 +1,11 @@
 """Two sets of tensors against each other."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
-from lockstep.judge.noise import Measure, Perturbation, relative_gaps, tensor_noise
-from lockstep.judge.tolerances import FLOOR, NOISE, NORM, SENSITIVITY
+from lockstep.judge.noise import PLAIN, Measure, Perturbation, relative_gaps, tensor_noise
+from lockstep.judge.tolerances import ENVELOPE, FLOOR, NOISE, NORM, SENSITIVITY
 from lockstep.judge.verdict import Finding, Verdict, check_bound, median_finding
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -112,6 +114,50 @@ def compare_measures(
     moves = (Perturbation(weights=i, dtype="bfloat16", rounded=False) for i in range(RESTARTS))
     judged = (judge(move.state(state)) for move in moves)
     return [median_finding(list(starts)) for starts in zip(once, *judged)]
+
+
+END_RULE = "gap over noise, at the end"
+End = Callable[[Perturbation], Arrays]  # a whole run's tensors after its last step
+
+
+def compare_ends(
+    ours: End,
+    theirs: End,
+    noisy: Sequence[End],
+    runs: Sequence[Perturbation],
+    restarts: Sequence[Perturbation],
+) -> list[Finding]:
+    """Below float64: two runs' last tensors against the ends of runs that were perturbed.
+
+    The noise is the largest of as many runs as an envelope's, so the bound is an envelope's. A
+    difference must be one at the median of three starts, as that of two curves.
+    """
+    noise = {name: FLOOR for name in ours(PLAIN)}
+    for train in noisy:
+        plain = train(PLAIN)
+        for run in map(train, runs):
+            for name in noise.keys() & plain.keys():
+                noise[name] = max(noise[name], _gap(run[name], plain[name]) + FLOOR)
+
+    def judge(start: Perturbation) -> list[Finding]:
+        a, b = ours(start), theirs(start)
+        return _of_one_alone(a, b, END_RULE, ENVELOPE.bound) + [
+            check_bound(END_RULE, name, _gap(x, b[name]) / noise[name],
+                        ENVELOPE.bound, _norms(x, b[name]))
+            for name, x in a.items()
+            if name in b
+        ]  # fmt: skip
+
+    once = judge(PLAIN)
+    if all(finding.verdict is Verdict.EQUAL for finding in once):
+        return once
+    return [median_finding(list(starts)) for starts in zip(once, *map(judge, restarts))]
+
+
+def _gap(a: np.ndarray, b: np.ndarray) -> float:
+    """The relative gap in 2-norm; infinite where it is no number."""
+    gap = float(relative_gaps(a[..., None], b[..., None])[0])
+    return gap if np.isfinite(gap) else np.inf
 
 
 def stack(sets: list[Arrays]) -> Arrays:

@@ -11,7 +11,7 @@ from lockstep.judge.compare import changed_tensors
 from lockstep.judge.verdict import Finding, empty
 from lockstep.model.state import TrainState
 from lockstep.parity.case import Case
-from lockstep.parity.side import Side
+from lockstep.parity.side import Side, Steps
 from lockstep.train.schedule import learning_rates
 
 STEPS = 24
@@ -35,6 +35,32 @@ class Automaton:
             with np.errstate(over="ignore"):
                 grown = float(np.float32(self.scale) * np.float32(self.factor))
             self.scale, self.good_steps = grown if np.isfinite(grown) else self.scale, 0
+
+
+def find_strays(config: Config, start: TrainState, run: Steps) -> dict[str, list[str]]:
+    """What of a run does not follow from its start and from which steps were skipped.
+
+    Returns: a rule -> the steps, or the counters at the end, that break it.
+    """
+    made = start.updates + np.cumsum(~run.skipped)  # updates after each step
+    count, precision = len(run.skipped), config.precision
+    automaton = Automaton(start.loss_scale, precision.loss_scale_factor,
+                          precision.loss_scale_interval, start.good_steps)  # fmt: skip
+    scales = []
+    for skipped in run.skipped:
+        scales.append(automaton.scale)
+        if precision.roles.loss_scaling:
+            automaton.step(finite=not skipped)
+    ends = {"step": start.step + count, "updates": int(made[-1]), "loss_scale": automaton.scale,
+            "good_steps": automaton.good_steps}  # fmt: skip
+    steps = {
+        "learning rates not the table's":
+            run.lr != learning_rates(config.optim)[made - ~run.skipped],
+        "loss scales not the automaton's": run.loss_scale != np.array(scales),
+    }  # fmt: skip
+    found = {rule: [f"step {t + 1}" for t in np.flatnonzero(off)] for rule, off in steps.items()}
+    return found | {"counters": [name for name, end in ends.items()
+                                 if getattr(run.end, name) != end]}  # fmt: skip
 
 
 def loss_scale(case: Case) -> Iterator[Finding]:

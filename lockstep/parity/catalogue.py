@@ -84,6 +84,9 @@ BUGS: list[Bug] = [
     _bug("jax", 7, "overflow-ignored", "gradients that are not finite go in", **FP16),
     _bug("jax", 7, "overflow-in-head", "the head's gradient alone is looked at", **FP16),
     _bug("jax", 7, "loss-scale-floor", "jmp's floor of 1 under the scale", **FP16),
+    _bug("torch", 8, "grad-norm-logged-scaled", "the logged norm is the scaled gradient's", **FP16),
+    _bug("jax", 8, "grad-norm-logged-scaled-in-jax", "the logged norm is the scaled gradient's",
+         **FP16),
     # the optimizer
     _bug("torch", 4, "no-bias-correction", "Adam without bias correction"),
     _bug("torch", 4, "adam-eps", "Adam's epsilon 1e-6 for 1e-8", size=1e-6),
@@ -119,6 +122,13 @@ BUGS: list[Bug] = [
     # the schedule and the data
     _bug("torch", 1, "schedule-off-by-one", "each update takes the next one's rate"),
     _bug("torch", 1, "schedule-in-float32", "the rates are rounded to float32, under float64"),
+    _bug("torch", 8, "rate-doubles-late", "from update 31 on the rate is a millionth too high",
+         steps=40, **LEAN),
+    _bug("torch", 10, "schedule-by-steps-after-resume",
+         "a resumed run's rate is that of its steps, not of its updates", **FP16),
+    _bug("jax", 10, "schedule-by-steps-after-resume-in-jax",
+         "a resumed run's rate is that of its steps, not of its updates, and logged as right",
+         **FP16),
     _bug("torch", 2, "targets-shifted", "targets are one token off"),
     _bug("torch", 2, "last-token-dropped", "the last target of each row does not count"),
     _bug("torch", 2, "label-smoothing", "labels are smoothed by a thousandth", size=1e-3),

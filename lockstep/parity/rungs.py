@@ -18,10 +18,10 @@ from lockstep.judge.tolerances import MEMORY
 from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
 from lockstep.parity.matrix import NO_CLIP
 from lockstep.parity.side import Side
-from lockstep.train.schedule import learning_rates
 
 TENSORS = ("params", "mu", "nu", "amaxes")
 # Pooled: in one small batch a few numbers near the loss give all tensors their error.
@@ -36,10 +36,11 @@ WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none
 
 def contract(case: Case) -> Iterator[Finding]:
     """What goes in comes out, under the same names, and the rates are the table's."""
-    table, counters = learning_rates(case.config.optim), {"step": 7, "updates": 5}
+    counters, last = {"step": 7, "updates": 5}, case.config.optim.steps
     if case.config.precision.roles.loss_scaling:
         counters |= {"loss_scale": 64, "good_steps": 3}
     numbered = replace(_number(case.perturbed), **counters)  # type: ignore[arg-type]
+    late = replace(case.perturbed, step=last - 1, updates=last - 3)  # as if two were skipped
     for side in case.sides:
         back = side.state(case.config, numbered)
         lost = [name for name in counters if getattr(back, name) != counters[name]]
@@ -47,14 +48,11 @@ def contract(case: Case) -> Iterator[Finding]:
         yield empty("changed by loading", side.name, changed_tensors(numbered, back))
         moved = [name for name, other in zip(numbered.params, back.params) if name != other]
         yield empty("out of order", side.name, moved)
-        steps = side.steps(case.config, case.perturbed, case.windows(3))
-        made = np.cumsum(~steps.skipped) - ~steps.skipped  # updates before each step
-        wrong = [f"step {t + 1}" for t in np.flatnonzero(steps.lr != table[made])]
-        yield empty("learning rates not the table's", side.name, wrong)
-        counted = {"step": 3, "updates": int((~steps.skipped).sum())}
-        off = [name for name, count in counted.items() if getattr(steps.end, name) != count]
-        yield empty("counters", side.name, off)
-        yield empty("frozen, but moved", side.name, _moved(case.perturbed, steps.end))
+        for start in (case.perturbed, late):
+            steps = side.steps(case.config, start, case.windows(3))
+            for rule, wrong in find_strays(case.config, start, steps).items():
+                yield empty(rule, f"{side.name} from step {start.step}", wrong)
+            yield empty("frozen, but moved", side.name, _moved(start, steps.end))
 
 
 def activations(case: Case) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,23 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
-from lockstep.judge.compare import changed_tensors
-from lockstep.judge.envelope import compare_programs, curve_noise, perturbations
+from lockstep.judge.compare import changed_tensors, compare_ends, norm_rule
+from lockstep.judge.envelope import RESTARTS, compare_programs, curve_noise, perturbations
 from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import CURVE, CURVE_NORM, envelope_cap
-from lockstep.judge.verdict import Finding, Verdict, check_bound, empty
+from lockstep.judge.verdict import Finding, Verdict, check_bound, empty, locate
+from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
+from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
 from lockstep.parity.side import Side, Steps
 from lockstep.run import checkpoint
 
+TENSORS = ("params", "mu", "nu", "amaxes")
+REPORTED = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # of each step
+COUNTERS = ("step", "updates", "loss_scale", "good_steps")  # of a state
+# From here the first steps of a run under a loss scale overflow, and the later ones do not.
+HIGH_SCALE = 2.0**20
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
 
@@ -63,14 +70,46 @@ def checkpoints(case: Case) -> Iterator[Finding]:
                 )
                 continue
             unbroken, joined = whole[first.name](PLAIN), resumed(PLAIN)
-            steps = np.flatnonzero(joined.loss != unbroken.loss) + 1
-            parted = changed_tensors(unbroken.end, joined.end) + [f"step {t}" for t in steps]
-            yield empty("changed by resuming", where, parted)
+            yield empty("changed by resuming", where, find_changes(unbroken, joined))
+    if case.config.precision.roles.loss_scaling:
+        yield from resume_after_skips(case)
 
 
-def train_program(side: Side, case: Case) -> Any:
+def resume_after_skips(case: Case) -> Iterator[Finding]:
+    """A run whose first steps are skipped, and whose later ones train, in itself."""
+    start = replace(case.perturbed, loss_scale=HIGH_SCALE)
+    for side in case.sides:
+        unbroken = train_program(side, case, start)(PLAIN)
+        joined = resume_program(side, side, case, start)(PLAIN)
+        where, half = f"{side.name}, after skipped steps", len(unbroken.skipped) // 2
+        yield empty("changed by resuming", where, find_changes(unbroken, joined))
+        yield from find_stray_steps(case, where, joined, start)
+        shows = unbroken.skipped[:half].any() and not unbroken.skipped[half:].all()
+        if not shows:
+            yield Finding(
+                rule="steps skipped before, and trained after", where=where,
+                figure=float(unbroken.skipped.sum()), bound=float(half),
+                verdict=Verdict.INCONCLUSIVE,
+            )  # fmt: skip
+
+
+def find_changes(unbroken: Steps, joined: Steps) -> list[str]:
+    """What is not bit for bit the same: tensors and counters at the end, and what steps report."""
+    steps = [
+        f"{name} of step {t + 1}"
+        for name in REPORTED
+        for t in np.flatnonzero(
+            ~np.isclose(getattr(joined, name), getattr(unbroken, name), 0, 0, equal_nan=True)
+        )
+    ]
+    ends = unbroken.end, joined.end
+    counters = [name for name in COUNTERS if len({getattr(end, name) for end in ends}) > 1]
+    return changed_tensors(*ends) + counters + steps
+
+
+def train_program(side: Side, case: Case, start: TrainState | None = None) -> Any:
     windows = case.windows(case.config.optim.steps)
-    return train_side(side, case.config, case.perturbed, windows)
+    return train_side(side, case.config, start or case.perturbed, windows)
 
 
 def train_side(side: Side, config: Config, start: TrainState, windows: Batch) -> Any:
@@ -82,20 +121,19 @@ def train_side(side: Side, config: Config, start: TrainState, windows: Batch) ->
     return train
 
 
-def resume_program(first: Side, second: Side, case: Case) -> Any:
+def resume_program(first: Side, second: Side, case: Case, start: TrainState | None = None) -> Any:
     """A whole run whose second half is another's."""
     windows = case.windows(case.config.optim.steps)
     half = len(windows.tokens) // 2
 
     def train(perturbation: Perturbation) -> Steps:
         given = perturbation.windows(windows)
-        start = perturbation.state(case.perturbed)
+        moved = perturbation.state(start or case.perturbed)
         early, late = given.select(np.s_[:half]), given.select(np.s_[half:])
-        begun = first.steps(case.config, start, early)
+        begun = first.steps(case.config, moved, early)
         rest = second.steps(case.config, through_disk(begun.end), late)
         joined: dict[str, Any] = {
-            f: np.concatenate([getattr(begun, f), getattr(rest, f)])
-            for f in ("loss", "grad_norm", "loss_scale", "skipped")
+            f: np.concatenate([getattr(begun, f), getattr(rest, f)]) for f in REPORTED
         }
         return replace(rest, **joined)
 
@@ -110,15 +148,29 @@ def through_disk(state: TrainState) -> TrainState:
 def compare_runs(
     case: Case, ours: Any, theirs: Any, noisy: Sequence[Any], where: str, dtype: str = "float32"
 ) -> list[Finding]:
-    """Two programs' runs against float64's tolerance, or against the noise of some."""
+    """Two programs' runs against float64's tolerance, or against the noise of some.
+
+    Losses, gradient norms, and the state at the end. Rates, scales and counters have no noise: they
+    follow from which steps were skipped.
+    """
+    a, b = ours(PLAIN), theirs(PLAIN)
+    strays = [stray for run in (a, b) for stray in find_stray_steps(case, where, run)]
     if case.exact:
-        a, b = ours(PLAIN), theirs(PLAIN)
-        return exact_findings(where, a, b)
+        return exact_findings(where, a, b) + strays
     kinds = case.config.precision.kinds
     cap, how = max(map(envelope_cap, kinds)), curve_noise(kinds, dtype)
     compared = compare_programs(ours, theirs, noisy, cap, **how)
     finding = compared.finding
-    found = [replace(finding, where=f"{where}, {finding.where}")]
+    found = [replace(finding, where=f"{where}, {finding.where}"), *strays]
+    if compared.horizon:
+        norms = [read_norms(each, compared.horizon) for each in (ours, theirs, *noisy)]
+        finding = compare_programs(norms[0], norms[1], norms[2:], np.inf, **how).finding
+        found.append(replace(finding, rule=NORMS_RULE, where=f"{where}, {finding.where}"))
+    if compared.horizon == len(a.loss):
+        ends = [read_end(each) for each in (ours, theirs, *noisy)]
+        moves = perturbations(**how)
+        compared_ends = compare_ends(ends[0], ends[1], ends[2:], moves, moves[:RESTARTS])
+        found += locate(f"{where}, the end", compared_ends)
     if case.config.precision.roles.loss_scaling:
         noise = [
             (train(PLAIN), train(perturbation))
@@ -136,7 +188,44 @@ def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
                 float(loss.max()), CURVE.bound),
         check_bound("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
                 float(norm.max()), CURVE_NORM.bound),
+        *locate(f"{where}, the end", norm_rule(tensors(a.end), tensors(b.end))),
     ]  # fmt: skip
+
+
+def find_stray_steps(
+    case: Case, where: str, run: Steps, start: TrainState | None = None
+) -> list[Finding]:
+    strays = find_strays(case.config, start or case.perturbed, run)
+    return [empty(rule, where, wrong) for rule, wrong in strays.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Gradient norms in the place of losses."""
+
+    loss: np.ndarray
+
+
+NORMS_RULE = "gap over envelope, of gradient norms"
+
+
+def read_norms(train: Any, steps: int) -> Any:
+    """Perturbation -> the gradient norms of the first steps; 0 where a step was skipped."""
+
+    def read(perturbation: Perturbation) -> Norms:
+        run = train(perturbation)
+        return Norms(loss=np.where(run.skipped, 0.0, run.grad_norm)[:steps])
+
+    return read
+
+
+def read_end(train: Any) -> Any:
+    """Perturbation -> the tensors of the state after the last step."""
+    return lambda perturbation: tensors(train(perturbation).end)
+
+
+def tensors(state: TrainState) -> Arrays:
+    return {f"{field} {name}": x for field in TENSORS for name, x in getattr(state, field).items()}
 
 
 def compare_scales(
