@@ -47,7 +47,7 @@ class Net:
     """Images (B, 8, 8) -> logits (B, 16) in the compute dtype, and the new running statistics."""
 
     def __init__(self, roles: Dtypes, *, train: bool = True, tap: Tap = lambda _, x: x) -> None:
-        self.policy, self.train, self.tap = make_policy(roles), train, tap
+        self.policy, self.train, self.tap = make_policy(roles.policy), train, tap
 
     def __call__(self, params: Params, images_BHW: Array) -> tuple[Array, Params]:
         x_BHWC, moved1 = self.block("1", params, images_BHW[..., None], stride=1)
