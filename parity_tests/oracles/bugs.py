@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+import optax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ import jax_impl.step
 import jax_impl.twin
 import torch_ref.extra.attention
 import torch_ref.extra.evaluation
+import torch_ref.extra.mesh.mesh
 import torch_ref.io.bridge
 import torch_ref.loss
 import torch_ref.model
@@ -38,6 +40,7 @@ import torch_ref.step
 import torch_ref.twin
 from jax_impl.pure import jit_method
 from lockstep.cli import sample as sample_command
+from lockstep.cli import trainers
 from lockstep.config import Config, ModelConfig, OptimConfig
 from lockstep.data import batches
 from lockstep.data.batch import Batch
@@ -45,7 +48,7 @@ from lockstep.data.documents import Documents, Piece
 from lockstep.model import flops, params
 from lockstep.model.state import TrainState
 from lockstep.plan import roofline
-from lockstep.run import runlog
+from lockstep.run import directory, runlog
 from lockstep.train import memory, sampling
 from lockstep.train.loop import Loop
 from lockstep.twin import StepResult
@@ -220,9 +223,33 @@ def count_updates_as_steps(right: Callable, trainer: Any, state: TrainState) -> 
     trainer.updates = state.step
 
 
+def clip_by_rounded(right: Callable, clip: float, norms: Any) -> Any:
+    """Clipping whose factor is rounded to bfloat16."""
+    exact = right(clip, norms)
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        clipped, state = exact.update(grads, state, params)
+        factor = jnp.minimum(1.0, clip / (state.grad_norm + 1e-6))
+        off = factor.astype(jnp.bfloat16) / factor
+        return jax.tree.map(lambda g: g * off.astype(g.dtype), clipped), state
+
+    return optax.GradientTransformation(exact.init, update)
+
+
+def back_off_by_half(right: Callable, *given: Any) -> Any:
+    scaler = right(*given)
+    scaler.set_backoff_factor(0.5)
+    return scaler
+
+
 def init_without_clip(right: Callable, self: Any, config: Config, *rest: Any) -> None:
     half = config.precision.roles.compute in ("float16", "bfloat16")
     right(self, config.replace(clip=1e9) if half else config, *rest)
+
+
+def keep_rows_of_a_device(right: Callable, out: Path, given: dict[str, Any]) -> Config:
+    rows = directory.read_record(out).config.optim.batch_size
+    return right(out, given).replace(batch_size=rows)
 
 
 def draw_window_of_step_0(right: Callable, self: Loop, step: int) -> Any:
@@ -245,10 +272,22 @@ SCHEDULE: list[tuple[Any, ...]] = [
         torch_ref.step, jax_impl.step, jax_impl.optim, change=end_at_least), "torch"),
     ("epsilon-a-hundred-times", "steps", put(torch_ref.optim, "ADAM_EPS", 1e-6), "torch"),
     ("decay-of-gradients", "steps", put(torch_ref.optim, "AdamW", torch.optim.Adam), "torch"),
+    ("beta2-by-default", "steps", wrap(torch_ref.step, "adamw", lambda right, model, optim: right(
+        model, replace(optim, beta2=0.95))), "torch"),
+    ("beta1-by-default-jax", "steps", wrap(
+        jax_impl.step, "optimizer", lambda right, optim, *rest: right(
+            replace(optim, beta1=0.9), *rest)), "jax"),
     ("no-clip-in-half-jax", "clip", wrap(jax_impl.step.Trainer, "__init__", init_without_clip),
      "jax", "fp16"),
     ("no-clip-in-half-torch", "clip", wrap(torch_ref.step.Trainer, "__init__", init_without_clip),
      "torch", "bf16"),
+    ("clip-by-a-rounded-factor-jax", "clip", wrap(
+        jax_impl.optim, "clip_by_global_norm", clip_by_rounded), "jax", "bf16"),
+    ("clip-by-a-rounded-norm", "clip", wrap(
+        torch_ref.optim, "clip_grads_with_norm_", lambda right, parameters, clip, norm: right(
+            parameters, clip, norm.bfloat16())), "torch", "fp16"),
+    ("scale-backs-off-by-half", "resumed_after_skips",
+     wrap(torch_ref.step, "grad_scaler", back_off_by_half), "torch"),
     ("schedule-by-steps-after-resume", "resumed_after_skips",
      wrap(torch_ref.io.bridge, "load", count_updates_as_steps), "torch"),
     ("adam-counts-steps-after-resume", "resumed_after_skips",
@@ -256,6 +295,8 @@ SCHEDULE: list[tuple[Any, ...]] = [
     ("good-steps-lost-on-resume", "resumed_after_skips",
      load_changed(torch_ref.io.bridge, good_steps=lambda state: 0), "torch"),
     ("window-of-step-0-after-resume", "resumed_run", wrap(Loop, "draw", draw_window_of_step_0)),
+    ("rows-of-a-device-kept-on-a-mesh", "resumed_on_a_mesh", wrap(
+        trainers, "_resumed_config", keep_rows_of_a_device)),
     ("tokens-restart-on-resume", "resumed_run", change_rows_written(lambda loop, row: {
         "tokens": row["tokens"] * (row["step"] - loop.first) // row["step"]})),
     ("rows-lost-on-resume", "resumed_run", put(runlog, "up_to", lambda path, step: [])),
@@ -283,6 +324,20 @@ def report_from_last_evaluation(right: Callable, self: Loop, result: StepResult)
 def attention_of_keys(right: Callable, model: ModelConfig) -> int:
     left_out = model.d_queries - model.kv_heads * model.d_head
     return right(model) - 12 * model.n_layer * left_out * model.context
+
+
+def attention_of_stream(right: Callable, model: ModelConfig) -> int:
+    wider = model.d_queries - model.d_model
+    return right(model) - 12 * model.n_layer * wider * model.context
+
+
+def leave_out_biases(right: Callable, norms: Any, model: ModelConfig) -> Any:
+    return right({n: x for n, x in norms.items() if not n.endswith("bias")}, model)
+
+
+def count_steps_from_0(right: Callable, self: Loop, result: StepResult) -> None:
+    self.first = 0
+    right(self, result)
 
 
 def flops_with_positions(right: Callable, config: Config) -> int:
@@ -319,6 +374,8 @@ LOGGED: list[tuple[Any, ...]] = [
     ("mfu-of-one-device", "clock", change_rows_written(
         lambda loop, row: {"mfu": row["mfu"] * loop.config.mesh.size}), "late"),
     ("mfu-attention-of-keys", "flops", wrap(flops, "per_token", attention_of_keys), "grouped"),
+    ("mfu-attention-of-the-stream", "flops", wrap(
+        flops, "per_token", attention_of_stream), "wide-heads"),
     ("mfu-counts-positions", "flops", wrap(flops, "per_token", lambda right, model: right(model)
      + 6 * model.context * model.d_model * (model.position == "learned")), "positions"),
     ("mfu-of-frozen", "flops", put(flops, "of_run", lambda config: flops.per_token(config.model)),
@@ -342,6 +399,9 @@ LOGGED: list[tuple[Any, ...]] = [
     ("norms-of-modules-without-root", "norm_under_a_scale", wrap(
         params, "norms_by_module", lambda right, *given: {
             module: norm**2 for module, norm in right(*given).items()}), "torch"),
+    ("norms-of-modules-without-bias", "norms_of_modules", wrap(
+        params, "norms_by_module", leave_out_biases)),
+    ("time-left-by-all-steps", "time_left", wrap(Loop, "report", count_steps_from_0)),
     ("peak-in-kilobytes", "peak", wrap(memory, "resident_peak", lambda right: right() // 1024)),
 ]  # fmt: skip
 
@@ -500,12 +560,34 @@ EXPORTS: list[tuple[Any, ...]] = [
      itertools.islice(right(*given), 1))),
     ("int8-calibrated-on-held-out", "int8", put(onnx_export, "calibration", calibrate_on_held_out)),
     ("int8-zero-points-off", "int8", wrap(onnx_export, "quantize", change_zero_points)),
+    ("stated-loss-of-prompts", "masked_loss", wrap(
+        onnx_export, "mean_loss", lambda right, logits, window: right(
+            logits, window._replace(counts=None)))),
     ("int8-loss-of-float32", "int8", wrap(onnx_export, "Exported", lambda right, size, loss, *was:
      right(size, was[1], *was))),
 ]  # fmt: skip
 
+# --- several devices
+
+
+class RowsOfTheFirst(torch_ref.extra.mesh.mesh.OwnRowsDropout):
+    """Every device draws the mask of the first one's rows."""
+
+    draw = Dropout.draw
+
+
+MESH: list[tuple[Any, ...]] = [
+    ("devices-draw-alike", "masks", put(
+        torch_ref.extra.mesh.mesh, "seed_torch", lambda key: None), "fast"),
+    ("devices-draw-the-first-rows", "masks", put(
+        torch_ref.extra.mesh.mesh, "OwnRowsDropout", RowsOfTheFirst), "strict"),
+    ("devices-draw-other-rows", "whole_mask", wrap(
+        torch_ref.extra.mesh.mesh, "bernoulli", lambda right, *given: right(
+            *given[:-1], given[-1] + 1))),
+]  # fmt: skip
+
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
-         "evaluation": EVALUATION, "exports": EXPORTS}  # fmt: skip
+         "evaluation": EVALUATION, "exports": EXPORTS, "mesh": MESH}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

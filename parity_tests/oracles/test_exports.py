@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.peers import hf_model
 from lockstep.config import Config
 from lockstep.data import batches, corpus
+from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
@@ -168,10 +169,23 @@ def check_int8(folder: Path) -> None:
         assert abs(loss - hand) < 1e-6
 
 
+def check_masked_loss() -> None:
+    """The stated loss is the mean over what counts, however many count in each batch."""
+    random = np.random.default_rng(2)
+    scores, targets = random.normal(size=(7, 7)), random.integers(7, size=(3, 2, T))
+    counts = random.random(targets.shape) < np.array([0.1, 0.5, 0.9])[:, None, None]
+    tokens = random.integers(7, size=targets.shape)
+    window = Batch(tokens, np.where(counts, targets, 0), counts)
+    logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    hand = -logs[tokens[counts], targets[counts]].mean()
+    assert abs(onnx_export.mean_loss(lambda given: scores[given], window) - hand) < 1e-12
+
+
 @tier("rest", guard="Llama", where=lambda check: check.args == ("stablehlo", "gpt2"))
 @checks(
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
+    (check_masked_loss,),
 )  # fmt: skip
 def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
     call(check)

@@ -15,6 +15,7 @@ from lockstep.data.batch import Batch
 from lockstep.exits import DONE
 from lockstep.model import flops, params
 from lockstep.plan import roofline, shape
+from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
 from lockstep.train import loop, memory
 from lockstep.twin import StepResult
@@ -93,6 +94,19 @@ def check_clock(mode: str, folder: Path) -> None:
         assert row["seconds"] == step * STEP + pauses  # on the wall, from the first step on
 
 
+def check_time_left(folder: Path) -> None:
+    """A resumed run needs two seconds for each step that is left."""
+    found = list[tuple[int, float]]()
+    with pytest.MonkeyPatch.context() as patch:
+        Clock(patch, synchronous=True)
+        patch.setattr(Display, "train", lambda self, row, eta: found.append((row["step"], eta)))
+        still = "--eval-every 0 --save-every 0"
+        assert fake_runs.train(f"--steps 7 --warmup 2 {still}") == DONE
+        assert fake_runs.resume("--steps 10") == DONE
+    assert found == [(step, 2.0 * (7 - step)) for step in range(1, 8)] + [
+        (step, 2.0 * (10 - step)) for step in range(8, 11)]  # fmt: skip
+
+
 def check_held_out(folder: Path) -> None:
     """Every evaluation takes the same windows of the held-out tenth, also of another text."""
     asked = list[np.ndarray]()
@@ -125,11 +139,12 @@ def layer(keys: int, linears: int) -> int:
 
 ADAPTERS = 3 * (32 + 3 * 32) + 3 * (48 + 32)
 GPT2_BIASES = 3 * 32 + 32 + 48 + 32 + 2 * 2 * 32
-ATTENTION = 12 * 2 * 32 * 16  # 12 L Q T
 # Family, flags -> weights that train, weights that do not. Positions count in neither.
 CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "plain": ("tiny", {}, 2 * 3200 + 2 * (layer(32, 3) + 64) + 32, 0),
     "grouped": ("tiny", {"n_kv_head": 2}, 2 * 3200 + 2 * (layer(16, 3) + 64) + 32, 0),
+    "wide-heads": ("tiny", {"head_dim": 12}, 2 * 3200
+                   + 2 * (32 * 3 * 48 + 48 * 32 + 3 * 32 * 48 + 64) + 32, 0),
     "tied": ("tiny", {"tied": True}, 3200 + 2 * (layer(32, 3) + 64) + 32, 0),
     "positions": ("gpt2", {}, 3200 + 2 * (layer(32, 2) + GPT2_BIASES) + 64, 0),
     "lora": ("tiny", LORA, 2 * ADAPTERS, 2 * 3200 + 2 * (layer(32, 3) + 64) + 32),
@@ -147,7 +162,8 @@ def check_flops(case: str) -> None:
     family, flags, trained, frozen = CASES[case]
     config = toy(family, **{"model": family, **SMALL, **flags})
     found = flops.of_run(config)
-    assert found == 6 * trained + 4 * frozen + ATTENTION, (case, found)
+    attention = 12 * 2 * 4 * flags.get("head_dim", 8) * 16  # 12 L Q T
+    assert found == 6 * trained + 4 * frozen + attention, (case, found)
     if not frozen:
         assert flops.per_token(config.model) == found
 
@@ -195,6 +211,15 @@ def check_norm_under_a_scale(framework: str) -> None:
         assert parts == [modules[f"blocks.0.norm{i}"] for i in (1, 2)]
 
 
+def check_norms_of_modules() -> None:
+    """A module's norm is that of its weight and its bias together."""
+    config = toy("gpt2", **SMALL)
+    norms = {name: 4.0 if name.endswith("bias") else 3.0 for name in config.trained}
+    alone = {"embed": 3.0, "position": 3.0}
+    modules = dict.fromkeys((name.rpartition(".")[0] for name in config.trained), 5.0) | alone
+    assert params.norms_by_module(norms, config.model) == modules
+
+
 def check_peak() -> None:
     """getrusage(2): the largest resident set of this process, in kilobytes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -203,7 +228,8 @@ def check_peak() -> None:
 
 
 @checks(
-    (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,),
+    (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
+    (check_norms_of_modules,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
     *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),

@@ -2,10 +2,12 @@
 
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from lockstep.config import Config, OptimConfig, from_flags
@@ -17,6 +19,7 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
+from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
 from parity_tests.runs import fake_runs
@@ -92,7 +95,7 @@ def update_by_hand(config: Config, state: TrainState, grads: Arrays) -> tuple[fl
 def check_steps(framework: str) -> None:
     """40 steps of two micro-batches: each is the hand's on the twin's own gradients, and logs the
     hand's norm, rate and loss."""
-    config = toy(**SMALL, steps=40, warmup=8, accum=2, clip=0.4, lr=0.01)
+    config = toy(**SMALL, steps=40, warmup=8, accum=2, clip=0.4, lr=0.01, beta1=0.8, beta2=0.97)
     twin = start(framework, config, perturbed(config))
     for step in range(40):
         before, drawn = twin.state(), window(config, step)
@@ -110,13 +113,13 @@ def check_steps(framework: str) -> None:
 
 
 def check_clip(framework: str, policy: str) -> None:
-    """After a first step the moment is a tenth of the gradient, clipped to half its norm, whatever
-    the loss scale."""
+    """After a first step the moment is a tenth of the gradient, clipped to 0.3 of its norm,
+    whatever the loss scale: in bfloat16 that factor would be 0.301."""
     config = toy(**{**SMALL, "policy": policy}, loss_scale_init=2.0**10, clip=1e9)
     state, drawn = perturbed(config), window(config, 0)
     grads = start(framework, config, state).loss_and_grads(drawn.select(0))[1]
     norm = math.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads.values()))
-    for clip in (norm / 2, norm * 2):
+    for clip in (norm * 0.3, norm * 2):
         twin = start(framework, config.replace(clip=clip), state)
         result = twin.step(twin.place(drawn))()
         assert math.isclose(result.grad_norm, norm, rel_tol=1e-2)
@@ -132,7 +135,7 @@ def check_resumed_after_skips(framework: str, folder: Path) -> None:
     """fp16 from 2**20: it skips, then trains, is saved and resumed, and trains on. All that a step
     reports is the same bit for bit; the rate is that of the updates."""
     config = toy(**{**SMALL, "policy": "fp16"}, loss_scale_init=2.0**20, steps=16, warmup=4)
-    config = config.replace(loss_scale_interval=6)
+    config = config.replace(loss_scale_interval=6, loss_scale_factor=4.0)
     state = perturbed(config)
     whole = start(framework, config, state)
     results = run(whole, config)
@@ -144,7 +147,7 @@ def check_resumed_after_skips(framework: str, folder: Path) -> None:
         expected.append((rate, scale))
         good = 0 if skipped else good + 1
         if skipped or good == 6:
-            scale, good = scale / 2 if skipped else scale * 2, 0
+            scale, good = scale / 4 if skipped else scale * 4, 0
     assert np.allclose([(r.lr, r.loss_scale) for r in results], expected, rtol=1e-14, atol=0)
     for moment in (3, 9):
         begun = start(framework, config, state)
@@ -203,10 +206,32 @@ def check_resumed_run(folder: Path) -> None:
     assert np.array_equal(ends[0].params["norm.weight"], hand)
 
 
+def read_whole(twin: FakeTwin, state: TrainState) -> None:
+    """Loads a state whose tensors are read where they are asked for."""
+    parts: Any = {part: {name: x[...] for name, x in getattr(state, part).items()}
+                  for part in ("params", "mu", "nu")}  # fmt: skip
+    twin.now = replace(state, **parts)
+
+
+def check_resumed_on_a_mesh(folder: Path) -> None:
+    """A run that goes on with two devices, then with four, takes the rows that one took."""
+    steps = " --batch-size 8 --accum 2 --warmup 3 --steps "
+    assert fake_runs.train(f"--out whole{steps}9", "whole") == DONE
+    assert fake_runs.train(f"--out run{steps}4") == DONE
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeTwin, "load", read_whole)
+        for stop, mesh in ((6, "data=2"), (9, "data=2,fsdp=2")):
+            assert fake_runs.resume(f"--steps {stop} --mesh {mesh}") == DONE
+    ends = [checkpoint.load(checkpoint.listing(Path(out))[-1]) for out in ("run", "whole")]
+    assert same(*ends)
+    assert [row["tokens"] for row in fake_runs.rows()] == [8 * 2 * 8 * n for n in range(1, 10)]
+
+
 @checks(
     (check_table,), *((check_steps, framework) for framework in FRAMEWORKS),
     *((check_clip, framework, policy) for framework in FRAMEWORKS for policy in ("bf16", "fp16")),
     *((check_resumed_after_skips, framework) for framework in FRAMEWORKS), (check_resumed_run,),
+    (check_resumed_on_a_mesh,),
     (check_defaults,),
 )  # fmt: skip
 def test_it_is_the_hand_s(check: Call, call: Call) -> None:
