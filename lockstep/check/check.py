@@ -29,6 +29,7 @@ class Result:
     roots: list[locate.Root]
     echoes: int
     accepted: list[locate.Root]
+    initial: list[locate.Root]  # what `build` draws otherwise, where that is no difference
     mapping: Mapping
     pairs: dict[str, str]  # the port's call -> the reference's
     partnerless: list[str]
@@ -39,9 +40,13 @@ class Result:
 
 def run(
     reference: Trace, port: Port, *, overrides: dict[str, Any] | None = None,
-    accept: list[str] | None = None, say: Say = silent,
+    accept: list[str] | None = None, initial: bool = False, say: Say = silent,
 ) -> Result:  # fmt: skip
-    """Climbs every rung that the two programs allow."""
+    """Climbs every rung that the two programs allow.
+
+    Args:
+        initial: initial values that differ are a difference, and no report of their own.
+    """
     calls = calls_of(reference)
     found = port.mapping = propose(reference, port, overrides or {})
     say(f"mapping: {len(found.entries)} pieces; {len(found.only_reference)} tensors of the "
@@ -63,10 +68,12 @@ def run(
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
+    drawn = [root for root in roots if root.direction == "initial values" and not initial]
+    roots = [root for root in roots if root not in drawn]
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
-    return Result(verdict, climbed, roots, echoes, accepted, found, trial.pairing.calls,
+    return Result(verdict, climbed, roots, echoes, accepted, drawn, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip
 
 

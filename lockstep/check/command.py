@@ -58,6 +58,8 @@ def _add_check(commands: Any) -> None:
     sub.add_argument("--accept", metavar="NAME", action="append", default=[],
                      help="a known difference: a tensor, a module, or as the report names it; "
                      "may be given again (default: none)")  # fmt: skip
+    sub.add_argument("--initial", action="store_true", help="count initial values that differ as "
+                     "a difference (default: report them beside the verdict)")  # fmt: skip
     sub.set_defaults(command=_check)
 
 
@@ -154,6 +156,7 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision,
+        initial=getattr(given, "initial", False),
     )  # fmt: skip
 
 

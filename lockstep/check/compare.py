@@ -28,6 +28,7 @@ class Options:
     steps: int = 20  # of the loss curve
     device: str = "cpu"
     own_precision: bool = False  # as the programs are written, and not in float64
+    initial: bool = False  # initial values that differ are a difference
 
     def program(self, name: str, python: str, say: Say) -> UserProgram:
         return UserProgram(name, python=python, seed=self.seed, device=self.device,
@@ -46,7 +47,8 @@ def compare_programs(
         require_same_batches(other, recorded, port)
         overrides = overrides or other.about.get("mapping")
         asked = RecordedPort(other, recorded)
-        return check.run(recorded, asked, overrides=overrides, accept=list(accept), say=say)
+        return check.run(recorded, asked, overrides=overrides, accept=list(accept),
+                         initial=options.initial, say=say)  # fmt: skip
     traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
     with closing(options.program(port, options.python, say)) as running:
         running.ask("facts")  # what is wrong with the port is told before the reference runs
@@ -57,7 +59,8 @@ def compare_programs(
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
-        return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say)
+        return check.run(recorded, live, overrides=overrides, accept=list(accept),
+                         initial=options.initial, say=say)  # fmt: skip
 
 
 def assert_equivalent(

@@ -23,8 +23,9 @@ STYLE = """
 .verdict { color: #fff; padding: .1rem .6rem; border-radius: .3rem; margin-right: .5rem; }
 .verdict.equal { background: #1a7f37; } .verdict.different { background: #c62828; }
 .verdict.incomplete { background: #8a5a00; }
-.root { background: var(--box); padding: .6rem 1rem; margin: .6rem 0;
+.root, .beside { background: var(--box); padding: .6rem 1rem; margin: .6rem 0;
   border-left: 4px solid var(--bad); }
+.beside { border-left-color: var(--line); }
 """
 
 
@@ -37,6 +38,7 @@ def page(result: Result, command: str) -> str:
         f"<h1><span class='verdict {result.verdict}'>{escape(verdict)}</span>{escape(rest)}</h1>",
         f"<pre>{escape(command)}</pre>",
         *[_root(number, root) for number, root in enumerate(result.roots, 1)],
+        *[_root("", root, "beside") for root in result.initial],
         *[f"<p class=dim>accepted: {escape(root.name)}</p>" for root in result.accepted],
         "<h2>Rungs</h2>", _rungs(result.rungs),
         "<h2>Gaps of modules in the order of calls, isolated</h2>", _gaps(isolated),
@@ -52,14 +54,13 @@ def page(result: Result, command: str) -> str:
     return html.document(f"lockstep check: {result.verdict}", parts, STYLE)
 
 
-def _root(number: int, root: Root) -> str:
-    lines = [
-        f"<b>{number} {escape(root.where)}</b>, {root.direction}: {escape(report.figure(root))}"
-    ]
+def _root(number: int | str, root: Root, kind: str = "root") -> str:
+    place = f"{number} {root.where}".strip()
+    lines = [f"<b>{escape(place)}</b>, {root.direction}: {escape(report.figure(root))}"]
     lines += [f"cause: {escape(root.cause)}"] * bool(root.cause)
     lines += [f"known: {escape(hint)}" for hint in root.hints]
     lines += [f"try: <code>{escape(root.remedy)}</code>"] * bool(root.remedy)
-    return f"<div class=root>{'<br>'.join(lines)}</div>"
+    return f"<div class='{kind}'>{'<br>'.join(lines)}</div>"
 
 
 def _rungs(rungs: Sequence[Stage]) -> str:

@@ -12,12 +12,12 @@ from lockstep.check.locate import Root
 from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def text(result: Result) -> list[str]:
     """Lines for a terminal; names come from the user's files, so they are made printable."""
-    lines = [headline(result), *roots(result)]
+    lines = [headline(result), *roots(result), *initial_values(result)]
     for root in result.accepted:
         lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
     lines.append("")
@@ -33,22 +33,30 @@ def roots(result: Result) -> list[str]:
     return [line for number, root in enumerate(result.roots, 1) for line in _of_root(number, root)]
 
 
+def initial_values(result: Result) -> list[str]:
+    """Returns the lines of what `build` draws otherwise, which is beside the verdict."""
+    return [line for root in result.initial for line in _of_root("-", root)]
+
+
 def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
+    drawn = sum(len(root.names) for root in result.initial)
+    beside = f"; initial values differ ({drawn})" if drawn else ""
     if result.verdict == "equal":
-        climbed = sum(not rung.lacks for rung in result.rungs)
+        climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
         lacking = [rung.number for rung in result.rungs if rung.lacks]
         missing = f"; not run: {', '.join(lacking)}" if lacking else ""
-        return f"EQUAL: {sides}, {climbed} rungs{missing}"
+        equal = "EQUAL from the same weights" if drawn else "EQUAL"
+        return f"{equal}: {sides}, {climbed} rungs{missing}{beside}"
     if result.verdict == "incomplete":
         return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
     roots = len(result.roots)
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
     follow = f" ({more} from them)" if result.echoes else ""
-    return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}"
+    return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{beside}"
 
 
-def _of_root(number: int, root: Root) -> list[str]:
+def _of_root(number: int | str, root: Root) -> list[str]:
     layers = f", {root.everywhere}" if root.everywhere else ""
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
         layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
@@ -110,6 +118,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "roots": [_root_json(root) for root in result.roots],
         "accepted": [_root_json(root) for root in result.accepted],
+        "initial_values": [_root_json(root) for root in result.initial],
         "echoes": result.echoes,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),

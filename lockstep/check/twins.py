@@ -53,7 +53,7 @@ def check_twins(reference: Side, other: Side, config: Config) -> Result:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="lockstep-place-") as folder:
         files = [str(_write(Path(folder), side, plain)) for side in (reference, other)]
-        return compare_programs(files[0], files[1], Options(steps=2))
+        return compare_programs(files[0], files[1], Options(steps=2, initial=True))
 
 
 def _write(folder: Path, side: Side, config: Config) -> Path:

@@ -12,6 +12,9 @@ from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
 from parity_tests.check.small_program import record_small, small
 from parity_tests.tiers import tier
 
+WIDE = "def build(seed):\n    torch.manual_seed(seed)\n    made = nn.Sequential(nn.Linear(3, 4), " \
+       "nn.Tanh(), nn.Linear(4, 1))\n    nn.init.normal_(made[0].weight, std=9.0)\n" \
+       "    return made"  # fmt: skip
 HARD = "def build(seed):\n    torch.manual_seed(seed)\n    return nn.Sequential(" \
        "nn.Linear(3, 4), nn.Hardtanh(), nn.Linear(4, 1))"  # fmt: skip
 
@@ -30,6 +33,26 @@ def test_equal_programs_are_status_0_and_all_is_written(
     assert json.loads(report.read_text())["verdict"] == "equal"
     assert page.read_text().startswith("<!doctype html>") and "0.weight" in page.read_text()
     assert json.loads(pairs.read_text())["modules"]["1"] == "1"
+
+
+def test_initial_values_are_a_report_beside_the_verdict(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who loads a checkpoint has the same weights, whatever `build` draws."""
+    page, report = tmp_path / "a.html", tmp_path / "a.json"
+    port = small(tmp_path, new=WIDE)
+    assert run("check", reference, port, "--html", page, "--json", report) == DONE
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == (
+        "EQUAL from the same weights: torch port of small.py, 8 rungs; initial values differ (1)"
+    )
+    assert lines[0].startswith("- 0.weight, initial values: ")
+    found = json.loads(report.read_text())
+    assert (found["verdict"], found["roots"]) == ("equal", [])
+    assert [root["names"] for root in found["initial_values"]] == [["0.weight"]]
+    assert "<div class='beside'>" in page.read_text()
+    assert run("check", reference, port, "--initial") == FAILED
+    assert capsys.readouterr().out.startswith("DIFFERENT: torch port of small.py, 1 root")
 
 
 @tier("rest", guard="what the command calls")

@@ -30,7 +30,8 @@ Traces = Callable[[str], Trace]
 
 def check(mutant: Mutant, traces: Traces, folder: Path) -> Result:
     accept = ACCEPTED.get(mutant.example, [])
-    return check_inside(traces(mutant.example), changed(mutant, folder), accept=accept)
+    file = changed(mutant, folder)
+    return check_inside(traces(mutant.example), file, accept=accept, initial=True)
 
 
 @tier(

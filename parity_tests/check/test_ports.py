@@ -58,7 +58,8 @@ def test_four_bugs_of_a_jax_port_have_four_causes(
         text = text.replace(old, new)
     (tmp_path / "port.py").write_text(text)
     found = tmp_path / "report.json"
-    status, said = run(capsys, str(torch_folder), str(tmp_path / "port.py"), "--json", str(found))
+    words = (str(torch_folder), str(tmp_path / "port.py"), "--initial", "--json", str(found))
+    status, said = run(capsys, *words)
     assert status == 1 and said.startswith("DIFFERENT: jax port of gpt_torch.py, 4 roots")
     roots = json.loads(found.read_text())["roots"]
     assert [(root["where"], root["cause"]) for root in roots] == [
