@@ -112,6 +112,8 @@ class Model:
                     module, method = context.module, context.method_name
                     if isinstance(module, linen.Dropout):
                         return args[0]
+                    if isinstance(getattr(module, "dropout_rate", None), float):
+                        object.__setattr__(module, "dropout_rate", 0.0)  # as in attention
                     if method not in METHODS or module.scope is None:
                         return call(*args, **kwargs)
                     name = ".".join(module.path) or "(root)"
@@ -135,8 +137,10 @@ class NnxModel(Model):
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
-            if isinstance(module, nnx.Dropout):
-                module.deterministic = True
+            if isinstance(module, nnx.Dropout):  # a call's own argument would go before
+                module.deterministic, module.rate = True, 0.0
+            elif isinstance(getattr(module, "dropout_rate", None), float):  # as in attention
+                module.dropout_rate = 0.0
             name = ".".join(map(str, path)) or "(root)"
             module.lockstep_name = name  # static, so it stays with it
             self.named[name] = type(module).__name__

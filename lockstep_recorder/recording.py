@@ -47,7 +47,7 @@ def record(
     ran, seen = side.run(weights, *first)
     about.update(ran)
     arrays.update(seen)
-    again = side.run(weights, *first)[0]["loss"]
+    about["again"] = again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
     about.update(side.facts())
     if not np.isfinite(ran["loss"]):

@@ -68,6 +68,8 @@ def run(
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
     accepted = [root for root in roots if _is_accepted(root, accept or [])]
     roots = [root for root in roots if root not in accepted]
+    if not reference.about["repeats"]:  # what differs may be chance
+        echoes, roots = sum(len(rung.spots) for rung in climbed), []
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     roots = [root for root in roots if root not in drawn]
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)

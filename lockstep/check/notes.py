@@ -41,8 +41,6 @@ def of(
     if masked:
         found.append(f"{len(masked)} calls differ only at positions that reach no loss, such as "
                      f"{masked[0]}: padding")  # fmt: skip
-    if not reference.about["repeats"]:
-        found.append("the reference gives another loss each time: switch off what is random")
     if not has_gradients(reference):
         found.append("all of the reference's gradients are zero, which shows nothing of what makes "
                      "or uses them: let its loss depend on its weights")  # fmt: skip

@@ -49,11 +49,25 @@ def headline(result: Result) -> str:
         equal = "EQUAL from the same weights" if drawn else "EQUAL"
         return f"{equal}: {sides}, {climbed} rungs{missing}{beside}"
     if result.verdict == "incomplete":
+        if not result.reference["repeats"]:
+            return f"INCOMPLETE: {_random(result)}"
         return f"INCOMPLETE: {sides}: nothing was found, and not enough was compared"
     roots = len(result.roots)
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
     follow = f" ({more} from them)" if result.echoes else ""
     return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{beside}"
+
+
+def _random(result: Result) -> str:
+    """The reference's two losses where they are known, and the remedy."""
+    losses = [result.reference.get(name) for name in ("loss", "again")]
+    apart = all(type(x) is float for x in losses) and losses[0] != losses[1]
+    said = f": {losses[0]:.6g}, then {losses[1]:.6g}" if apart else ""
+    return (
+        f"{result.reference['program']} does not repeat itself, so nothing can be compared to it: "
+        f"the same weights and batch give another loss each time{said}; switch off what is random "
+        "in it, or seed it in loss"
+    )
 
 
 def _of_root(number: int | str, root: Root) -> list[str]:

@@ -102,6 +102,8 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
+    if type(about.get("again", 0.0)) is not float:
+        return "again is no float"
     hooked = about.get("hooked", [])
     if type(hooked) is not list or not all(type(each) is str for each in hooked):
         return "hooked holds more than names"
