@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.check import accept as acceptance
 from lockstep.check import causes, locate, mapping, notes, rungs
 from lockstep.check.entries import Mapping
 from lockstep.check.initial import compare_initial_values
@@ -66,7 +67,9 @@ def run(
     roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
     roots = _unmatched(found, climbed[1]) + roots
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
-    accepted = [root for root in roots if _is_accepted(root, accept or [])]
+    known = acceptance.parse(accept or [])
+    unused = acceptance.say_unused(known, roots)
+    accepted = [root for root in roots if acceptance.is_accepted(root, known)]
     roots = [root for root in roots if root not in accepted]
     if not reference.about["repeats"]:  # what differs may be chance
         echoes, roots = sum(len(rung.spots) for rung in climbed), []
@@ -75,6 +78,7 @@ def run(
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
+    limits += unused
     return Result(verdict, climbed, roots, echoes, accepted, drawn, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip
 
@@ -170,17 +174,25 @@ def _mapping_rung(found: Mapping) -> Stage:
 
 
 def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
+    """A root for each side that has tensors alone; their shapes are said."""
     roots = []
-    for side, names in (("reference", found.only_reference), ("port", found.only_port)):
+    both = bool(found.only_reference and found.only_port)
+    for at, (side, names) in enumerate((("reference", found.only_reference),
+                                        ("port", found.only_port))):  # fmt: skip
         if names:
             spots = [spot for spot in rung.spots if spot.where in names]
+            shapes = [f"{name} {found.sides[at].shapes[name]}" for name in names]
             root = locate.Root("1", locate.list_some(names), "mapping", spots, names, spots[0])
-            root.cause = f"tensors of the {side} alone: nothing on the other side fits them"
-            root.remedy = "add them to the port, or pair them by hand: --map MAP"
+            root.entry = "mapping"
+            root.cause = (f"tensors of the {side} alone: nothing on the other side fits them: "
+                          f"{locate.list_some(shapes)}")  # fmt: skip
+            root.remedy = _remedy(side, both)
             roots.append(root)
     return roots
 
 
-def _is_accepted(root: locate.Root, accept: list[str]) -> bool:
-    return any(name in (root.where, root.name, root.direction) or name in root.names
-               for name in accept)  # fmt: skip
+def _remedy(side: str, both: bool) -> str:
+    if both:
+        return "give both sides' tensors one shape, or pair them by hand: --map MAP"
+    change = "add them to the port" if side == "reference" else "take them out of the port"
+    return f"{change}, or pair them by hand: --map MAP"

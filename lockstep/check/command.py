@@ -55,9 +55,9 @@ def _add_check(commands: Any) -> None:
     sub.add_argument("--html", metavar="FILE", help="put the report there, as a page (default: "
                      "not)")  # fmt: skip
     sub.add_argument("--json", metavar="FILE", help="put the report there, as JSON (default: not)")
-    sub.add_argument("--accept", metavar="NAME", action="append", default=[],
-                     help="a known difference: a tensor, a module, or as the report names it; "
-                     "may be given again (default: none)")  # fmt: skip
+    sub.add_argument("--accept", metavar="PLACE=WHAT", action="append", default=[],
+                     help="a known difference: a place of the report with its cause, or with the "
+                     "largest size; may be given again (default: none)")  # fmt: skip
     sub.add_argument("--initial", action="store_true", help="count initial values that differ as "
                      "a difference (default: report them beside the verdict)")  # fmt: skip
     sub.set_defaults(command=_check)

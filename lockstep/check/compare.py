@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.check import accept as acceptance
 from lockstep.check import check, report, trace
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram, require_python
@@ -40,6 +41,7 @@ def compare_programs(
     overrides: dict[str, Any] | None = None, say: Say = silent,
 ) -> check.Result:  # fmt: skip
     """Raises UserError for a program that does not run, and for a trace that is none."""
+    acceptance.parse(accept)  # before anything runs
     require_side("REFERENCE", reference, "--reference-python", options.reference_python)
     require_side("PORT", port, "--python", options.python)
     if Path(port).is_dir():

@@ -1,5 +1,6 @@
 """From figures to roots: what is itself wrong, and what only follows from it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
@@ -50,6 +51,7 @@ def find_roots(
 ) -> tuple[list[Root], int]:
     """The roots, first in the order of the program, and how many findings follow from them."""
     by_number = {rung.number: rung.spots for rung in rungs}
+    whole = names.numbers_of_no_layer(calls.kinds)
     forward = _fold_inputs(by_number.get("2i", []), calls)
     backward = by_number.get("3i", [])
     suspects = _suspects(forward, calls, partnerless)
@@ -58,9 +60,9 @@ def find_roots(
     roots = _group(forward, "forward", calls, partnerless, tapped)
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
-    roots += group_updates([] if by_number.get("1") else by_number.get("4i", []))
+    roots += group_updates([] if by_number.get("1") else by_number.get("4i", []), whole)
     if initial := by_number.get("0", []):
-        kinds = sorted({names.wildcard(spot.where) for spot in initial})
+        kinds = sorted(set(names.places_of([spot.where for spot in initial], whole).values()))
         roots.append(_root_of("0", list_some(kinds), "initial values", initial))
     roots += _unexplained(by_number, roots)
     found = sum(len(rung.spots) for rung in rungs)
@@ -219,7 +221,8 @@ def _group(
 
 def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -> str:
     """In words, for all layers at once."""
-    here = names.wildcard(spot.where.partition("[")[0])
+    whole = names.numbers_of_no_layer(calls.kinds)
+    here = names.wildcard(spot.where.partition("[")[0], whole)
     if spot.rule == "loss":
         return "loss"
     if spot.rule in ("state", "gradient"):
@@ -229,12 +232,12 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -
         parent = calls.parents().get(spot.where, "")
         if not before and not parent:
             return "what the model is given"
-        alike = before and names.wildcard(before) == here
+        alike = before and names.wildcard(before, whole) == here
         if alike and not _are_layers(before, spot.where, calls):  # such as net.0 and net.2
             return f"between {_in_layers(before)} and {_in_layers(spot.where)}"
         if before:
-            return f"between {names.wildcard(before)} and {here}"
-        return f"{names.wildcard(parent) or '(root)'}, before {here}"
+            return f"between {names.wildcard(before, whole)} and {here}"
+        return f"{names.wildcard(parent, whole) or '(root)'}, before {here}"
     inner = [
         call
         for call, parent in calls.parents().items()
@@ -243,7 +246,7 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -
     if spot.rule == "cotangent":
         return f"what uses {here}"
     if inner:
-        return f"{here}, after {names.wildcard(inner[-1])}"
+        return f"{here}, after {names.wildcard(inner[-1], whole)}"
     return f"up to {here}" if spot.where in tapped else here
 
 
@@ -262,8 +265,9 @@ def _in_layers(call: str) -> str:
 
 def _everywhere(spots: list[Spot], calls: Calls) -> str:
     """Whether this is wrong in all layers, or in all calls of one module, such as steps of time."""
-    place = names.wildcard(spots[0].where)
-    alike = [call for call in calls.names if names.wildcard(call) == place]
+    whole = names.numbers_of_no_layer(calls.kinds)
+    place = names.wildcard(spots[0].where, whole)
+    alike = [call for call in calls.names if names.wildcard(call, whole) == place]
     if len(alike) < 2 or len(spots) < len(alike):
         return ""
     return "all layers" if len({call.partition("#")[0] for call in alike}) > 1 else "all calls"
@@ -273,7 +277,8 @@ def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
     """The reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
-    kinds = dict.fromkeys(f"{names.wildcard(r)} ({calls.kinds[r]})" for r in inside)
+    whole = names.numbers_of_no_layer(calls.kinds)
+    kinds = dict.fromkeys(f"{names.wildcard(r, whole)} ({calls.kinds[r]})" for r in inside)
     return [f"the reference's {kind} has no partner" for kind in kinds]
 
 
@@ -283,18 +288,18 @@ def _changes(call: str, calls: Calls) -> bool:
     return x is None or y is None or x.shape != y.shape or not (x == y).all()
 
 
-def group_updates(spots: list[Spot]) -> list[Root]:
+def group_updates(spots: list[Spot], whole: Collection[str] = ()) -> list[Root]:
     """One root for the optimizer: which tensors, at which scale of the gradients, which step."""
     if not spots:
         return []
     tensors = sorted({spot.detail for spot in spots})
-    root = _root_of("4i", _update_place(spots, tensors), "update", spots)
+    root = _root_of("4i", _update_place(spots, tensors, whole), "update", spots)
     root.names = ["optimizer", *tensors]
     return [root]
 
 
-def _update_place(spots: list[Spot], tensors: list[str]) -> str:
-    kinds = sorted({names.wildcard(t.partition("[")[0]) for t in tensors})
+def _update_place(spots: list[Spot], tensors: list[str], whole: Collection[str]) -> str:
+    kinds = sorted(set(names.places_of([t.partition("[")[0] for t in tensors], whole).values()))
     first = spots[0].where.split(", ")[1:]
     return f"optimizer: {list_some(kinds)}, from {', '.join(first)}"
 

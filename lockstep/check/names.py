@@ -1,7 +1,8 @@
 """What the name of a tensor or a module says: words with one spelling, and the layer's index."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
@@ -166,10 +167,47 @@ def sibling_rank(name: str, among: Iterable[str]) -> int | None:
     return sorted(ranks | {number[1]}).index(number[1])
 
 
-def wildcard(name: str) -> str:
-    """h.*.mlp of h.3.mlp: the same place in all layers."""
-    return ".".join(re.sub(r"^(.*?_?)\d+(#\d+)?$", r"\1*", part) if _is_layer(part) else part
-                    for part in segments(re.sub(r"#\d+", "", name)))  # fmt: skip
+def wildcard(name: str, whole: Collection[str] = ()) -> str:
+    """h.*.mlp of h.3.mlp: the same place in all layers.
+
+    Args:
+        whole: modules whose own number is no layer's; see `numbers_of_no_layer`.
+    """
+    parts = segments(re.sub(r"#\d+", "", name))
+    return ".".join(
+        re.sub(r"^(.*?_?)\d+(#\d+)?$", r"\1*", part)
+        if _is_layer(part) and ".".join(parts[: at + 1]) not in whole
+        else part
+        for at, part in enumerate(parts)
+    )
+
+
+def numbers_of_no_layer(kinds: dict[str, str]) -> set[str]:
+    """head.1 of head.0, a Linear, and head.1, a Tanh: modules of a Sequential, not layers.
+
+    Args:
+        kinds: call -> its module's class.
+    """
+    modules = {re.sub(r"#\d+", "", call): kind for call, kind in kinds.items()}
+    outer = {name.rpartition(".")[0] for name in modules}
+    groups: dict[str, dict[str, str]] = {}
+    for name, kind in modules.items():
+        around, _, own = name.rpartition(".")
+        if own.isdigit():
+            groups.setdefault(around, {})[name] = kind
+    return {
+        name
+        for group in groups.values()
+        for name in group
+        if not outer >= group.keys() and (len(set(group.values())) > 1 or len(group) == 1)
+    }
+
+
+def places_of(tensors: Iterable[str], whole: Collection[str] = ()) -> dict[str, str]:
+    """Each name's place in all layers; the name itself where it stands for that place alone."""
+    found = {name: wildcard(name, whole) for name in tensors}
+    count = Counter(found.values())
+    return {name: place if count[place] > 1 else name for name, place in found.items()}
 
 
 def across_layers(module: str) -> str:

@@ -82,7 +82,8 @@ def _of_root(number: int | str, root: Root) -> list[str]:
     if root.remedy:
         lines.append(f"  try: {root.remedy}")
     if root.direction == "initial values":
-        lines += [f"  {names.wildcard(s.where)}: {s.detail}" for s in _one_of_each(root)[:4]]
+        places = names.places_of([spot.where for spot in root.spots])
+        lines += [f"  {places[s.where]}: {s.detail}" for s in _one_of_each(root)[:4]]
     return lines
 
 

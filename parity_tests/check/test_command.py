@@ -46,7 +46,7 @@ def test_initial_values_are_a_report_beside_the_verdict(
     assert head == (
         "EQUAL from the same weights: torch port of small.py, 8 rungs; initial values differ (1)"
     )
-    assert lines[0].startswith("- ") and "weight, initial values: " in lines[0]
+    assert lines[0].startswith("- 0.weight, initial values: ")
     found = json.loads(report.read_text())
     assert (found["verdict"], found["roots"]) == ("equal", [])
     assert [root["names"] for root in found["initial_values"]] == [["0.weight"]]
@@ -92,8 +92,12 @@ def test_a_known_difference_is_accepted(
 ) -> None:
     port = small(tmp_path, new=HARD)
     assert run("check", reference, port) == FAILED
-    assert run("check", reference, port, "--accept", "1") == DONE
+    assert capsys.readouterr().out.splitlines()[1].startswith("1 1, forward: 0.21")  # and no star
+    assert run("check", reference, port, "--accept", "1=0.1") == FAILED
+    assert run("check", reference, port, "--accept", "1=0.3") == DONE
     assert "accepted" in capsys.readouterr().out
+    assert run("check", reference, port, "--accept", "1") == MISTAKE
+    assert "names no cause and no size" in capsys.readouterr().err
 
 
 @tier("rest", guard="what the command calls")

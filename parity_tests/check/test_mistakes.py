@@ -204,6 +204,16 @@ def test_a_tensor_that_fits_nothing_is_told(reference: Path, tmp_path: Path) -> 
     assert result.verdict == "different"
     assert [root.direction for root in result.roots][:2] == ["mapping", "mapping"]
     assert set(result.roots[0].names) == {"0.weight", "0.bias", "2.weight"}
+    for root, shape in zip(result.roots, ("0.weight (4, 3)", "0.weight (7, 3)")):
+        assert shape in root.cause and root.remedy.startswith("give both sides' tensors one shape")
+
+
+def test_a_layer_too_many_is_to_be_taken_out(reference: Path, tmp_path: Path) -> None:
+    layers = "nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 1)"
+    text = f"def build(seed):\n    return nn.Sequential({layers})"
+    root = check_inside(trace.read(reference), small(tmp_path, new=text)).roots[0]
+    assert root.cause.endswith(": 3.weight (1, 1), 3.bias (1,)")
+    assert root.remedy.startswith("take them out of the port")
 
 
 def test_a_nan_is_different(reference: Path, tmp_path: Path) -> None:

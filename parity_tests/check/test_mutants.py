@@ -24,7 +24,7 @@ FREE = ("2", "3", "8")  # the rungs that run the port as it is
 
 # Flax's running variance is over n, torch's over n - 1: a difference to be accepted.
 VARIANCES = [f"blocks.{i}.norm{j}.var" for i in (0, 1) for j in (1, 2)]
-ACCEPTED = {"conv": VARIANCES}
+ACCEPTED = {"conv": [f"{name}=running statistics" for name in VARIANCES]}
 Traces = Callable[[str], Trace]
 
 
@@ -89,9 +89,15 @@ def test_two_bugs_are_two_roots(jax_reference: Trace, tmp_path: Path) -> None:
 
 def test_an_accepted_difference_is_listed_apart(jax_reference: Trace, tmp_path: Path) -> None:
     path = changed(BY_NAME["gelu-erf"], tmp_path)
-    result = check_inside(jax_reference, path, accept=["blocks.0.mlp.down"])
-    assert (result.verdict, len(result.accepted)) == ("equal", 1)
-    assert check_inside(jax_reference, path, accept=["blocks.0.norm1"]).verdict == "different"
+    (root,) = check_inside(jax_reference, path).roots
+    for what in ("activation", root.cause, "1e-3"):
+        result = check_inside(jax_reference, path, accept=[f"{root.where}={what}"])
+        assert (result.verdict, len(result.accepted)) == ("equal", 1), what
+    one = f"{root.names[0]}=activation"  # of two layers
+    for other in (one, "blocks.0.norm1=activation", f"{root.where}=1e-9", f"{root.where}=rounding"):
+        result = check_inside(jax_reference, path, accept=[other])
+        assert result.verdict == "different"
+        assert any("accepts nothing" in note for note in result.notes) is (other != one)
 
 
 def test_a_bug_of_one_layer_is_not_said_of_all(jax_reference: Trace, tmp_path: Path) -> None:

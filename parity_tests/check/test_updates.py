@@ -87,6 +87,19 @@ def test_one_number_has_the_others_rate(old: str, new: str, cause: str, tmp_path
     assert [root.cause for root in result.roots] == [cause]
 
 
+def test_an_accepted_cause_of_an_optimizer_accepts_no_other(tmp_path: Path) -> None:
+    """`--accept optimizer` accepted a doubled learning rate beside what was known."""
+    program = PROGRAM[: PROGRAM.index("\n\ndef update")]
+    port, known = tmp_path / "port.py", "weight decay 0.2, for 0, of a.bias, scale"
+    trace = record(program, tmp_path)
+    port.write_text(program.replace("weight_decay=0.0", "weight_decay=0.2"))
+    for what in (known, "weight decay"):
+        assert check_inside(trace, port, accept=[f"optimizer={what}"]).verdict == "equal"
+    port.write_text(port.read_text().replace("lr=1e-3", "lr=2e-3"))
+    result = check_inside(trace, port, accept=[f"optimizer={known}", "optimizer=1e-9"])
+    assert result.verdict == "different" and known in result.roots[0].cause
+
+
 def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
     found = root_of(tmp_path, "(1 if step < 3 else 2)", "1")
     assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")

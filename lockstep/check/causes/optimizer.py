@@ -292,7 +292,8 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
     for word, a_of, b_of in options:
         kinds: dict[tuple[str, str], set[str]] = {}
         pairs = {name: (f"{b_of.get(name, 0.0):.4g}", f"{a_of[name]:.4g}") for name in a_of}
-        places = {name: names.wildcard(name.partition("[")[0]) for name in a_of}
+        together = names.places_of({name.partition("[")[0] for name in a_of})
+        places = {name: together[name.partition("[")[0]] for name in a_of}
         for name, (b, a) in pairs.items():
             if a != b:
                 alike = {pairs[other] for other in pairs if places[other] == places[name]}
