@@ -24,8 +24,10 @@ from onnx import numpy_helper
 
 import jax_impl.extra.attention
 import jax_impl.extra.evaluation
+import jax_impl.extra.scan
 import jax_impl.io.bridge
 import jax_impl.loss
+import jax_impl.model
 import jax_impl.optim
 import jax_impl.step
 import jax_impl.twin
@@ -46,6 +48,7 @@ from lockstep.data import batches
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
 from lockstep.model import flops, params
+from lockstep.model.segments import segments
 from lockstep.model.state import TrainState
 from lockstep.plan import roofline
 from lockstep.run import directory, runlog
@@ -586,8 +589,28 @@ MESH: list[tuple[Any, ...]] = [
             *given[:-1], given[-1] + 1))),
 ]  # fmt: skip
 
+# --- remat
+
+
+def count_in_segments(right: Callable, layer: Callable, blocks: list[Any], x: Any, *, remat: str
+                      ) -> Any:  # fmt: skip
+    """The layers of each segment are counted from 0."""
+    size = len(segments(len(blocks))[0]) if remat == "sqrt" else len(blocks)
+    return right(lambda block, i, x: layer(block, i % size, x), blocks, x, remat=remat)
+
+
+REMAT: list[tuple[Any, ...]] = [
+    ("segments-count-from-0", "segments", wrap(
+        torch_ref.model, "through_blocks", count_in_segments), "torch", "unroll"),
+    ("segments-count-from-0-jax", "segments", wrap(
+        jax_impl.model, "through_blocks", count_in_segments), "jax", "unroll"),
+    ("segments-count-segments", "segments", wrap(
+        jax_impl.extra.scan, "scan_segments", lambda right, segment, *given: right(
+            lambda params, i, x: segment(params, i // 2, x), *given)), "jax", "scan"),
+]  # fmt: skip
+
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
-         "evaluation": EVALUATION, "exports": EXPORTS, "mesh": MESH}  # fmt: skip
+         "evaluation": EVALUATION, "exports": EXPORTS, "mesh": MESH, "remat": REMAT}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

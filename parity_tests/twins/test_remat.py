@@ -48,7 +48,7 @@ def assert_bitwise(a: TrainState, b: TrainState) -> None:
     ids=str,
 )
 def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> None:
-    flags = {"n_layer": 4, **flags}  # sqrt: two segments of two; unrolled, two of one
+    flags = {"n_layer": 4, **flags}  # sqrt: two segments of two; of two layers, one
     plain = after_one_step(framework, "none", **flags)
     for remat in MODES:
         assert_bitwise(after_one_step(framework, remat, **flags), plain)

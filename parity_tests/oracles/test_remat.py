@@ -1,0 +1,26 @@
+"""Segments of layers: each layer keeps its own masks, however the layers are grouped."""
+
+import pytest
+
+from parity_tests.oracles import Call, checks
+from parity_tests.pair import perturbed, run, start, toy
+
+
+def check_segments(framework: str, layers: str) -> None:
+    """With dropout a step's loss under `--remat sqrt`, of two segments of two layers, is that of a
+    step that keeps everything."""
+    config = toy(n_layer=4, n_head=1, d_model=8, context=8, vocab=256, policy="fp64", steps=1,
+                 dropout=0.5, layers=layers)  # fmt: skip
+    state = perturbed(config)
+    segmented = config.replace(remat="sqrt")
+    kept, recomputed = (run(start(framework, c, state), c)[0] for c in (config, segmented))
+    assert kept.loss == pytest.approx(recomputed.loss, rel=1e-12)
+    assert kept.grad_norm == pytest.approx(recomputed.grad_norm, rel=1e-12)
+
+
+@checks(
+    (check_segments, "torch", "unroll"), (check_segments, "jax", "unroll"),
+    (check_segments, "jax", "scan"),
+)  # fmt: skip
+def test_it_is_what_is_kept(check: Call, call: Call) -> None:
+    call(check)
