@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep_recorder import recording, wire
+from lockstep_recorder import questions, recording, wire
 from lockstep_recorder.user import Mistake, User
 
 FORMAT = 1
@@ -136,6 +136,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return {"losses": losses}, sums
     if ask == "noise":
         return {"noise": recording.noise(side, weights, batches)}, {}
+    if ask.startswith("tape"):
+        return questions.answer(side, header, arrays)
     if ask == "begin":
         missing = side.lacks_optimizer()
         if not missing:

@@ -29,6 +29,7 @@ class ProgramSide:
         self.narrow: list[str] = []
         self.rounded: list[str] = []
         self.changed: list[str] = []  # parameters whose gradients the recorder's hooks change
+        self.player: Any = None  # of the program's tape, once that was asked for
 
     def about(self, **own: Any) -> dict[str, Any]:
         """Returns the facts of every side, and a framework's own."""

@@ -1,0 +1,633 @@
+"""Pairs the tensors of two programs by the values that they meet, and finds where values part.
+
+The port's tape is walked beside the reference's. Where an operation meets a tensor that has no
+partner, the reference's operations on the same data are looked up: their tensor, in the layout with
+which the result is the same, is the partner. No name is looked at.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, permutations
+from math import prod
+
+import numpy as np
+
+from lockstep.check import names
+from lockstep.check.tapes import EQUAL, Known, TapeSide, are_alike
+from lockstep.check.turns import cuts, joins, turns
+from lockstep.model.params import Arrays
+from lockstep_recorder.operations import COLUMNS, fingerprint
+
+AHEAD = 24  # values after an operation in which a guess must be confirmed
+NEAR = 8  # of the reference's operations that are tried where none has the same data
+GUESSES = 24  # layouts of one tensor that are tried ahead
+TRIALS = 200  # candidates of one operation
+RETURNS = 30  # to an earlier choice, in one walk
+ROUNDED = 3e-6  # relative: values in which something was rounded to float32
+OPEN = -1  # an element of the port that has no partner
+
+
+@dataclass(frozen=True)
+class Part:
+    """A place where the values of the two programs part: an operation on each side."""
+
+    reference: str  # FILE:LINE and its text
+    port: str
+    operations: tuple[str, str] = ("", "")
+
+
+@dataclass
+class Followed:
+    """What following the data finds.
+
+    Attributes:
+        source: by the port's tensor: for each element the reference's, counted through its tensors
+            in order, or OPEN.
+        open: the port's tensors that reach the loss and have no partner for some element.
+        parts: where the values part, in the order of the program.
+        equal: whether the losses are.
+    """
+
+    source: dict[str, np.ndarray]
+    starts: dict[str, int]  # of the reference's tensors
+    shapes: dict[str, tuple[int, ...]]  # of the reference's tensors
+    open: list[str]
+    unused: list[str]  # the port's tensors that do not reach the loss
+    parts: list[Part]
+    equal: bool
+    guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
+
+    def partners(self, name: str) -> list[str]:
+        """The reference's tensors of which a tensor of the port is made, in its own order."""
+        places = self.source[name].reshape(-1)
+        names, starts = list(self.starts), np.array(list(self.starts.values()))
+        owners = np.searchsorted(starts, places[places != OPEN], "right") - 1
+        return [names[owner] for owner in dict.fromkeys(owners.tolist())]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Elements of the reference, for values of the port that hold tensors without a partner."""
+
+    met: tuple[int, ...]  # the reference's operations whose tensors they are
+    places: dict[int, np.ndarray]  # by the port's value: the reference's elements
+    kind: str = "whole"  # part: of the reference's tensor; join: of several
+
+
+def follow(reference: TapeSide, port: TapeSide, weights: Arrays) -> Followed:
+    """Walks the port's tape with the reference's weights.
+
+    Args:
+        reference: its tape was made with these weights.
+        port: its tape was made with its own weights and the same batch.
+        weights: the reference's.
+    """
+    found: list[Followed] = []
+    for tolerance in (EQUAL, ROUNDED):  # such as of a table that one side made in float32
+        walk = _Walk(reference, port, weights, tolerance)
+        walk.go()
+        found.append(walk.result())
+        if not found[-1].open:
+            break
+    best = min(found, key=lambda each: len(each.open))
+    return replace(best, parts=found[0].parts, equal=found[0].equal)
+
+
+@dataclass
+class State:
+    """How far a walk has come; it is taken back to an earlier one where a choice was wrong."""
+
+    source: np.ndarray  # by the port's element: the reference's
+    used: np.ndarray  # by the reference's element: whether a tensor of the port has it
+    have: set[int]  # the port's values that were played
+    given: dict[int, np.ndarray]  # the port's pure values that were put in: the reference's places
+    replaced: dict[int, int]  # the port's value -> the reference's, which was put in
+    rows: dict[int, np.ndarray] = field(default_factory=dict)  # the port's fingerprints
+    alike: dict[int, list[int]] = field(default_factory=dict)  # its value -> the reference's
+    met: dict[int, list[int]] = field(default_factory=dict)  # the same, of what was not replaced
+    done: set[int] = field(default_factory=set)  # the reference's operations that have partners
+    guessed: list[int] = field(default_factory=list)
+
+    def copy(self) -> "State":
+        return State(self.source.copy(), self.used.copy(), set(self.have), dict(self.given),
+                     dict(self.replaced), dict(self.rows), dict(self.alike), dict(self.met),
+                     set(self.done), list(self.guessed))  # fmt: skip
+
+
+@dataclass
+class Choice:
+    """An operation at which several tensors of the reference fit."""
+
+    at: int  # in the order of the walk
+    number: int
+    state: State
+    left: list[Candidate]
+    meetings: set[int]  # the reference's operations of all that fit
+
+
+class _Walk:
+    def __init__(
+        self, reference: TapeSide, port: TapeSide, weights: Arrays, tolerance: float
+    ) -> None:
+        self.reference, self.port = reference, port
+        self.flat = np.concatenate([np.ravel(weights[n]) for n in reference.names] or [np.zeros(0)])
+        rows = reference.play({}, reference.data)
+        self.known = Known(reference.data, rows, tolerance)
+        self.users: dict[int, list[int]] = {}
+        for m in reference.meetings:
+            for n in reference.data_inputs(m):
+                self.users.setdefault(n, []).append(m)
+        port.start({})
+        begun = {n for n, v in enumerate(port.values) if v.op == "batch"}
+        self.now = State(np.full(port.starts[-1], OPEN), np.zeros(self.flat.size, bool), begun,
+                         {}, {})  # fmt: skip
+        self.order: list[tuple[list[int], int]] = [([], -1)]  # (values, the meeting after them)
+        for n in port.data:
+            if n not in begun:
+                if port.frontiers(n):
+                    self.order[-1] = (self.order[-1][0], n)
+                    self.order.append(([], -1))
+                else:
+                    self.order[-1][0].append(n)
+        self.choices: list[Choice] = []
+        self.returns = RETURNS
+
+    def go(self) -> None:
+        roots = [n for n in self.port.data if n in self.now.have]
+        self._note(roots, self.port.play({}, roots))
+        at, best = 0, (-1, self.now)
+        while at < len(self.order):
+            values, number = self.order[at]
+            self._play(values)
+            if number < 0 or self._meet(at, number):
+                agrees = number >= 0 or bool(self.now.met.get(self.port.loss))
+            else:
+                agrees = False
+            if not agrees and self.choices:
+                if at > best[0]:
+                    best = at, self.now.copy()
+                returned = self._return()
+                if returned is not None:
+                    at = returned + 1
+                    continue
+                self._restore(best[1])
+                at = best[0]
+                number = self.order[at][1]
+            if not agrees and number >= 0:
+                self._part(number)
+            best = (-1, self.now) if not self.choices else best
+            at += 1
+
+    def _return(self) -> int | None:
+        """Takes the next candidate of the last choice that has one; returns its place."""
+        while self.choices and self.returns > 0:
+            choice = self.choices[-1]
+            if not choice.left:
+                self.choices.pop()
+                continue
+            self.returns -= 1
+            self._restore(choice.state.copy())
+            self._take(choice.left.pop(0))
+            self._play([choice.number])
+            return choice.at
+        self.choices = []
+        return None
+
+    def _restore(self, state: State) -> None:
+        former, self.now = self.now, state
+        put = {f: self.flat[x] for f, x in state.given.items() if former.given.get(f) is not x}
+        if put:
+            self.port.play(put, [])
+
+    def _confirm(self, number: int) -> None:
+        """Forgets the choices that a value shows to be right: it is made of all that fitted."""
+        for n in self.now.met.get(number, [])[:1] if self.choices else ():
+            above = self.reference.above([n])
+            ours = self.port.above([number])
+            self.choices = [c for c in self.choices if not (
+                c.number in ours and len(c.meetings & above) == len(c.meetings) > 1)]  # fmt: skip
+
+    def _play(self, numbers: list[int]) -> None:
+        found: list[int] = []
+        for n in numbers:
+            if n not in self.now.have and self._inputs_are_there(n, found):
+                found.append(n)
+        if found:
+            self._note(found, self.port.play({}, found))
+            self._confirm(found[-1])
+
+    def _inputs_are_there(self, number: int, besides: Iterable[int] = ()) -> bool:
+        there = self.now.have.union(besides)
+        return all(n in there for n in self.port.data_inputs(number))
+
+    def _note(self, numbers: list[int], rows: np.ndarray) -> None:
+        now = self.now
+        now.have |= set(numbers)
+        for n, row in zip(numbers, rows):
+            now.rows[n] = row
+            now.alike[n] = now.met[n] = self.known.find(row)
+            if not now.alike[n]:  # such as a part of a value, in another shape
+                for d in self.port.data_inputs(n):
+                    if (
+                        now.alike.get(d)
+                        and d in now.rows
+                        and (are_alike(now.rows[d][None], row, self.known.tolerance)[0])
+                    ):
+                        now.alike[n] = now.met[n] = now.alike[d]
+
+    def _meet(self, at: int, number: int) -> bool:
+        """Pairs the tensors that an operation meets, and plays it; False where values part."""
+        frontiers = self.port.frontiers(number)
+        unknown = [f for f in frontiers if self._is_open(f)]
+        self._give([f for f in frontiers if f not in unknown])
+        if not self._inputs_are_there(number):
+            return False
+        if not unknown:
+            agrees = self._agrees_ahead(number)
+            self._play([number])
+            return agrees
+        found = self._decide(number, unknown)
+        if found:
+            if len(found) > 1:
+                meetings = {m for c in found for m in c.met}
+                self.choices.append(Choice(at, number, self.now.copy(), found[1:6], meetings))
+            self._take(found[0])
+        elif not self._guess(number, unknown):
+            return False
+        self._play([number])
+        if found and not self.now.alike[number]:  # a part of the reference's, or several joined
+            alike = [n for m in found[0].met for n in self.known.find(self.known.rows[m])]
+            self.now.alike[number] = self.now.met[number] = alike
+        return True
+
+    def _part(self, number: int) -> None:
+        """Goes on behind a difference."""
+        frontiers = self.port.frontiers(number)
+        unknown = [f for f in frontiers if self._is_open(f)]
+        self._give([f for f in frontiers if f not in unknown])
+        if self._replace(number, unknown):
+            self.now.have.discard(number)
+        if not any(self._is_open(f) for f in frontiers):
+            self._play([number])
+
+    def _give(self, frontiers: list[int]) -> None:
+        fresh = {f: self._source_of(f) for f in frontiers if f not in self.now.given}
+        if fresh:
+            self.port.play({f: self.flat[places] for f, places in fresh.items()}, [])
+            self.now.given |= fresh
+
+    def _is_open(self, frontier: int) -> bool:
+        return bool((self._source_of(frontier) == OPEN).any())
+
+    def _source_of(self, frontier: int) -> np.ndarray:
+        return self.now.source[_present(self.port.labels(frontier))]
+
+    def _take(self, candidate: Candidate) -> None:
+        """Makes a candidate the partner."""
+        now = self.now
+        for frontier, places in candidate.places.items():
+            now.source[_present(self.port.labels(frontier))] = places
+            now.used[places] = True
+            now.given[frontier] = places
+        if candidate.places:
+            self.port.play(self._trial(candidate), [])
+        now.done |= set(candidate.met)
+
+    # The reference's operations that had the same data.
+
+    def _decide(self, number: int, unknown: list[int]) -> list[Candidate]:
+        """Returns the candidates with which the result is the reference's, the likeliest first."""
+        same = [m for d in self.port.data_inputs(number) for n in self.now.alike.get(d, [])
+                for m in self.users.get(n, [])]  # fmt: skip
+        same = list(dict.fromkeys(same))
+        fresh = [m for m in same if m not in self.now.done or self._is_left(m)]
+        found = self._matching(number, fresh, unknown)
+        if not found and len(unknown) == 1:
+            for count in (2, 3, 4):
+                for group in islice(combinations(fresh, count), 30):
+                    found += self._matching_joined(number, self._joined(group, unknown[0]))
+                if found:
+                    break
+        found = found or self._matching(number, [m for m in same if m not in fresh], unknown)
+        words = _words(self.port.names_of(f) for f in unknown)
+
+        def rank(candidate: Candidate) -> tuple[bool, float]:
+            taken = any(self.now.used[places].any() for places in candidate.places.values())
+            theirs = _words(self.reference.names_of(f) for m in candidate.met
+                            for f in self.reference.frontiers(m))  # fmt: skip
+            return taken, -len(words & theirs) / max(len(words | theirs), 1)
+
+        ranks = [rank(candidate) for candidate in found]
+        least = min((taken for taken, _ in ranks), default=False)
+        kept = [(r, at) for at, r in enumerate(ranks) if r[0] == least]
+        return [found[at] for _, at in sorted(kept)]
+
+    def _is_left(self, meeting: int) -> bool:
+        """Whether a part of an operation's tensor has no partner."""
+        return any(not self.now.used[self._held(f)].all()
+                   for f in self.reference.frontiers(meeting))  # fmt: skip
+
+    def _candidates(self, meeting: int, unknown: list[int]) -> Iterator[Candidate]:
+        held = [self._held(f) for f in self.reference.frontiers(meeting)]
+        if len(unknown) > 1:
+            for chosen in islice(permutations(held, len(unknown)), 24):
+                fitted = [next(turns(x, self._shape(f)), None) for f, x in zip(unknown, chosen)]
+                places = {f: x for f, x in zip(unknown, fitted) if x is not None}
+                if len(places) == len(unknown):
+                    yield Candidate((meeting,), places)
+            return
+        (frontier,) = unknown
+        shape = self._shape(frontier)
+        size = prod(shape)
+        for x in held:
+            yield from (Candidate((meeting,), {frontier: y}) for y in turns(x, shape))
+            if x.size > size and x.size % size == 0:
+                for part in islice(cuts(x, size), 64):
+                    for y in turns(part, shape):
+                        yield Candidate((meeting,), {frontier: y}, "part")
+
+    def _held(self, frontier: int) -> np.ndarray:
+        return _present(self.reference.labels(frontier))
+
+    def _shape(self, number: int) -> tuple[int, ...]:
+        return self.port.values[number].shape
+
+    def _trial(self, candidate: Candidate) -> dict[int, np.ndarray]:
+        return {f: self.flat[places] for f, places in candidate.places.items()}
+
+    def _matching(
+        self, number: int, meetings: list[int], unknown: list[int],
+        also: dict[int, np.ndarray] | None = None,
+    ) -> list[Candidate]:  # fmt: skip
+        """Returns the candidates of these operations with which the result is theirs.
+
+        Args:
+            also: values that are put in besides.
+        """
+        found: list[Candidate] = []
+        for meeting in meetings:
+            if unknown:
+                candidates = list(islice(self._candidates(meeting, unknown), TRIALS))
+            else:
+                candidates = [Candidate((meeting,), {})]
+            if not candidates:
+                continue
+            trials = [self._trial(c) | (also or {}) for c in candidates]
+            rows = self.port.attempt(trials, [number])[:, 0]
+            pieces = None
+            agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
+            for candidate, trial, row in zip(candidates, trials, rows):
+                if candidate.kind == "part":
+                    if pieces is None:
+                        pieces = self._pieces(self.reference.value_of({}, meeting), int(row[0]))
+                    agrees = self._is_among(pieces, row)
+                else:
+                    agrees = self._comes_of(self.known.find(row), meeting)
+                if agrees:
+                    agreeing.append((candidate, trial))
+            found += self._exactly(number, meeting, agreeing)
+        return found
+
+    def _exactly(
+        self, number: int, meeting: int, agreeing: list[tuple[Candidate, dict[int, np.ndarray]]]
+    ) -> list[Candidate]:
+        """Of several layouts, those whose result is the reference's element by element."""
+        whole = [pair for pair in agreeing if pair[0].kind == "whole"]
+        rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
+        if len(whole) < 2:
+            return [candidate for candidate, _ in whole] + rest
+        theirs, exact = self.reference.value_of({}, meeting), []
+        for candidate, trial in whole[:40]:
+            ours = self.port.value_of(trial, number)
+            scale = self.known.tolerance * np.abs(ours).max(initial=0)
+            if any(np.allclose(y, ours, rtol=0, atol=scale) for y in turns(theirs, ours.shape)):
+                exact.append(candidate)
+        return (exact or [candidate for candidate, _ in whole]) + rest
+
+    def _pieces(self, value: np.ndarray, size: int) -> np.ndarray:
+        found = [fingerprint(part) for part in islice(cuts(value, size), 64)]
+        return np.array(found).reshape(-1, COLUMNS)
+
+    def _is_among(self, rows: np.ndarray, row: np.ndarray) -> bool:
+        return len(rows) > 0 and bool(are_alike(rows, row, self.known.tolerance).any())
+
+    def _comes_of(self, numbers: list[int], meeting: int) -> bool:
+        """Whether one of the reference's values is made at an operation, or of what is."""
+        near = [n for n in numbers if n >= meeting][:4]
+        return any(meeting in self.reference.above([n]) for n in near)
+
+    def _joined(self, group: tuple[int, ...], frontier: int) -> Iterator[Candidate]:
+        shape = self._shape(frontier)
+        parts = [self._held(f) for m in group for f in self.reference.frontiers(m)[:1]]
+        if sum(part.size for part in parts) != prod(shape):
+            return
+        seen: set[bytes] = set()
+        for arrays in (parts, [part.T for part in parts]):
+            for whole in joins(arrays):
+                for y in turns(whole, shape):
+                    if y.tobytes() not in seen:
+                        seen.add(y.tobytes())
+                        yield Candidate(group, {frontier: y}, "join")
+        if shape[0] == len(parts):
+            for each in zip(*(list(islice(turns(p, shape[1:]), 60)) for p in parts)):
+                for order in permutations(each):
+                    yield Candidate(group, {frontier: np.stack(order)}, "join")
+
+    def _matching_joined(self, number: int, candidates: Iterable[Candidate]) -> list[Candidate]:
+        found = []
+        for candidate in islice(candidates, 2 * TRIALS):
+            value = self.port.value_of(self._trial(candidate), number)
+            wanted = [self.known.rows[m] for m in candidate.met]
+            if sum(int(row[0]) for row in wanted) != value.size:
+                break
+            pieces = {row[0]: self._pieces(value, int(row[0])) for row in wanted}
+            if all(len(pieces[row[0]])
+                   and are_alike(pieces[row[0]], row, self.known.tolerance).any()
+                   for row in wanted):  # fmt: skip
+                found.append(candidate)
+                if len(found) == 6:
+                    break
+        return found
+
+    # Where none had: another order of the same algebra, or a difference.
+
+    def _ahead(self, number: int) -> list[int]:
+        """The operation, and what is made of its result with what is known."""
+        found = [number]
+        for n in self.port.below(number, AHEAD):
+            if self._inputs_are_there(n, found) and not any(
+                f not in self.now.given for f in self.port.frontiers(n)
+            ):
+                found.append(n)
+        return found
+
+    def _agrees_ahead(self, number: int) -> bool:
+        """Whether the result, or what is soon made of it, is a value of the reference."""
+        for n in self.port.below(number, AHEAD):  # tensors that have partners, but were not met yet
+            self._give([f for f in self.port.frontiers(n) if not self._is_open(f)])
+        ahead = self._ahead(number)
+        rows = self.port.attempt([{}], ahead)[0]
+        return any(self.known.find(row) for row in rows if row[0] > 1)
+
+    def _near(self) -> list[int]:
+        """The reference's operations that are next in its order, of those without a partner."""
+        return [m for m in self.reference.meetings if m not in self.now.done]
+
+    def _guess(
+        self, number: int, unknown: list[int], also: dict[int, np.ndarray] | None = None,
+        tries: int = NEAR,
+    ) -> bool:  # fmt: skip
+        """Takes the next tensor that fits, if a later value confirms it."""
+        ahead = self._ahead(number)
+        for meeting in self._near():
+            all_ = self._candidates(meeting, unknown)
+            whole = list(islice((c for c in all_ if c.kind == "whole"), GUESSES))
+            if not whole:
+                continue
+            rows = self.port.attempt([self._trial(c) | (also or {}) for c in whole], ahead)
+            for candidate, each in zip(whole, rows):
+                if any(row[0] > 1 and self._comes_of(self.known.find(row), meeting)
+                       for row in each):  # fmt: skip
+                    self._take(candidate)
+                    self.now.guessed += unknown
+                    return True
+            tries -= 1
+            if not tries:
+                break
+        return False
+
+    def _replace(self, number: int, unknown: list[int]) -> bool:
+        """Puts the reference's data in, if the result is then the reference's: values parted."""
+        inputs = [d for d in self.port.data_inputs(number)
+                  if "float" in self.port.values[d].dtype and self.port.values[d].size > 1
+                  and not self.now.alike.get(d)]  # fmt: skip
+        others = [d for d in self.port.data_inputs(number) if d not in inputs]
+        if len(inputs) != 1 or not all(d in self.now.have for d in others):
+            return False
+        (ours,) = inputs
+        met = {n for found in self.now.met.values() for n in found}
+        tries = NEAR
+        for meeting in self._near() if unknown else self._of_same_tensors(number):
+            theirs = [d for d in self.reference.data_inputs(meeting)
+                      if self.reference.values[d].size == self.port.values[ours].size
+                      and d not in met]  # fmt: skip
+            if not theirs or not (not unknown or next(self._candidates(meeting, unknown), None)):
+                continue
+            value = self.reference.value_of({}, theirs[0])
+            for data in islice(turns(value, self._shape(ours)), 12):
+                found = self._matching(number, [meeting], unknown, {ours: data})
+                if found:
+                    self._take(found[0])
+                    self._put(ours, theirs[0], data)
+                    return True
+            tries -= 1
+            if not tries:
+                break
+        return bool(unknown) and self._replace_and_guess(number, unknown, ours, met)
+
+    def _replace_and_guess(self, number: int, unknown: list[int], ours: int, met: set[int]) -> bool:
+        """Puts values of the reference in that are next in its order, and guesses ahead."""
+        size, last = self.port.values[ours].size, max(met, default=0)
+        before = min((n for n in self.reference.data if n not in met), default=0)
+        near = [n for n in self.reference.data if n not in met and before <= n <= last + 40
+                and self.reference.values[n].size == size]  # fmt: skip
+        for theirs in near[:NEAR]:
+            value = self.reference.value_of({}, theirs)
+            if value.size != size:
+                continue
+            data = value.reshape(self._shape(ours))
+            self.now.have.add(ours)
+            if self._guess(number, unknown, {ours: data}, 3):
+                self._put(ours, theirs, data)
+                return True
+            self.now.have.discard(ours)
+        return False
+
+    def _put(self, ours: int, theirs: int, data: np.ndarray) -> None:
+        """Goes on with the reference's value in the place of the port's."""
+        (row,) = self.port.play({ours: data}, [ours])
+        self.now.have.add(ours)
+        self.now.rows[ours], self.now.alike[ours] = row, self.known.find(row)
+        self.now.replaced[ours] = theirs
+
+    def _of_same_tensors(self, number: int) -> list[int]:
+        """The reference's operations that meet what this meets."""
+        ours = {_elements(self._source_of(f)) for f in self.port.frontiers(number)}
+        return [
+            m for m in self.reference.meetings
+            if ours & {_elements(self._held(f)) for f in self.reference.frontiers(m)}
+        ]  # fmt: skip
+
+    # The answer.
+
+    def result(self) -> Followed:
+        names, starts = self.port.names, self.port.starts
+        source = {
+            name: self.now.source[a:b].reshape(self.port.values[self.port.numbers[name]].shape)
+            for name, a, b in zip(names, starts, starts[1:])
+        }
+        used = self.port.needed & set(self.port.numbers.values())
+        unused = [name for name in names if self.port.numbers[name] not in used]
+        open_ = [n for n in names if n not in unused and (source[n] == OPEN).all()]
+        reference = self.reference
+        equal = reference.loss in self.now.met.get(self.port.loss, []) and not self.now.replaced
+        return Followed(
+            source, dict(zip(reference.names, reference.starts.tolist())),
+            {n: reference.values[reference.numbers[n]].shape for n in reference.names},
+            open_, unused, [] if equal else self._parts(), equal, self.now.guessed,
+        )  # fmt: skip
+
+    def _parts(self) -> list[Part]:
+        theirs = {n for found in self.now.met.values() for n in found}
+        ours = {n for n, found in self.now.met.items() if found}
+        alive = (_alive(self.reference, theirs, set(self.now.replaced.values())),
+                 _alive(self.port, ours, set(self.now.replaced)))  # fmt: skip
+        ends = [(r, p) for p, r in self.now.replaced.items()]
+        if self.reference.loss not in self.now.met.get(self.port.loss, []):
+            ends.append((self.reference.loss, self.port.loss))
+        found = []
+        for end in ends:
+            firsts = []
+            for side, live, n, cut in zip(
+                (self.reference, self.port), alive, end,
+                (set(self.now.replaced.values()), set(self.now.replaced)),
+            ):  # fmt: skip
+                firsts.append(_first_apart(side, live | (cut - {n}), n))
+            r, p = (side.values[n] for side, n in zip((self.reference, self.port), firsts))
+            found.append(Part(r.line, p.line, (r.op, p.op)))
+        return found
+
+
+def _alive(side: TapeSide, met: set[int], cut: set[int]) -> set[int]:
+    """The values from which some value that both sides have is made."""
+    found: set[int] = set()
+    for n in reversed(side.data):
+        if n in met or (n not in cut and any(user in found for user in side.users[n])):
+            found.add(n)
+    return found
+
+
+def _first_apart(side: TapeSide, alive: set[int], end: int) -> int:
+    """The first value on the way to one that nothing of the other side has, made of what it has."""
+    reached, stack, firsts = {end}, [end], []
+    while stack:
+        n = stack.pop()
+        apart = [i for i in side.data_inputs(n) if i not in alive]
+        if not apart:
+            firsts.append(n)
+        stack += [i for i in apart if i not in reached]
+        reached |= set(apart)
+    return min(firsts, key=lambda n: (not side.values[n].line, n))
+
+
+def _present(labels: np.ndarray | None) -> np.ndarray:
+    assert labels is not None
+    return labels
+
+
+def _elements(places: np.ndarray) -> bytes:
+    return np.sort(places, axis=None).tobytes()
+
+
+def _words(groups: Iterable[list[str]]) -> set[str]:
+    return {word for group in groups for name in group for word in names.words(name)}

@@ -1,0 +1,141 @@
+"""A JAX program's tape: its jaxpr, the inner ones put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep_recorder import tree
+from lockstep_recorder.operations import Operations, Value, line_of
+from lockstep_recorder.tape import Tape
+
+INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")  # where a primitive keeps its program
+INLINED = ("pjit", "jit", "closed_call", "core_call", "core_closed_call", "remat", "remat2",
+           "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+           "custom_vmap_call", "xla_call", "named_call")  # fmt: skip
+LONGEST = 4_000  # equations that a scan may become; a longer one is one operation
+PLAIN = (bool, int, float, str)
+
+
+class Flat:
+    """Adds the equations of a jaxpr to a tape."""
+
+    def __init__(self) -> None:
+        self.tape = Operations()
+
+    def walk(self, jaxpr: Any, consts: list[int], args: list[int]) -> list[int]:
+        """Returns the numbers of the results."""
+        numbers = dict(zip(jaxpr.constvars, consts))
+        numbers.update(zip(jaxpr.invars, args))
+
+        def number(v: Any) -> int:
+            return self.tape.begin(v.val, "constant") if hasattr(v, "val") else numbers[v]
+
+        for eqn in jaxpr.eqns:
+            made = self.equation(eqn, [number(v) for v in eqn.invars])
+            numbers.update(zip(eqn.outvars, made))
+        return [number(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, inputs: list[int]) -> list[int]:
+        name = eqn.primitive.name
+        inner = next((eqn.params[key] for key in INNER if key in eqn.params), None)
+        if inner is not None and name in INLINED:
+            body, consts = self.opened(inner)
+            if len(body.invars) == len(inputs):
+                return self.walk(body, consts, inputs)
+        if name == "scan" and eqn.params["length"] * len(_eqns(inner)) <= LONGEST:
+            return self.scan(eqn, inputs)
+        bound = eqn.primitive.get_bind_params(eqn.params)
+        # With the inner functions apart before JAX 0.9.
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+
+        def apply(values: list[Any], alone: bool) -> list[Any]:
+            y = eqn.primitive.bind(*functions, *values, **params)
+            return list(y) if eqn.primitive.multiple_results else [y]
+
+        attributes = {key: repr(x)[:80] for key, x in eqn.params.items() if _is_plain(x)}
+        shapes = [v.aval for v in eqn.outvars]
+        return self.tape.add(name, inputs, shapes, apply, attributes, line_of(frames(eqn)))
+
+    def opened(self, inner: Any) -> tuple[Any, list[int]]:
+        """A jaxpr, closed or not, and the numbers of its constants."""
+        body = getattr(inner, "jaxpr", inner)
+        return body, [self.tape.begin(x, "constant") for x in getattr(inner, "consts", ())]
+
+    def scan(self, eqn: Any, inputs: list[int]) -> list[int]:
+        """Each turn's equations, one after the other."""
+        params, line = eqn.params, line_of(frames(eqn))
+        body, consts = self.opened(params["jaxpr"])
+        fixed, carried = params["num_consts"], params["num_carry"]
+        carry = inputs[fixed : fixed + carried]
+        given: list[list[int]] = [[] for _ in eqn.outvars[carried:]]
+        turns = range(params["length"])
+        for turn in reversed(turns) if params["reverse"] else turns:
+            parts = [self._part(n, turn, line) for n in inputs[fixed + carried :]]
+            made = self.walk(body, consts, [*inputs[:fixed], *carry, *parts])
+            carry = made[:carried]
+            for list_, number in zip(given, made[carried:]):
+                list_.append(number)
+        if params["reverse"]:
+            given = [list_[::-1] for list_ in given]
+        stacks = [
+            self.tape.add("stack", list_, [v.aval], _stack, {}, line)[0]
+            for list_, v in zip(given, eqn.outvars[carried:])
+        ]
+        return [*carry, *stacks]
+
+    def _part(self, number: int, turn: int, line: str) -> int:
+        whole = self.tape.values[number]
+        shape = jax.ShapeDtypeStruct(whole.shape[1:], jnp.dtype(whole.dtype))
+
+        def apply(values: list[Any], alone: bool) -> list[Any]:
+            return [values[0][turn]]
+
+        return self.tape.add("index", [number], [shape], apply, {"at": str(turn)}, line)[0]
+
+
+def _stack(values: list[Any], alone: bool) -> list[Any]:
+    return [jnp.stack(values)]
+
+
+def _eqns(inner: Any) -> list[Any]:
+    return getattr(inner, "jaxpr", inner).eqns
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, PLAIN) or (isinstance(x, tuple) and all(map(_is_plain, x)))
+
+
+def frames(eqn: Any) -> Iterator[tuple[str, int]]:
+    """Of the program's call that made an equation, the innermost first."""
+    stack = getattr(eqn.source_info, "traceback", None)
+    for frame in stack.frames if stack is not None else ():
+        yield frame.file_name, frame.line_num
+
+
+def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
+    """Traces the forward pass of a `JaxSide`."""
+    params, state = side._trees(weights)
+    given = side._batch(spec, batch)
+    trace = jax.make_jaxpr(lambda p, s, b: side._loss(Tape(), p, s, b)[0])
+    closed = side._traced(lambda: trace(params, state, given))
+    flat, numbers = Flat(), []
+    for path, x in jax.tree_util.tree_leaves_with_path(params) + (
+        jax.tree_util.tree_leaves_with_path(state)
+    ):
+        name = side.model.path_name(path)
+        known = name in weights and hasattr(x, "dtype")
+        numbers.append(flat.tape.begin(x, *(("parameter", name) if known else ("constant",))))
+    numbers += [flat.tape.begin(x, "batch") for x in jax.tree.leaves(given)]
+    consts = [flat.tape.begin(x, "constant") for x in closed.consts]
+    (flat.tape.loss,) = flat.walk(closed.jaxpr, consts, numbers)
+    return flat.tape
+
+
+def make(x: np.ndarray, value: Value) -> Any:
+    given = tree.to_complex(x) if "complex" in value.dtype else x
+    return jnp.asarray(given, value.dtype).reshape(value.shape)

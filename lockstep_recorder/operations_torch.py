@@ -1,0 +1,173 @@
+"""A torch program's tape, recorded as its operations are dispatched."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lockstep_recorder import tree
+from lockstep_recorder.operations import Operations, Value, line_of
+
+aten = torch.ops.aten
+# What the other framework has as one operation, and what has no smaller parts.
+WHOLE = ("gelu", "silu", "elu", "leaky_relu", "hardswish", "hardsigmoid", "mish", "softplus",
+         "embedding", "addmm_", "t", "transpose", "convolution")  # fmt: skip
+PARTS = ("addmm", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax",
+         "_log_softmax", "nll_loss_forward", "_native_batch_norm_legit", "addcmul", "addcdiv",
+         "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "baddbmm",
+         "cudnn_batch_norm", "_fused_rms_norm")  # fmt: skip
+
+
+def decompositions() -> dict[Any, Any]:
+    """Composite operations -> the functions that compute them of others."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    found = {func: made for func, made in core_aten_decompositions().items()}
+    found |= {func: made for func, made in decomposition_table.items() if _name(func) in PARTS}
+    return {
+        func: made for func, made in found.items()
+        if isinstance(func, torch._ops.OpOverload) and _name(func) not in WHOLE
+        and not func._schema.is_mutable
+    }  # fmt: skip
+
+
+def _name(func: Any) -> str:
+    return str(func).split(".")[1] if "." in str(func) else str(func)
+
+
+class Recording(TorchDispatchMode):
+    """Adds each operation to a tape."""
+
+    def __init__(self, tape: Operations) -> None:
+        super().__init__()
+        self.tape, self.table = tape, decompositions()
+        self.numbers: dict[int, int] = {}  # by id of a tensor, which is kept: no id is used again
+        self.kept: list[torch.Tensor] = []
+        self.sharing: dict[int, list[torch.Tensor]] = {}  # by storage
+
+    def know(self, x: torch.Tensor, number: int) -> None:
+        if id(x) not in self.numbers:
+            self.kept.append(x)
+            self.sharing.setdefault(_storage(x), []).append(x)
+        self.numbers[id(x)] = number
+
+    def number(self, x: torch.Tensor) -> int:
+        if id(x) not in self.numbers:
+            with _disable_current_modes():
+                kept = x.detach().clone()
+            self.know(x, self.tape.begin(kept, "constant"))
+        return self.numbers[id(x)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = NotImplemented
+        if func in self.table:
+            with self:
+                made = self.table[func](*args, **kwargs)
+        elif func is aten.convolution.default and args[2] is not None:
+            with self:  # the bias is an operation of its own
+                bias = args[2].view(1, -1, *[1] * (args[0].ndim - 2))
+                made = func(*args[:2], None, *args[3:]) + bias
+        if made is not NotImplemented:
+            return made
+        leaves, nest = tree_flatten((args, kwargs))
+        places = [at for at, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        inputs = [self.number(leaves[at]) for at in places]
+        changes = func._schema.is_mutable
+        y = func(*args, **kwargs)
+        outputs = [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
+        bare = [None if at in places else x for at, x in enumerate(leaves)]
+
+        def apply(values: list[Any], alone: bool) -> list[Any]:
+            given = list(bare)
+            for at, x in zip(places, values):
+                given[at] = x.clone() if alone and changes else x
+            args, kwargs = tree_unflatten(given, nest)
+            with torch.no_grad():
+                y = func(*args, **kwargs)
+            return [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
+
+        attributes = {str(at): repr(x)[:80] for at, x in enumerate(bare) if x is not None}
+        line = line_of(frames())
+        added = self.tape.add(_name(func), inputs, outputs, apply, attributes, line)
+        for x, number in zip(outputs, added):
+            self.know(x, number)
+        if changes:
+            self._change(outputs, line)
+        return y
+
+    def _change(self, outputs: list[torch.Tensor], line: str) -> None:
+        """Gives new numbers to the tensors that share memory with one that was changed."""
+        for y in outputs:
+            for x in self.sharing.get(_storage(y), []):
+                if x is not y:
+                    inputs = [self.numbers[id(x)], self.numbers[id(y)]]
+                    (number,) = self.tape.add("seen through", inputs, [x], _first, {}, line)
+                    self.numbers[id(x)] = number
+
+
+def _first(values: list[Any], alone: bool) -> list[Any]:
+    return values[:1]
+
+
+def _storage(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def frames() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def only_small_parts() -> Iterator[None]:
+    """Attention of its parts, by the name that a version has for that."""
+    attention: Any = getattr(torch.nn, "attention", None)
+    if hasattr(attention, "sdpa_kernel"):
+        with attention.sdpa_kernel(attention.SDPBackend.MATH):
+            yield
+    else:
+        with torch.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False):
+            yield
+
+
+def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
+    """Records one forward pass of a `TorchSide`."""
+    side.load(weights)
+    tape = Operations()
+    recording = Recording(tape)
+    for name, x in [*side.model.named_parameters(), *side.model.named_buffers()]:
+        origin = "parameter" if name in weights else "constant"
+        kept = x if name in weights else x.detach().clone()
+        recording.know(x, tape.begin(kept, origin, name if name in weights else ""))
+    leaf = side._leaf
+
+    def known(x: np.ndarray) -> torch.Tensor:
+        made = leaf(x)
+        with _disable_current_modes():
+            recording.know(made, tape.begin(made.clone(), "batch"))
+        return made
+
+    side._leaf = known
+    try:
+        with torch.no_grad(), only_small_parts(), recording:
+            loss = side._loss(spec, batch)
+    finally:
+        side._leaf = leaf
+    tape.loss = recording.number(loss)
+    return tape
+
+
+def make(x: np.ndarray, value: Value) -> torch.Tensor:
+    dtype = getattr(torch, value.dtype.removeprefix("torch."))
+    given = tree.to_complex(x) if dtype.is_complex else np.array(x)
+    return torch.from_numpy(given).to(dtype).reshape(value.shape)
