@@ -14,7 +14,8 @@ from lockstep_recorder import tree
 from lockstep_recorder.user import LIBRARIES
 
 HERE = os.path.dirname(__file__)
-ENTRANCE = os.path.join(HERE, "user.py")  # the user's functions are called there
+# From these the user's functions are called.
+OUTSIDE = tuple(os.path.join(HERE, name) for name in ("user.py", "side_torch.py", "side_jax.py"))
 COLUMNS = 9  # of a fingerprint
 SEES_ORDER = slice(7, 9)  # the columns that change with the order of the elements
 STEPS = (0.6180339887498949, 0.7548776662466927)  # of two sequences that fill an interval evenly
@@ -259,7 +260,7 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str:
         frames: (file, line), the innermost first.
     """
     for file, line in frames:
-        if file == ENTRANCE:
+        if file in OUTSIDE:
             break
         if is_users(file):
             text = linecache.getline(file, line).strip()

@@ -5,7 +5,7 @@ partner, the reference's operations on the same data are looked up: their tensor
 which the result is the same, is the partner. No name is looked at.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, permutations
 from math import prod
@@ -175,7 +175,10 @@ class _Walk:
                 number = self.order[at][1]
             if not agrees and number >= 0:
                 self._part(number)
-            best = (-1, self.now) if not self.choices else best
+            if agrees and at >= best[0] >= 0:  # what failed before does so no more
+                self.choices = [choice for choice in self.choices if choice.at >= at]
+                self.returns = RETURNS
+            best = best if self.choices and at < best[0] else (-1, self.now)
             at += 1
 
     def _return(self) -> int | None:
@@ -187,8 +190,10 @@ class _Walk:
                 continue
             self.returns -= 1
             self._restore(choice.state.copy())
-            self._take(choice.left.pop(0))
+            candidate = choice.left.pop(0)
+            self._take(candidate)
             self._play([choice.number])
+            self._settle(choice.number, candidate)
             return choice.at
         self.choices = []
         return None
@@ -255,10 +260,15 @@ class _Walk:
         elif not self._guess(number, unknown):
             return False
         self._play([number])
-        if found and not self.now.alike[number]:  # a part of the reference's, or several joined
-            alike = [n for m in found[0].met for n in self.known.find(self.known.rows[m])]
-            self.now.alike[number] = self.now.met[number] = alike
+        if found:
+            self._settle(number, found[0])
         return True
+
+    def _settle(self, number: int, candidate: Candidate) -> None:
+        """A part of the reference's value, or several joined, is like what it is a part of."""
+        if not self.now.alike[number]:
+            alike = [n for m in candidate.met for n in self.known.find(self.known.rows[m])]
+            self.now.alike[number] = self.now.met[number] = alike
 
     def _part(self, number: int) -> None:
         """Goes on behind a difference."""
@@ -337,14 +347,30 @@ class _Walk:
                     yield Candidate((meeting,), places)
             return
         (frontier,) = unknown
-        shape = self._shape(frontier)
-        size = prod(shape)
-        for x in held:
-            yield from (Candidate((meeting,), {frontier: y}) for y in turns(x, shape))
-            if x.size > size and x.size % size == 0:
-                for part in islice(cuts(x, size), 64):
-                    for y in turns(part, shape):
-                        yield Candidate((meeting,), {frontier: y}, "part")
+        size = self.port.values[frontier].size
+        for theirs in self.reference.frontiers(meeting):
+            seen: set[bytes] = set()
+            for kind in ("whole", "part"):
+                for x in _forms(self.reference, theirs):
+                    parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
+                    for y in (y for part in parts for y in self._fit(part, frontier)):
+                        if y.tobytes() not in seen:
+                            seen.add(y.tobytes())
+                            yield Candidate((meeting,), {frontier: y}, kind)
+
+    def _fit(self, x: np.ndarray, frontier: int) -> Iterator[np.ndarray]:
+        """Yields the layouts of the reference's elements in one of the port's values: turned into
+        its shape, or into that of the tensor whose elements it holds."""
+        seen: set[bytes] = set()
+        labels = _present(self.port.labels(frontier))
+        for form in _forms(self.port, frontier):
+            for y in turns(x, form.shape):
+                made = y
+                if form is not labels:
+                    made = y.reshape(-1)[labels - form.min()]
+                if made.tobytes() not in seen:
+                    seen.add(made.tobytes())
+                    yield made
 
     def _held(self, frontier: int) -> np.ndarray:
         return _present(self.reference.labels(frontier))
@@ -506,24 +532,34 @@ class _Walk:
             return False
         (ours,) = inputs
         met = {n for found in self.now.met.values() for n in found}
-        tries = NEAR
-        for meeting in self._near() if unknown else self._of_same_tensors(number):
-            theirs = [d for d in self.reference.data_inputs(meeting)
-                      if self.reference.values[d].size == self.port.values[ours].size
-                      and d not in met]  # fmt: skip
-            if not theirs or not (not unknown or next(self._candidates(meeting, unknown), None)):
-                continue
-            value = self.reference.value_of({}, theirs[0])
-            for data in islice(turns(value, self._shape(ours)), 12):
-                found = self._matching(number, [meeting], unknown, {ours: data})
-                if found:
-                    self._take(found[0])
-                    self._put(ours, theirs[0], data)
+        above = {n for i in self.port.above([ours]) for n in self.now.met.get(i, [])}
+        meetings = self._near() if unknown else self._of_same_tensors(number)
+        fitting = [m for m in meetings if not unknown or any(self._candidates(m, unknown))]
+        # First what the port has nowhere; then what it has changed once more.
+        for wanted in (lambda d: d not in met, lambda d: d in above):
+            for meeting in fitting[:NEAR]:
+                if self._replace_by(number, unknown, ours, meeting, wanted):
                     return True
-            tries -= 1
-            if not tries:
-                break
         return bool(unknown) and self._replace_and_guess(number, unknown, ours, met)
+
+    def _replace_by(
+        self, number: int, unknown: list[int], ours: int, meeting: int,
+        wanted: Callable[[int], bool],
+    ) -> bool:  # fmt: skip
+        """Puts one operation's data in, if the result is then the operation's."""
+        size = self.port.values[ours].size
+        theirs = [d for d in self.reference.data_inputs(meeting)
+                  if self.reference.values[d].size == size and wanted(d)]  # fmt: skip
+        if not theirs:
+            return False
+        value = self.reference.value_of({}, theirs[0])
+        for data in islice(turns(value, self._shape(ours)), 12):
+            found = self._matching(number, [meeting], unknown, {ours: data})
+            if found:
+                self._take(found[0])
+                self._put(ours, theirs[0], data)
+                return True
+        return False
 
     def _replace_and_guess(self, number: int, unknown: list[int], ours: int, met: set[int]) -> bool:
         """Puts values of the reference in that are next in its order, and guesses ahead."""
@@ -580,8 +616,11 @@ class _Walk:
     def _parts(self) -> list[Part]:
         theirs = {n for found in self.now.met.values() for n in found}
         ours = {n for n, found in self.now.met.items() if found}
-        alive = (_alive(self.reference, theirs, set(self.now.replaced.values())),
-                 _alive(self.port, ours, set(self.now.replaced)))  # fmt: skip
+        tolerance, replaced = self.known.tolerance, self.now.replaced
+        alive = (
+            _alive(self.reference, theirs, set(replaced.values()), self.known.rows, tolerance),
+            _alive(self.port, ours, set(replaced), self.now.rows, tolerance),
+        )
         ends = [(r, p) for p, r in self.now.replaced.items()]
         if self.reference.loss not in self.now.met.get(self.port.loss, []):
             ends.append((self.reference.loss, self.port.loss))
@@ -594,17 +633,41 @@ class _Walk:
             ):  # fmt: skip
                 firsts.append(_first_apart(side, live | (cut - {n}), n))
             r, p = (side.values[n] for side, n in zip((self.reference, self.port), firsts))
-            found.append(Part(r.line, p.line, (r.op, p.op)))
+            reference, port = (
+                _line(side, n) for side, n in zip((self.reference, self.port), firsts)
+            )
+            found.append(Part(reference, port, (r.op, p.op)))
         return found
 
 
-def _alive(side: TapeSide, met: set[int], cut: set[int]) -> set[int]:
+def _alive(
+    side: TapeSide, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
+) -> set[int]:
     """The values from which some value that both sides have is made."""
     found: set[int] = set()
     for n in reversed(side.data):
-        if n in met or (n not in cut and any(user in found for user in side.users[n])):
+        users = (user for user in side.users[n] if user in found)
+        if n in met or (
+            n not in cut and any(_depends(side, user, n, rows, tolerance) for user in users)
+        ):
             found.add(n)
+    for n in side.data:  # such as x + y, where y is zero by mistake
+        if n in found and side.is_float(n):
+            others = [i for i in side.data_inputs(n) if i not in found and side.is_float(i)]
+            if any(not _depends(side, n, i, rows, tolerance) for i in others):
+                found.remove(n)
     return found
+
+
+def _depends(
+    side: TapeSide, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
+) -> bool:
+    """Whether a value says something of one of its inputs; not where it is another, unchanged."""
+    if user not in rows or not side.is_float(number):
+        return True
+    same = [n for n in side.data_inputs(user)
+            if n in rows and are_alike(rows[n][None], rows[user], tolerance)[0]]  # fmt: skip
+    return not same or number in same
 
 
 def _first_apart(side: TapeSide, alive: set[int], end: int) -> int:
@@ -618,6 +681,23 @@ def _first_apart(side: TapeSide, alive: set[int], end: int) -> int:
         stack += [i for i in apart if i not in reached]
         reached |= set(apart)
     return min(firsts, key=lambda n: (not side.values[n].line, n))
+
+
+def _line(side: TapeSide, number: int) -> str:
+    """The line of an operation, or of the last before it that has one."""
+    above = sorted((n for n in side.above([number]) if side.is_data(n)), reverse=True)
+    return next((side.values[n].line for n in above if side.values[n].line), "")
+
+
+def _forms(side: TapeSide, frontier: int) -> list[np.ndarray]:
+    """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
+    labels = _present(side.labels(frontier))
+    for name in side.names_of(frontier):
+        number = side.numbers[name]
+        start, shape = int(side.starts[side.names.index(name)]), side.values[number].shape
+        if labels.size == prod(shape) and labels.min() == start and labels.shape != shape:
+            return [labels, np.arange(start, start + labels.size).reshape(shape)]
+    return [labels]
 
 
 def _present(labels: np.ndarray | None) -> np.ndarray:

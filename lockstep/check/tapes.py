@@ -83,6 +83,9 @@ class TapeSide:
         """Whether it depends on the batch."""
         return bool(self.depends[number] & BATCH)
 
+    def is_float(self, number: int) -> bool:
+        return any(kind in self.values[number].dtype for kind in ("float", "complex"))
+
     @cached_property
     def needed(self) -> set[int]:
         """The values that reach the loss."""

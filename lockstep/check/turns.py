@@ -48,7 +48,7 @@ def cuts(x: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yields the slices of a size that begin at its multiples, along each axis."""
     for axis in range(x.ndim):
         length, rest = divmod(x.shape[axis] * size, x.size)
-        if rest or not 0 < length < x.shape[axis]:
+        if not size or rest or not 0 < length < x.shape[axis]:
             continue
         for start in range(0, x.shape[axis] - length + 1, length):
             yield np.take(x, range(start, start + length), axis)

@@ -1,0 +1,153 @@
+"""Tensors are paired by the values that they meet, and the two lines at which values part named."""
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.check.follow import OPEN, Followed, follow
+from lockstep.check.program import UserProgram
+from lockstep.check.tapes import Asked, TapeSide
+from lockstep.check.turns import turns
+from lockstep.process import ROOT
+from lockstep_recorder import tree
+from lockstep_recorder.noise import perturb
+from lockstep_recorder.operations import fingerprint
+from lockstep_recorder.recording import prefixed
+from parity_tests.check.follow_pairs import PAIRS, Pair
+from parity_tests.check.inside import Inside
+from parity_tests.check.mutants import BY_NAME, changed, port_of
+from parity_tests.tiers import tier
+
+GPT = ROOT / "examples" / "gpt"
+TOKENS = np.random.default_rng(0).integers(0, 61, (4, 13))
+
+
+def follow_programs(reference: Asked, port: Asked, batch: object) -> Followed:
+    spec, arrays = tree.take_apart(batch)
+    about, initial = reference.ask("facts")
+    weights = perturb(initial, 7, set(about["parameters"]))
+    given = prefixed("batch", arrays)
+    sides = (TapeSide(reference, weights, given, spec),
+             TapeSide(port, port.ask("facts")[1], given, spec))  # fmt: skip
+    return follow(*sides, weights)
+
+
+def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", "")) -> Followed:
+    sides: list[Inside] = []
+    for name in ("reference", "port"):
+        path = folder / f"{name}.py"
+        text = pair.program(name == "port")
+        path.write_text(text.replace(*changes) if name == "port" and changes[0] else text)
+        sides.append(Inside(path))
+    return follow_programs(sides[0], sides[1], sides[0].side.user.call("batch", 0))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_that_names_leave_open_is_paired_by_values(name: str, tmp_path: Path) -> None:
+    found = followed_pair(PAIRS[name], tmp_path)
+    assert found.equal and not found.parts and not found.open
+    assert not any((places == OPEN).any() for places in found.source.values())
+    partners = {tensor: found.partners(tensor) for tensor in PAIRS[name].partners}
+    assert partners == PAIRS[name].partners
+
+
+def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
+    pair = PAIRS["the gain first"]
+    found = followed_pair(
+        pair, tmp_path, ("return y @ self.w + self.b", "return y @ self.w * 3 + self.b")
+    )
+    assert not found.equal and found.partners("w") == ["head.weight"]
+    (part,) = found.parts
+    assert part.port.endswith("return y @ self.w * 3 + self.b")
+    assert part.reference.endswith("return self.head(self.norm(x))")
+
+
+def test_siblings_stand_as_the_walk_finds_them_and_not_as_they_are_listed(tmp_path: Path) -> None:
+    """A choice that a later value refutes is taken back."""
+    pair = PAIRS["siblings of one shape"]
+    swapped = followed_pair(pair, tmp_path, ("up * F.silu(self.b(x))", "F.silu(up) * self.b(x)"))
+    assert swapped.equal
+    assert swapped.partners("a.weight") == ["gate.weight"]
+    assert swapped.partners("b.bias") == ["up.bias"]
+
+
+# The mutant's line in the reference and in the port, each by a part of its text.
+LINES = {
+    "gelu-erf": ("self.gelu(self.c_fc(x))", "self.gelu(self.c_fc(x))"),
+    "quick-gelu": ("self.gelu(self.c_fc(x))", "torch.sigmoid(1.702 * h)"),
+    "ln-eps": ("self.mlp(self.ln_2(x))", "self.mlp(self.ln_2(x))"),
+    "scale-width": ("scaled_dot_product_attention", "scaled_dot_product_attention"),
+    "not-causal": ("scaled_dot_product_attention", "scaled_dot_product_attention"),
+    "embedding-scaled": ("self.wte(tokens)", "self.wte(tokens)"),
+    "sum-for-mean": ("F.cross_entropy", "F.cross_entropy"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_planted_difference_is_named_by_the_two_lines(name: str, tmp_path: Path) -> None:
+    port = Inside(changed(BY_NAME[name], tmp_path))
+    found = follow_programs(Inside(port_of("gpt")), port, TOKENS)
+    assert not found.open
+    assert found.parts
+    for part in found.parts:
+        assert LINES[name][0] in part.reference, part
+        assert LINES[name][1] in part.port, part
+
+
+def test_the_unchanged_program_has_no_part(tmp_path: Path) -> None:
+    found = follow_programs(Inside(port_of("gpt")), Inside(port_of("gpt")), TOKENS)
+    assert found.equal and not found.parts and not found.open
+    assert all(found.partners(name) == [name] for name in found.source)
+
+
+@tier(
+    "rest",
+    guard="test_a_pair_that_names_leave_open_is_paired_by_values",
+    where=lambda port: port != "gpt_linen.py",
+)
+@pytest.mark.parametrize("port", ["gpt_jax.py", "gpt_nnx.py", "gpt_linen.py", "gpt_lockstep.py"])
+def test_an_example_in_jax_is_paired_whole_without_taps(port: str, tmp_path: Path) -> None:
+    text = (GPT / port).read_text()
+    path = tmp_path / port
+    path.write_text(text.replace("def taps(", "def no_taps("))
+    with closing(UserProgram(str(path))) as running:
+        found = follow_programs(Inside(port_of("gpt")), running, TOKENS)
+    assert found.equal and not found.open and not found.parts
+    assert not any((places == OPEN).any() for places in found.source.values())
+    theirs = {partner for name in found.source for partner in found.partners(name)}
+    assert theirs == set(found.starts)
+
+
+@tier("rest", guard="test_a_planted_difference_is_named_by_the_two_lines")
+@pytest.mark.parametrize(
+    "old, new, lines",
+    [
+        ("approximate=True", "approximate=False", ("gpt_torch.py:34 ", "gpt_nnx.py:39 ")),
+        ("epsilon=1e-5", "epsilon=1e-6", ("gpt_torch.py:46 ", "gpt_nnx.py:51 ")),
+    ],
+)
+def test_a_difference_of_a_port_in_jax_is_named_by_the_two_lines(
+    old: str, new: str, lines: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "gpt_nnx.py"
+    path.write_text((GPT / "gpt_nnx.py").read_text().replace(old, new))
+    with closing(UserProgram(str(path))) as running:
+        found = follow_programs(Inside(port_of("gpt")), running, TOKENS)
+    first = found.parts[0]
+    assert first.reference.startswith(lines[0]) and first.port.startswith(lines[1])
+
+
+def test_a_fingerprint_sees_elements_and_their_order_apart() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    assert np.allclose(fingerprint(x)[:7], fingerprint(x.T)[:7], rtol=1e-12)
+    assert not np.allclose(fingerprint(x)[7:], fingerprint(x.T)[7:], rtol=1e-3)
+    assert not np.allclose(fingerprint(x)[:7], fingerprint(x + 1e-3 * (x > 1))[:7], rtol=1e-9)
+
+
+def test_turns_give_each_layout_once() -> None:
+    x = np.arange(6).reshape(2, 3)
+    found = [each.tolist() for each in turns(x, (3, 2))]
+    assert x.T.tolist() in found and x.reshape(3, 2).tolist() in found
+    assert len(found) == len({str(each) for each in found})
