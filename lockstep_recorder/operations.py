@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass
-class Value:
+class TapeValue:
     """What a tape begins with, or a step gives."""
 
     shape: tuple[int, ...]
@@ -49,14 +49,14 @@ class Value:
 class Operations:
     """A tape: its values by number, and its steps in order."""
 
-    values: list[Value] = field(default_factory=list)
+    values: list[TapeValue] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     loss: int = -1
 
     def begin(self, x: Any, origin: str, name: str = "") -> int:
         """Adds a value that no step gives; returns its number."""
         kept = None if origin == "parameter" else x
-        self.values.append(Value(*_form(x), origin=origin, name=name, kept=kept))
+        self.values.append(TapeValue(*_form(x), origin=origin, name=name, kept=kept))
         return len(self.values) - 1
 
     def add(
@@ -69,7 +69,7 @@ class Operations:
             outputs: arrays, or what has their shapes and dtypes.
         """
         first = len(self.values)
-        self.values += [Value(*_form(x), step=len(self.steps)) for x in outputs]
+        self.values += [TapeValue(*_form(x), step=len(self.steps)) for x in outputs]
         numbers = list(range(first, len(self.values)))
         self.steps.append(Step(name, inputs, numbers, apply, attributes, line))
         return numbers
@@ -100,7 +100,7 @@ class Player:
         make: (numpy array, value) -> the framework's array.
     """
 
-    def __init__(self, tape: Operations, make: Callable[[np.ndarray, Value], Any]) -> None:
+    def __init__(self, tape: Operations, make: Callable[[np.ndarray, TapeValue], Any]) -> None:
         self.tape, self.make = tape, make
         self.known: dict[int, Any] = {}
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.operations import Operations, Value, line_of
+from lockstep_recorder.operations import Operations, TapeValue, line_of
 from lockstep_recorder.tape import Tape
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")  # where a primitive keeps its program
@@ -136,6 +136,6 @@ def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
     return flat.tape
 
 
-def make(x: np.ndarray, value: Value) -> Any:
+def make(x: np.ndarray, value: TapeValue) -> Any:
     given = tree.to_complex(x) if "complex" in value.dtype else x
     return jnp.asarray(given, value.dtype).reshape(value.shape)

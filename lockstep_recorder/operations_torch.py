@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lockstep_recorder import tree
-from lockstep_recorder.operations import Operations, Value, line_of
+from lockstep_recorder.operations import Operations, TapeValue, line_of
 
 aten = torch.ops.aten
 # What the other framework has as one operation, and what has no smaller parts.
@@ -167,7 +167,7 @@ def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
     return tape
 
 
-def make(x: np.ndarray, value: Value) -> torch.Tensor:
+def make(x: np.ndarray, value: TapeValue) -> torch.Tensor:
     dtype = getattr(torch, value.dtype.removeprefix("torch."))
     given = tree.to_complex(x) if dtype.is_complex else np.array(x)
     return torch.from_numpy(given).to(dtype).reshape(value.shape)

@@ -9,6 +9,7 @@ from lockstep.check import causes, locate, mapping, notes, rungs
 from lockstep.check.entries import Mapping
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
+from lockstep.check.lines import Follower, name_lines
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
 from lockstep.check.prove import Prover, Trial
@@ -42,11 +43,13 @@ class Result:
 def run(
     reference: Trace, port: Port, *, overrides: dict[str, Any] | None = None,
     accept: list[str] | None = None, initial: bool = False, say: Say = silent,
+    follower: Follower | None = None,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow.
 
     Args:
         initial: initial values that differ are a difference, and no report of their own.
+        follower: follows the data through both programs, to name lines.
     """
     calls = calls_of(reference)
     found = port.mapping = propose(reference, port, overrides or {})
@@ -67,6 +70,7 @@ def run(
     roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
     roots = _unmatched(found, climbed[1]) + roots
     causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
+    found_all = list(roots)
     known = acceptance.parse(accept or [])
     unused = acceptance.say_unused(known, roots)
     accepted = [root for root in roots if acceptance.is_accepted(root, known)]
@@ -76,9 +80,10 @@ def run(
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     roots = [root for root in roots if root not in drawn]
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
+    rounded = bool(reference.about["rounded"] or port.facts.get("rounded"))
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
-    limits += unused
+    limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
     return Result(verdict, climbed, roots, echoes, accepted, drawn, found, trial.pairing.calls,
                   partnerless, reference.about, port.facts, limits)  # fmt: skip
 

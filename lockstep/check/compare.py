@@ -5,11 +5,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep.check import accept as acceptance
 from lockstep.check import check, report, trace
+from lockstep.check.follow import Followed
+from lockstep.check.lines import follow_data
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
@@ -61,8 +64,20 @@ def compare_programs(
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
+        follower = None
+        if not traced and options.device == "cpu" and not options.own_precision:
+            follower = partial(_follow, reference, options, recorded, live, say)
         return check.run(recorded, live, overrides=overrides, accept=list(accept),
-                         initial=options.initial, say=say)  # fmt: skip
+                         initial=options.initial, say=say, follower=follower)  # fmt: skip
+
+
+def _follow(
+    reference: str, options: Options, recorded: trace.Trace, live: Port, say: Say
+) -> Followed:
+    """Starts the reference's program again, and follows the data through both."""
+    say("following the data, for the lines at which the programs part")
+    with closing(options.program(reference, options.reference_python, say)) as again:
+        return follow_data(again, recorded, live)
 
 
 def assert_equivalent(

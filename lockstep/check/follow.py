@@ -28,7 +28,7 @@ OPEN = -1  # an element of the port that has no partner
 
 
 @dataclass(frozen=True)
-class Part:
+class PartedAt:
     """A place where the values of the two programs part: an operation on each side."""
 
     reference: str  # FILE:LINE and its text
@@ -53,7 +53,7 @@ class Followed:
     shapes: dict[str, tuple[int, ...]]  # of the reference's tensors
     open: list[str]
     unused: list[str]  # the port's tensors that do not reach the loss
-    parts: list[Part]
+    parts: list[PartedAt]
     equal: bool
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
 
@@ -94,7 +94,7 @@ def follow(reference: TapeSide, port: TapeSide, weights: Arrays) -> Followed:
 
 
 @dataclass
-class State:
+class Progress:
     """How far a walk has come; it is taken back to an earlier one where a choice was wrong."""
 
     source: np.ndarray  # by the port's element: the reference's
@@ -108,19 +108,19 @@ class State:
     done: set[int] = field(default_factory=set)  # the reference's operations that have partners
     guessed: list[int] = field(default_factory=list)
 
-    def copy(self) -> "State":
-        return State(self.source.copy(), self.used.copy(), set(self.have), dict(self.given),
+    def copy(self) -> "Progress":
+        return Progress(self.source.copy(), self.used.copy(), set(self.have), dict(self.given),
                      dict(self.replaced), dict(self.rows), dict(self.alike), dict(self.met),
                      set(self.done), list(self.guessed))  # fmt: skip
 
 
 @dataclass
-class Choice:
+class Fork:
     """An operation at which several tensors of the reference fit."""
 
     at: int  # in the order of the walk
     number: int
-    state: State
+    state: Progress
     left: list[Candidate]
     meetings: set[int]  # the reference's operations of all that fit
 
@@ -139,7 +139,7 @@ class _Walk:
                 self.users.setdefault(n, []).append(m)
         port.start({})
         begun = {n for n, v in enumerate(port.values) if v.op == "batch"}
-        self.now = State(np.full(port.starts[-1], OPEN), np.zeros(self.flat.size, bool), begun,
+        self.now = Progress(np.full(port.starts[-1], OPEN), np.zeros(self.flat.size, bool), begun,
                          {}, {})  # fmt: skip
         self.order: list[tuple[list[int], int]] = [([], -1)]  # (values, the meeting after them)
         for n in port.data:
@@ -149,7 +149,7 @@ class _Walk:
                     self.order.append(([], -1))
                 else:
                     self.order[-1][0].append(n)
-        self.choices: list[Choice] = []
+        self.choices: list[Fork] = []
         self.returns = RETURNS
 
     def go(self) -> None:
@@ -198,7 +198,7 @@ class _Walk:
         self.choices = []
         return None
 
-    def _restore(self, state: State) -> None:
+    def _restore(self, state: Progress) -> None:
         former, self.now = self.now, state
         put = {f: self.flat[x] for f, x in state.given.items() if former.given.get(f) is not x}
         if put:
@@ -255,7 +255,7 @@ class _Walk:
         if found:
             if len(found) > 1:
                 meetings = {m for c in found for m in c.met}
-                self.choices.append(Choice(at, number, self.now.copy(), found[1:6], meetings))
+                self.choices.append(Fork(at, number, self.now.copy(), found[1:6], meetings))
             self._take(found[0])
         elif not self._guess(number, unknown):
             return False
@@ -613,7 +613,7 @@ class _Walk:
             open_, unused, [] if equal else self._parts(), equal, self.now.guessed,
         )  # fmt: skip
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[PartedAt]:
         theirs = {n for found in self.now.met.values() for n in found}
         ours = {n for n, found in self.now.met.items() if found}
         tolerance, replaced = self.known.tolerance, self.now.replaced
@@ -636,7 +636,7 @@ class _Walk:
             reference, port = (
                 _line(side, n) for side, n in zip((self.reference, self.port), firsts)
             )
-            found.append(Part(reference, port, (r.op, p.op)))
+            found.append(PartedAt(reference, port, (r.op, p.op)))
         return found
 
 

@@ -31,6 +31,7 @@ class Root:
     remedy: str = ""
     hints: list[str] = field(default_factory=list)
     everywhere: str = ""  # all layers, all calls
+    lines: list[str] = field(default_factory=list)  # of the reference and of the port
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True)
-class Value:
+class Computed:
     op: str
     name: str  # of a parameter
     inputs: tuple[int, ...]
@@ -53,7 +53,7 @@ class TapeSide:
         self.program = program
         about, _ = program.ask("tape", prefixed("weights", weights) | batch, batch=spec)
         self.values = [
-            Value(v["op"], v.get("name", ""), tuple(v["inputs"]), tuple(v["shape"]), v["dtype"],
+            Computed(v["op"], v.get("name", ""), tuple(v["inputs"]), tuple(v["shape"]), v["dtype"],
                   v["line"], v.get("attributes", {}))
             for v in about["values"]
         ]  # fmt: skip

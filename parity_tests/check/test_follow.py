@@ -1,15 +1,21 @@
 """Tensors are paired by the values that they meet, and the two lines at which values part named."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lockstep.check import check, report, trace
+from lockstep.check.check import Result
 from lockstep.check.follow import OPEN, Followed, follow
+from lockstep.check.lines import Follower, follow_data
+from lockstep.check.port import Port
 from lockstep.check.program import UserProgram
 from lockstep.check.tapes import Asked, TapeSide
 from lockstep.check.turns import turns
+from lockstep.errors import UserError
 from lockstep.process import ROOT
 from lockstep_recorder import tree
 from lockstep_recorder.noise import perturb
@@ -137,6 +143,47 @@ def test_a_difference_of_a_port_in_jax_is_named_by_the_two_lines(
         found = follow_programs(Inside(port_of("gpt")), running, TOKENS)
     first = found.parts[0]
     assert first.reference.startswith(lines[0]) and first.port.startswith(lines[1])
+
+
+def check_with_lines(torch_folder: Path, file: Path, follower: Follower | None = None) -> Result:
+    recorded = trace.read(torch_folder)
+    port = Port(Inside(file), recorded)  # type: ignore[arg-type]
+    again = Inside(port_of("gpt"))
+    follower = follower or partial(follow_data, again, recorded, port)
+    return check.run(recorded, port, follower=follower)
+
+
+def test_a_root_is_told_with_the_two_lines(torch_folder: Path, tmp_path: Path) -> None:
+    result = check_with_lines(torch_folder, changed(BY_NAME["gelu-erf"], tmp_path))
+    (root,) = [root for root in result.roots if root.direction == "forward"]
+    assert root.cause and root.lines == [
+        "gpt_torch.py:34  return self.c_proj(self.gelu(self.c_fc(x)))",
+        "gelu_erf.py:34  return self.c_proj(self.gelu(self.c_fc(x)))",
+    ]
+    told = f"  lines: reference {root.lines[0]}; port {root.lines[1]}"
+    assert told in report.text(result)
+    assert report.to_json(result)["roots"][0]["lines"] == root.lines
+
+
+def test_without_tapes_the_verdict_and_the_roots_are_as_before(
+    torch_folder: Path, tmp_path: Path
+) -> None:
+    def refuse() -> Followed:
+        raise UserError("port.py: runs in float32; a tape needs float64")
+
+    file = changed(BY_NAME["gelu-erf"], tmp_path)
+    with_, without = (check_with_lines(torch_folder, file, each) for each in (None, refuse))
+    assert with_.verdict == without.verdict == "different"
+    assert [root.name for root in with_.roots] == [root.name for root in without.roots]
+    assert not any(root.lines for root in without.roots)
+    assert "no lines are named: port.py: runs in float32; a tape needs float64" in without.notes
+
+
+def test_nothing_is_followed_where_the_programs_are_equal(torch_folder: Path) -> None:
+    def refuse() -> Followed:
+        raise AssertionError("followed")
+
+    assert check_with_lines(torch_folder, port_of("gpt"), refuse).verdict == "equal"
 
 
 def test_a_fingerprint_sees_elements_and_their_order_apart() -> None:
