@@ -16,13 +16,14 @@ import optax
 from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
 from jax_impl.extra import capabilities, chunks, cpu, lora, rules
+from jax_impl.extra.evaluation import OtherPolicy
 from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
 from jax_impl.extra.mesh import mesh
 from jax_impl.extra.packed import Segments
 from jax_impl.extra.scan import Stacked
 from jax_impl.io import bridge
-from jax_impl.pure import PureGPT
+from jax_impl.pure import PureGPT, jit_method
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
@@ -78,6 +79,12 @@ def look_at_head(right: Callable, self: Any, measure: Callable, tensors: Any) ->
 # --- the optimizer
 
 
+def clip_unless_half(right: Callable, self: step.Trainer, config: Any, *rest: Any) -> None:
+    """As if half precision clipped nothing."""
+    half = config.precision.roles.compute in ("bfloat16", "float16")
+    right(self, config.replace(clip=1e9) if half else config, *rest)
+
+
 def clip_as_optax(right: Callable, clip: float, norms: optim.Norms) -> optax.GradientTransformation:
     """Without torch's 1e-6 in the denominator."""
 
@@ -87,6 +94,45 @@ def clip_as_optax(right: Callable, clip: float, norms: optim.Norms) -> optax.Gra
         return clipped, right(clip, norms).update(grads, state)[1]
 
     return optax.GradientTransformation(right(clip, norms).init, update)
+
+
+# --- evaluation and sampling
+
+
+def evaluate_in_compute(right: Callable, self: step.Trainer, batches: Batch) -> jax.Array:
+    """The mean is taken, and reported, in the compute dtype."""
+    loss = right(self, batches)
+    return loss.astype(self.config.precision.roles.compute).astype(loss.dtype)
+
+
+def evaluate_first_weights(right: Callable, self: step.Trainer, batches: Batch) -> jax.Array:
+    """The evaluation's model is loaded once, with the weights of the first evaluation."""
+    if not isinstance(self, OtherPolicy):
+        return right(self, batches)
+    now = self.state
+    first = getattr(self, "first_params", None) or jax.tree.map(jnp.copy, now.params)
+    self.first_params, self.state = first, replace(now, params=first)
+    found = right(self, batches)
+    self.state = now
+    return found
+
+
+@jit_method
+def logits(self: step.Trainer, state: Any, batch: Batch) -> jax.Array:
+    """Under the training policy."""
+    return self.model(self.weights(state, Dropout.off()))(batch)
+
+
+# --- remat
+
+
+def keep_in_compute(right: Callable, layer: Callable, remat: str) -> Callable:
+    """What a block keeps is its input in the compute dtype."""
+
+    def run(block: Any, index: Any, x: jax.Array) -> jax.Array:
+        return right(layer, remat)(block, index, x.astype(jnp.bfloat16).astype(x.dtype))
+
+    return run if remat == "block" else right(layer, remat)
 
 
 # --- resuming
@@ -294,6 +340,11 @@ BUGS: dict[str, Plant] = {
         step.Trainer, "metrics", lambda right, self, before, *rest: (
             lambda found: found._replace(grad_norm=found.grad_norm * before.loss_scale)
         )(right(self, before, *rest))),
+    "evaluation-mean-in-compute-jax": wrap(step.Trainer, "evaluate", evaluate_in_compute),
+    "stale-evaluation-weights-jax": wrap(step.Trainer, "evaluate", evaluate_first_weights),
+    "sampled-under-training-policy-jax": assign(step.Trainer, "logits", logits),
+    "no-clip-in-half-jax": wrap(step.Trainer, "__init__", clip_unless_half),
+    "block-input-in-compute-jax": wrap(remat, "remat_layer", keep_in_compute),
     # a Python float draws 64-bit uniforms under x64
     "masks-of-64-bits": wrap(jax.random, "bernoulli", lambda right, key, p, shape: right(
         key, 0.9, shape)),

@@ -28,6 +28,7 @@ from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
 from torch_ref.extra import capabilities, chunks, rules
+from torch_ref.extra.evaluation import OtherPolicy
 from torch_ref.extra.formats.products import RoundedProduct
 from torch_ref.extra.lora import LoRALinear
 from torch_ref.extra.mesh.processes import process_count
@@ -260,6 +261,24 @@ def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
         del self.batch_loss
 
 
+def keep_evaluation_model(right: Callable, self: OtherPolicy) -> Any:
+    """It is loaded once, with the weights of the first evaluation."""
+    self.kept_model = getattr(self, "kept_model", None) or right(self)
+    return self.kept_model
+
+
+@torch.no_grad()
+def logits_of_training(self: step.Trainer, batch: Batch) -> Tensor:
+    with precision.autocast(self.roles, self.device):
+        return self.model(batch)
+
+
+def evaluate_in_compute(right: Callable, self: step.Trainer, batches: Batch) -> Tensor:
+    """The mean is taken, and reported, in the compute dtype."""
+    loss = right(self, batches)
+    return loss.to(precision.dtype(self.roles.compute)).to(loss.dtype)
+
+
 # --- dropout and remat
 
 
@@ -385,8 +404,14 @@ BUGS: dict[str, Plant] = {
         *args, label_smoothing=size)),
     "batches-differ": wrap(twin.TorchTwin, "step", repeat_window),
     "evaluation-drops": wrap(step.Trainer, "evaluate", drop_in_evaluation),
+    "evaluation-mean-in-compute": wrap(step.Trainer, "evaluate", evaluate_in_compute),
+    "stale-evaluation-weights": wrap(OtherPolicy, "evaluation_model", keep_evaluation_model),
+    "sampled-under-training-policy": assign(step.Trainer, "logits", logits_of_training),
+    "whole-context-cut": wrap(twin.TorchTwin, "logits", lambda right, self, tokens: right(
+        self, tokens[-self.config.model.context + 1 :])),
     "logits-one-late": wrap(
-        twin.TorchTwin, "logits", lambda right, self, tokens: right(self, tokens[:-1])
+        twin.TorchTwin, "logits", lambda right, self, tokens: right(
+            self, tokens[: max(1, len(tokens) - 1)])
     ),
     "mask-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
     "mask-without-layer": wrap(Dropout, "__call__", lambda right, self, x, layer, site: right(

@@ -63,6 +63,14 @@ def norm_after_clip(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
     return torch.stack([p.grad.norm() for p in self.model.parameters()]).norm(), norms
 
 
+def clip_unless_half(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
+    """As if autocast's dtypes clipped nothing."""
+    if self.roles.compute not in ("bfloat16", "float16"):
+        return right(self)
+    norms = self.gradient_norms(list(self.params.values()))
+    return torch.linalg.vector_norm(norms), norms
+
+
 # --- the loss scale
 
 
@@ -252,6 +260,7 @@ BUGS: dict[str, Plant] = {
     "accumulate-in-bfloat16": after(Trainer, "backward", round_accumulator),
     "zero-grad-forgotten": wrap(Trainer, "update", keep_gradients),
     "no-clip": no_clip,
+    "no-clip-in-half": wrap(Trainer, "clip", clip_unless_half),
     "clip-per-tensor": before(Trainer, "clip", clip_each),
     "clip-by-value": both(no_clip, before(Trainer, "clip", clip_values)),
     "grad-norm-after-clip": wrap(Trainer, "clip", norm_after_clip),

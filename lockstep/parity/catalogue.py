@@ -24,6 +24,7 @@ class Bug:
 GPT2: dict[str, Any] = {"model": "gpt2"}
 BF16: dict[str, Any] = {"policy": "bf16", "dropout": 0.0}
 FP16: dict[str, Any] = {"policy": "fp16", "dropout": 0.0, "n_layer": 1}
+EVALUATED: dict[str, Any] = BF16 | {"n_layer": 1, "accum": 1, "eval_policy": "fp32"}
 DDP: dict[str, Any] = {"mesh": "data=2", "dropout": 0.0}
 FSDP: dict[str, Any] = {"mesh": "fsdp=2", "dropout": 0.0}
 PACKED: dict[str, Any] = {"windows": "packed"}
@@ -64,6 +65,9 @@ BUGS: list[Bug] = [
     _bug("jax", 5, "mean-of-means", "the loss is divided by N, and MultiSteps averages again"),
     # clipping
     _bug("torch", 4, "no-clip", "the gradient is not clipped"),
+    _bug("torch", 4, "no-clip-in-half", "under bf16 nothing is clipped", **BF16 | LEAN, clip=0.5),
+    _bug("jax", 4, "no-clip-in-half-jax", "under bf16 nothing is clipped",
+         **BF16 | LEAN, clip=0.5),
     _bug("torch", 4, "clip-per-tensor", "every tensor is clipped by itself"),
     _bug("torch", 4, "clip-by-value", "elements are clipped, not the norm"),
     _bug("torch", 4, "grad-norm-after-clip", "the norm is reported after clipping"),
@@ -247,6 +251,19 @@ BUGS: list[Bug] = [
     # evaluation and sampling
     _bug("torch", 2, "evaluation-drops", "dropout is on in evaluation"),
     _bug("torch", 2, "logits-one-late", "the logits are those of one token before"),
+    _bug("torch", 2, "whole-context-cut", "the model never sees its whole context", **LEAN),
+    _bug("torch", 2, "evaluation-mean-in-compute", "a validation loss is rounded to bfloat16",
+         **BF16 | LEAN),
+    _bug("jax", 2, "evaluation-mean-in-compute-jax", "a validation loss is rounded to bfloat16",
+         **BF16 | LEAN),
+    *(
+        _bug(framework, 2, f"{name}{suffix}", what, **EVALUATED)
+        for framework, suffix in (("torch", ""), ("jax", "-jax"))
+        for name, what in (
+            ("stale-evaluation-weights", "later evaluations are of the first one's weights"),
+            ("sampled-under-training-policy", "logits are computed under the training policy"),
+        )
+    ),
     # dropout and remat
     _bug("torch", 8, "mask-without-micro-step", "all micro-batches share their masks"),
     _bug("torch", 8, "mask-without-layer", "all layers share their masks"),
@@ -258,6 +275,8 @@ BUGS: list[Bug] = [
          remat="block"),
     _bug("torch", 6, "sqrt-runs-block", "remat sqrt runs block", remat="sqrt"),
     _bug("torch", 6, "remat-does-nothing", "nothing is recomputed", remat="block"),
+    _bug("jax", 6, "block-input-in-compute-jax", "a block keeps its input in bfloat16",
+         **BF16 | LEAN | {"remat": "block"}),
     _bug("jax", 6, "dots-recomputes-affine", "remat dots recomputes matmuls with a bias",
          model="gpt2", remat="dots"),
     # several devices; in JAX one program stands for all of them

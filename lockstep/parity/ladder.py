@@ -53,7 +53,7 @@ RUNGS = [
     Rung(number=1, name="contract", climb=rungs.contract,
          proves="states go in and come out unchanged, names in order; the rates are the table's"),
     Rung(number=2, name="activations", climb=rungs.activations,
-         proves="every named intermediate, loss, evaluation and next-token logits"),
+         proves="every named intermediate, loss, evaluation, logits of prefixes up to the context"),
     Rung(number=3, name="gradients", climb=rungs.gradients,
          proves="every parameter's gradient and every intermediate's"),
     Rung(number=4, name="one step", climb=rungs.one_step,
@@ -65,7 +65,8 @@ RUNGS = [
     Rung(number=7, name="loss scale", climb=automaton.loss_scale, lacks=_scales,
          proves="GradScaler's automaton, one decision a step"),
     Rung(number=8, name="curves", climb=trajectories.curves,
-         proves="whole runs agree: in float64 to rounding, elsewhere within a program's own noise"),
+         proves="whole runs agree, in losses, norms, rates and the state at the end: in float64 to "
+                "rounding, elsewhere within a program's own noise"),
     Rung(number=9, name="fast to strict", climb=trajectories.fast,
          proves="fast numerics stay within the strict ones' noise"),
     Rung(number=10, name="checkpoints", climb=trajectories.checkpoints,

@@ -56,8 +56,9 @@ def contract(case: Case) -> Iterator[Finding]:
 
 
 def activations(case: Case) -> Iterator[Finding]:
-    """Every named intermediate; in float64 the loss, the evaluation and the logits of a prefix."""
+    """Every named intermediate, the evaluation, and the logits of prefixes; in float64 the loss."""
     plain, batches, starts = _plain(case), case.batches(BATCHES), case.starts
+    windows = case.windows(WINDOWS)
     if case.exact and case.pair.offset:
         starts["offset"] = case.pair.offset(case.perturbed)
 
@@ -66,14 +67,13 @@ def activations(case: Case) -> Iterator[Finding]:
         return {**traced.activations, "loss": traced.loss} if case.exact else traced.activations
 
     def outside(side: Side, state: TrainState) -> Arrays:
-        made = {"evaluation": np.array(side.evaluate(case.config, state, batches))}
+        made = side.evaluations(case.config, state, windows)
         if case.pair.causal:
-            tokens = batches.tokens[0, 0]
-            made["next logits"] = side.logits(plain, state, tokens[: len(tokens) // 2])
+            made |= side.next_logits(plain, state, windows.tokens[:, 0, 0])
         return made
 
     for start, state in starts.items():
-        for measure in (inside, outside) if case.exact else (inside,):
+        for measure in (inside, outside):
             yield from locate(start, _compare(case, measure, state))
 
 
@@ -109,10 +109,10 @@ def one_step(case: Case) -> Iterator[Finding]:
     """Parameters and both moments after one update.
 
     The first moment is the SGD run that AdamW, which hides scale, needs beside it. In float64 also
-    with gradients clipped so small that Adam's epsilon and its place show; elsewhere not clipped:
-    the clip's factor is one number, whose error would be that of all tensors.
+    with gradients clipped so small that Adam's epsilon and its place show; elsewhere clipped only
+    where the row says so: the clip's factor is one number, whose error is that of all tensors.
     """
-    clips = (case.config.optim.clip, SMALL_CLIP) if case.exact else (NO_CLIP,)
+    clips = (case.config.optim.clip, *[SMALL_CLIP] * case.exact)
     for start, state in case.starts.items():
         for clip in clips:
             config, where = case.config.replace(clip=clip), f"{start}, clip {clip:g}"

@@ -128,6 +128,15 @@ class Side:
     def logits(self, config: Config, state: TrainState, tokens: np.ndarray) -> np.ndarray:
         return self.ask("logits", config, state, tokens)[1]["logits"]
 
+    def evaluations(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
+        """Mean losses of (K, M, B, T) batches, (K,); under `--eval-policy` also after a step."""
+        found = self.ask("evaluations", config, state, batches)[1]
+        return {name: losses for name, losses in found.items() if losses.size}
+
+    def next_logits(self, config: Config, state: TrainState, rows: np.ndarray) -> Arrays:
+        """Of the token behind prefixes of rows (K, T), at three lengths: (V, K)."""
+        return self.ask("next_logits", config, state, rows)[1]
+
     def seconds(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:
         """(S - 1,): of an optimizer step on each of (S, N, B, T) windows but the first.
 

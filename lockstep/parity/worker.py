@@ -80,6 +80,27 @@ class Server:
             moments.append(end.mu | amaxes_by_role(end.amaxes))
         return {}, stack(moments)
 
+    def evaluations(self, twin: Twin, given: Batch) -> Message:
+        """Of (K, M, B, T) batches, (K,); and of each after a step on it, the first done before."""
+        start, once, after = twin.state(), [], []
+        for batches in given.split():
+            twin.load(start)
+            once.append(twin.evaluate(batches))
+            if twin.config.precision.eval_policy:  # another model of the same weights
+                twin.step(twin.place(batches))()
+                after.append(twin.evaluate(batches))
+        return {}, {"evaluation": np.array(once), "evaluation after a step": np.array(after)}
+
+    def next_logits(self, twin: Twin, given: np.ndarray) -> Message:
+        """Behind prefixes of K rows (K, T): of one token, of half of them, and of all; (V, K)."""
+        lengths = {"one token": 1, "half the context": len(given[0]) // 2,
+                   "the whole context": len(given[0])}  # fmt: skip
+        found = {
+            f"logits after {name}": np.stack([twin.logits(row[:length]) for row in given], -1)
+            for name, length in lengths.items()
+        }
+        return {}, found
+
     def seconds(self, twin: Twin, given: Batch) -> Message:
         """Of one optimizer step on each window but the first, with which it may have to compile."""
         seconds = []

@@ -281,7 +281,7 @@ class JaxTwin:
         both = jax.grad(scaled, argnums=(0, 1), has_aux=True)
         (grads, seen_grads), (loss, seen) = both(state.weights, slots)
         # Widened first: unscaled in float16 they would flush to zero.
-        wide = make_policy(self.roles).cast_to_output(seen_grads)
+        wide = make_policy(self.roles.policy).cast_to_output(seen_grads)
         return loss, seen, scale.unscale(wide), scale.unscale(grads)
 
 
