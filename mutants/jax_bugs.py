@@ -19,7 +19,7 @@ from jax_impl.extra import capabilities, chunks, cpu, lora, rules
 from jax_impl.extra.evaluation import OtherPolicy
 from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
-from jax_impl.extra.mesh import mesh
+from jax_impl.extra.mesh import gather, mesh
 from jax_impl.extra.packed import Segments
 from jax_impl.extra.scan import Stacked
 from jax_impl.io import bridge
@@ -133,6 +133,30 @@ def keep_in_compute(right: Callable, layer: Callable, remat: str) -> Callable:
         return right(layer, remat)(block, index, x.astype(jnp.bfloat16).astype(x.dtype))
 
     return run if remat == "block" else right(layer, remat)
+
+
+# --- several devices
+
+
+def sum_own_rows(right: Callable, product: Callable) -> Callable:
+    """Of a weight that is shared, each device's part gets the gradient of its own rows alone."""
+    whole = right(product)
+
+    def run(x: jax.Array, weight: jax.Array, bias: Any) -> jax.Array:
+        parts = jax.sharding.get_abstract_mesh().shape["fsdp"]
+        divided = gather.divided(weight, parts)
+        if "fsdp" not in divided or len(x) % parts:
+            return whole(x, weight, bias)
+        axis = divided.index("fsdp")
+        place = jnp.arange(weight.shape[axis]) * parts // weight.shape[axis]
+        place = jnp.expand_dims(place, [each for each in range(weight.ndim) if each != axis])
+        fixed = jax.lax.stop_gradient(weight)
+        return jnp.concatenate([
+            whole(rows, jnp.where(place == device, weight, fixed), bias)
+            for device, rows in enumerate(jnp.split(x, parts))
+        ])  # fmt: skip
+
+    return run
 
 
 # --- resuming
@@ -345,6 +369,7 @@ BUGS: dict[str, Plant] = {
     "sampled-under-training-policy-jax": assign(step.Trainer, "logits", logits),
     "no-clip-in-half-jax": wrap(step.Trainer, "__init__", clip_unless_half),
     "block-input-in-compute-jax": wrap(remat, "remat_layer", keep_in_compute),
+    "fsdp-gradient-of-own-rows-jax": wrap(rules, "gathered", sum_own_rows),
     # a Python float draws 64-bit uniforms under x64
     "masks-of-64-bits": wrap(jax.random, "bernoulli", lambda right, key, p, shape: right(
         key, 0.9, shape)),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch_ref.extra.mesh import mesh
 from torch_ref.extra.mesh.mesh import OnMesh
 from torch_ref.io import bridge
 from torch_ref.step import Trainer
+from torch_ref.twin import TorchTwin
 
 
 def rank() -> int:
@@ -46,6 +48,12 @@ def find_alone(right: Callable, *args: Any) -> Any:
 
 def repeat_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     return right(tokens, mesh) if mesh is None else tokens.chunk(mesh.size(), dim=-2)[0]
+
+
+def take_rows_twice(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Of four devices two and two have the same rows."""
+    four = mesh is not None and mesh.size() == 4
+    return tokens.chunk(4, dim=-2)[rank() // 2] if four else right(tokens, mesh)
 
 
 def shift_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
@@ -123,6 +131,14 @@ BUGS: dict[str, Plant] = {
     "finite-on-one-rank": wrap(GradScaler, "_unscale_grads_", find_alone),
     "norm-of-one-shard": assign(mesh, "whole_norms", lambda norms, mesh: norms),
     "same-rows-on-every-rank": wrap(mesh, "own_rows", repeat_rows),
+    "rows-twice-on-four-devices": wrap(mesh, "own_rows", take_rows_twice),
+    "reads-the-first-rank-s-rows": wrap(
+        TorchTwin,
+        "own_rows",
+        lambda right, self, count: (
+            None if self.processes == 1 else np.arange(count // self.processes)
+        ),
+    ),
     "rows-shifted-on-a-rank": wrap(mesh, "own_rows", shift_rows),
     "same-masks-on-every-rank": forget_devices("dropout"),
     "moments-of-one-shard": wrap(Trainer, "update", keep_moments),

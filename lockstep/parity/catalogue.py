@@ -287,6 +287,11 @@ BUGS: list[Bug] = [
     _bug("torch", 11, "finite-on-one-rank", "each rank looks for overflows alone", **FP16 | DDP),
     _bug("torch", 11, "norm-of-one-shard", "each rank clips by its shard's norm", **FSDP),
     _bug("torch", 11, "same-rows-on-every-rank", "all ranks train on one rank's rows", **DDP),
+    _bug("torch", 11, "rows-twice-on-four-devices", "of four ranks two and two train on one's rows",
+         **LEAN | {"mesh": "data=4"}),
+    _bug("torch", 11, "reads-the-first-rank-s-rows", "all ranks read the first one's rows", **DDP),
+    _bug("jax", 11, "fsdp-gradient-of-own-rows-jax", "where weights are shared, each device's "
+         "gradient is that of its own rows", **LEAN | {"mesh": "fsdp=4"}),
     _bug("torch", 11, "rows-shifted-on-a-rank", "one rank's rows begin one too early", **FSDP),
     _bug("torch", 11, "same-masks-on-every-rank", "all ranks drop alike", mesh="data=2"),
     _bug("torch", 11, "moments-of-one-shard", "one shard's moments move", **FSDP),

@@ -136,6 +136,31 @@ grouped = make_rows(
     ],
     model="grouped",
 )
+# Half precision that is clipped, with what a block keeps.
+clipped = make_rows(
+    "policy remat accum model layers loss_chunks clip",
+    [
+        ("bf16", "block", 1, "tiny", "unroll", "1", 0.5),
+        ("fp16", "none", 1, "tiny", "unroll", "1", 0.5),
+    ],
+    [
+        ("bf16", "sqrt", 4, "gpt2", "scan", "1", 0.5),
+        ("fp16", "block", 4, "gpt2", "scan", "1", 0.5),
+        ("fp32", "none", 4, "tiny", "scan", "1", 0.5),
+    ],
+)
+# Evaluated, and sampled, under another policy than the one that trains.
+evaluated = make_rows(
+    "policy remat accum model layers loss_chunks eval_policy",
+    [
+        ("bf16", "none", 1, "tiny", "unroll", "1", "fp32"),
+    ],
+    [
+        ("fp64", "none", 4, "gpt2", "scan", "3", "fp32"),
+        ("fp16", "none", 4, "gpt2", "unroll", "1", "bf16"),
+        ("fp32", "block", 1, "gpt2", "scan", "1", "bf16"),
+    ],
+)
 # A micro-batch of four rows on two or four devices.
 on_meshes = make_rows(
     "policy remat accum model layers mesh",
@@ -201,10 +226,17 @@ tuned = make_rows(
 )
 
 
+CLIPPED_RUNGS = {"bf16": (4, 6, 8), "fp16": (4, 8, 10)}
+
+
 def rungs(row: Row) -> Collection[int]:
     """Those that the default suite climbs on a CPU."""
     if row == TF32:
         return TF32_RUNGS
+    if "clip" in row:
+        return CLIPPED_RUNGS[row["policy"]]
+    if "eval_policy" in row:
+        return (2,)
     if "lora_rank" in row:
         return TUNED_RUNGS[row["policy"]]
     if row["policy"] in NARROW_RUNGS:

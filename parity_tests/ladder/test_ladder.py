@@ -37,6 +37,9 @@ fp64-dots-1-tiny-unroll-1                             r r t r r t r r r r .
 tf32-dots-1-gpt2-scan                                 . . r . . r . r . . .
 fp64-none-1-unroll-1-grouped                          r t t r t t t r r r .
 bf16-none-4-unroll-1-grouped                          . r r . . . . . . . .
+bf16-block-1-tiny-unroll-1-0.5                        . . . t . t . t . . .
+fp16-none-1-tiny-unroll-1-0.5                         . . . r . . . r . r .
+bf16-none-1-tiny-unroll-1-fp32                        . r . . . . . . . . .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
@@ -87,7 +90,8 @@ def in_tiers() -> dict[str, str]:
 
 def climbed(*, full: bool, all_rungs: bool) -> dict[str, tuple[Row, Rung]]:
     """Case of `test_rung` -> its row and rung."""
-    listed = [*rows.grouped(every=full), *rows.narrow(every=full)]
+    tables = rows.grouped, rows.clipped, rows.evaluated, rows.narrow
+    listed = [row for table in tables for row in table(every=full)]
     listed += [row for row in rows.tuned(every=full) if row["mesh"] == "data=1"]
     cases = {
         f"{rows.label(row)}-{rung.number}": (row, rung)
