@@ -38,7 +38,8 @@ def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
     """In bfloat16 at a rate under which most of the curve lies before its horizon."""
     flags = {
         "model": "tiny", "context": 64, "vocab": 256, "batch_size": 2, "accum": 4, "steps": 20,
-        "lr": 1e-4 if policy == "bf16" else 1e-3, "clip": 0.5, "numerics": "strict", "device": "cpu", "policy": policy,
+        "lr": 1e-4 if policy == "bf16" else 1e-3, "clip": 0.5, "numerics": "strict",
+        "device": "cpu", "policy": policy,
     }  # fmt: skip
     config = from_flags(flags, accelerator=False)
     return ladder.climb(RUNGS[number], Case(pair=CONV, a=a, b=b, config=config))
