@@ -2,6 +2,8 @@
 
 A ladder that has never failed has proven nothing. Each bug is planted in a fresh process of its
 twin, and every rung that can stand in its configuration is climbed against the healthy other one.
+The sound pair climbs the rung that must catch it under the same flags: a difference counts only
+beside "equal".
 """
 
 import sys
@@ -17,7 +19,7 @@ from lockstep.judge.verdict import Verdict
 from lockstep.parity import catalogue, matrix
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import Bug
-from lockstep.parity.ladder import RUNGS, Rung, verdict
+from lockstep.parity.ladder import RUNGS, Rung, climb, verdict
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
@@ -67,6 +69,23 @@ def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -
         return caught(against(sick, others, bug.flags, device), rungs)
 
 
+def examine_sound(bug: Bug, others: dict[str, Side], device: str) -> Verdict:
+    """What the rung that must catch a bug says of the sound pair under its flags."""
+    case = against(others[bug.framework], others, bug.flags, device)
+    return climb(RUNGS[bug.rung - 1], case).verdict
+
+
+def controls(bugs: Iterable[Bug]) -> dict[str, Bug]:
+    """A bug for each distinct rung and flags, which stands for all that have them."""
+    return {control_name(bug): bug for bug in reversed([*bugs])}
+
+
+def control_name(bug: Bug) -> str:
+    """The rung and the flags under which the sound pair is to be equal."""
+    flags = (f"{name}={value}" for name, value in sorted(bug.flags.items()))
+    return " ".join([str(bug.rung), *flags])
+
+
 def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> float | None:
     """The smallest size, to a factor of 2, that some rung calls different; None if none is."""
     bug = catalogue.BY_NAME[name]
@@ -93,21 +112,28 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
 
 
 def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
-    """Prints the table as it grows; returns whether every bug was caught where it should be."""
+    """Prints the table as it grows; returns whether every bug was caught where it should be, and
+    the sound pair was equal there."""
     chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
     others = healthy()
-    complete = True
+    complete, sound = True, dict[str, Verdict]()
     with closing_all(others.values()):
         require_devices(others.values(), device)
         say(f"{'bug':28}" + "".join(f"{rung.number:>3}" for rung in RUNGS))
         for bug in chosen:
             began = time.perf_counter()
             verdicts = examine(bug, others, device, RUNGS)
+            control = control_name(bug)
+            if control not in sound:
+                sound[control] = examine_sound(bug, others, device)
             seconds = time.perf_counter() - began
             missed = verdicts.get(str(bug.rung)) != Verdict.DIFFERENT
-            complete &= not missed
+            complete &= not missed and sound[control] is Verdict.EQUAL
             marks = "".join(f"{mark(verdicts.get(str(rung.number))):>3}" for rung in RUNGS)
-            say(f"{bug.name:28}{marks}{f'   rung {bug.rung} missed it' if missed else ''}")
+            said = f"   rung {bug.rung} missed it" if missed else ""
+            if sound[control] is not Verdict.EQUAL:
+                said += f"   rung {bug.rung} says {sound[control]} of the sound pair"
+            say(f"{bug.name:28}{marks}{said}")
             _put(out, results.row(bug.name, device, seconds, verdicts=verdicts))
     return complete
 

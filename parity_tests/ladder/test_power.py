@@ -70,6 +70,44 @@ def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     assert verdicts == {str(rung.number): "different"}  # a crash would be no catch
 
 
+CONTROLS = power.controls(BUGS)
+
+
+@tier("rest", guard="the rung in rows of the matrix")
+@pytest.mark.parametrize("control", CONTROLS)
+def test_the_sound_pair_is_equal_where_a_bug_is_planted(
+    control: str, device: str, sides: tuple[Side, Side]
+) -> None:
+    """Or the flags, not the bug, were what is different."""
+    others = {side.framework: side for side in sides}
+    assert power.examine_sound(CONTROLS[control], others, device) is Verdict.EQUAL
+
+
+def test_every_bug_has_its_control() -> None:
+    for bug in BUGS:
+        stands = CONTROLS[power.control_name(bug)]
+        assert (stands.rung, stands.flags) == (bug.rung, bug.flags)
+    assert len(CONTROLS) < len(BUGS)
+
+
+def test_a_bug_counts_only_beside_an_equal_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power, "healthy", dict)
+    monkeypatch.setattr(power, "examine", lambda *given: {"2": "different"})
+    for verdict in Verdict:
+        said = list[str]()
+        monkeypatch.setattr(power, "examine_sound", lambda *given, verdict=verdict: verdict)
+        assert power.run(["norm-eps"], "cpu", None, said.append) is (verdict is Verdict.EQUAL)
+        assert (f"says {verdict} of the sound pair" in said[-1]) is (verdict is not Verdict.EQUAL)
+
+
+def test_the_control_sees_a_pair_that_is_not_sound(sides: tuple[Side, Side]) -> None:
+    """A twin that is wrong by itself, under the flags of another bug."""
+    jax, torch = sides
+    with closing(torch.mutant("softmax-scale=0.01")) as wrong:
+        others = {"jax": jax, "torch": wrong}
+        assert power.examine_sound(catalogue.BY_NAME["erf-gelu"], others, "cpu") != "equal"
+
+
 @pytest.mark.parametrize(
     ("name", "owner", "function"),
     [
@@ -146,6 +184,7 @@ def test_a_verdict_is_said_before_its_row_is_written(
 ) -> None:
     monkeypatch.setattr(power, "healthy", dict)
     monkeypatch.setattr(power, "examine", lambda *given: {"2": "different"})
+    monkeypatch.setattr(power, "examine_sound", lambda *given: Verdict.EQUAL)
     monkeypatch.setattr(power, "smallest", lambda *given: 0.25)
     gone, said = tmp_path / "gone" / "rows.jsonl", list[str]()
     with pytest.raises(UserError, match="rows.jsonl: cannot be written"):
