@@ -223,21 +223,28 @@ def _describe_difference(row: Row) -> str:
 
 # Rule -> its constant in `tolerances`.
 NAMES = {
-    "relative gap": "NORM", "gap of the losses, in nats": "CURVE",
-    "gap of the gradient norms": "CURVE_NORM", "gap over envelope": "ENVELOPE",
+    "gap of the losses, in nats": "RUN", "gap of the gradient norms": "RUN_NORM",
+    "gap over envelope": "ENVELOPE",
     "gap over envelope, of gradient norms": "ENVELOPE", "gap over noise, at the end": "ENVELOPE",
     "gap over noise": "NOISE", "noise over noise": "SENSITIVITY",
 }  # fmt: skip
 BY_POLICY = ("tapped against trained", "gap to what keeps everything")  # the norm rule, or noise
 
 
-def bounds_of(rule: str, policy: str) -> set[float]:
+# Rung -> the constants of "relative gap".
+RELATIVE = {2: ("NORM", "PASS"), 3: ("PASS",), 4: ("NORM",), 5: ("PASS",)}
+
+
+def bounds_of(rule: str, policy: str, rung: int | None = None) -> set[float]:
     """The bounds by which today's code may judge a rule; any of its bounds if it is not listed."""
+    if rule == "relative gap":
+        names = RELATIVE.get(rung or 0, ("NORM", "PASS", "END"))
+        return {getattr(tolerances, name).bound for name in names}
     if rule.startswith("bytes of "):
         return {tolerances.MEMORY[rule.split()[2]].bound}
     if rule in BY_POLICY:
         exact = POLICIES[policy].compute == "float64"
-        return {(tolerances.NORM if exact else tolerances.NOISE).bound}
+        return {(tolerances.PASS if exact else tolerances.NOISE).bound}
     if rule in NAMES:
         return {getattr(tolerances, NAMES[rule]).bound}
     known = [*vars(tolerances).values(), *tolerances.MEMORY.values()]
@@ -251,7 +258,7 @@ def find_outdated(rows: Iterable[Row]) -> dict[str, list[str]]:
         worst = row.get("worst", {})
         judged = {worst["rule"]: worst} if "rule" in worst else worst
         for rule, each in judged.items():
-            today = bounds_of(rule, row["policy"])
+            today = bounds_of(rule, row["policy"], row.get("rung"))
             if each["bound"] not in today:
                 now = " or ".join(f"{bound:g}" for bound in sorted(today))
                 found.setdefault(row["name"], []).append(f"{rule} {each['bound']:g}, now {now}")

@@ -32,10 +32,12 @@ def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
     return max(gaps)
 
 
-def norm_rule(ours: Arrays, theirs: Arrays, *, rule: str = "relative gap") -> list[Finding]:
+def norm_rule(
+    ours: Arrays, theirs: Arrays, *, rule: str = "relative gap", bound: float = NORM.bound
+) -> list[Finding]:
     """In float64: each tensor's gap, in the order given."""
-    return _of_one_alone(ours, theirs, rule, NORM.bound) + [
-        check_bound(rule, name, norm_gap(x, theirs[name]), NORM.bound, _norms(x, theirs[name]))
+    return _of_one_alone(ours, theirs, rule, bound) + [
+        check_bound(rule, name, norm_gap(x, theirs[name]), bound, _norms(x, theirs[name]))
         for name, x in ours.items()
         if name in theirs
     ]
@@ -88,6 +90,7 @@ def compare_measures(
     compute: str,
     rounding: str = "float32",
     rule: str = "",
+    bound: float = NORM.bound,
 ) -> list[Finding]:
     """What two programs compute from one state, by the rule of the compute dtype.
 
@@ -99,10 +102,11 @@ def compare_measures(
 
     Args:
         rounding: the dtype whose ulp moves the weights of the noise.
+        bound: of the norm rule, in float64.
     """
     named = {"rule": rule} if rule else {}
     if compute == "float64":
-        return norm_rule(ours(state), theirs(state), **named)
+        return norm_rule(ours(state), theirs(state), bound=bound, **named)
 
     def judge(start: TrainState) -> list[Finding]:
         noises = (tensor_noise(each, start, rounding) for each in (ours, theirs))

@@ -31,10 +31,38 @@ NORM = Tolerance(
     "Not elementwise: elements near zero have no relative accuracy in any correct program.",
 )
 
+# In the ladder's matrix the longest sum has 256 terms: the vocabulary, or the targets of the batch
+# with which micro-batches are compared. Random roundings grow with the root: 16 epsilons a sum.
+# Forward and back there are some 32 such sums behind one another.
+SUMS = 16 * 32 * epsilon("float64")
+
+PASS = Tolerance(
+    bound=SUMS,
+    reason="a tensor of one pass, forward or back: 1.1e-13. Of means that cancel, and of what Adam "
+    "divides, it is not true: those have NORM.",
+)
+
+RUN = Tolerance(
+    bound=SUMS,
+    reason="nats, over the 40 steps of the ladder's runs: a loss of 5.5 nats has the roundings of "
+    "a pass, and the steps before it add in second order.",
+)
+
+RUN_NORM = Tolerance(
+    bound=2 * SUMS,
+    reason="over the same steps, of norms up to 4: the weights' error shows in first order.",
+)
+
+END = Tolerance(
+    bound=1e-11,
+    reason="the state after such a run: a gradient that is nothing but rounding, 1e-18, moves a "
+    "weight by its size over Adam's 1e-8, times the rate: 1e-13 a step, of weights of 0.1.",
+)
+
 CURVE = Tolerance(
     bound=1e-12,
-    reason="nats, over a whole float64 run: rounding of 1e-15 a step, which a run that learns "
-    "smoothly damps rather than amplifies.",
+    reason="nats, over a whole float64 run of any length and size: rounding of 1e-15 a step, which "
+    "a run that learns smoothly damps rather than amplifies.",
 )
 
 CURVE_NORM = Tolerance(

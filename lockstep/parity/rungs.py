@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import changed_tensors, compare_measures
-from lockstep.judge.tolerances import MEMORY
+from lockstep.judge.tolerances import MEMORY, NORM, PASS
 from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -74,7 +74,8 @@ def activations(case: Case) -> Iterator[Finding]:
 
     for start, state in starts.items():
         for measure in (inside, outside):
-            yield from locate(start, _compare(case, measure, state))
+            bound = NORM.bound if start == "offset" else PASS.bound
+            yield from locate(start, _compare(case, measure, state, bound))
 
 
 def gradients(case: Case) -> Iterator[Finding]:
@@ -95,13 +96,13 @@ def gradients(case: Case) -> Iterator[Finding]:
 
     for start, state in case.starts.items():
         for measure in (trained, inner):
-            yield from locate(start, _compare(case, measure, state))
+            yield from locate(start, _compare(case, measure, state, PASS.bound))
         for side in case.sides:
             yield from locate(
                 f"{start}: {side.name}",
                 compare_measures(partial(tapped, side), partial(trained, side), state,
                                  compute=case.compute, rounding=rounding,
-                                 rule="tapped against trained"),
+                                 rule="tapped against trained", bound=PASS.bound),
             )  # fmt: skip
 
 
@@ -136,11 +137,11 @@ def accumulation(case: Case) -> Iterator[Finding]:
     state, windows = case.trained, case.windows(_windows(case))
     joined = windows.map_arrays(lambda x: x.reshape(len(x), 1, -1, x.shape[-1]))
     in_parts, at_once = _updates(case, split, windows), _updates(case, in_one, joined)
-    yield from locate("across", _compare(case, in_parts, state))
+    yield from locate("across", _compare(case, in_parts, state, PASS.bound))
     for side in case.sides:
         parts, whole = partial(in_parts, side), partial(at_once, side)
         findings = compare_measures(
-            parts, whole, state, compute=case.compute, rounding=case.compute
+            parts, whole, state, compute=case.compute, rounding=case.compute, bound=PASS.bound
         )
         yield from locate(side.name, findings)
 
@@ -164,7 +165,9 @@ def remat(case: Case) -> Iterator[Finding]:
     for side in case.sides:
         ours, theirs = (partial(gradient, each, side) for each in configs)
         rule = "gap to what keeps everything"
-        findings = compare_measures(ours, theirs, case.perturbed, compute=case.compute, rule=rule)
+        findings = compare_measures(
+            ours, theirs, case.perturbed, compute=case.compute, rule=rule, bound=PASS.bound
+        )
         yield from locate(side.name, findings)
     if case.exact:
         if case.perturbed.mu.keys() == case.perturbed.params.keys():
@@ -225,10 +228,13 @@ def _number(state: TrainState) -> TrainState:
     return replace(state, **fields)
 
 
-def _compare(case: Case, measure: Any, state: TrainState) -> list[Finding]:
+def _compare(
+    case: Case, measure: Any, state: TrainState, bound: float = NORM.bound
+) -> list[Finding]:
     """What both sides compute from one state; `measure` takes a side and a state."""
     ours, theirs = (partial(measure, side) for side in case.sides)
-    return compare_measures(ours, theirs, state, compute=case.compute, rounding=case.rounding)
+    how: dict[str, Any] = {"compute": case.compute, "rounding": case.rounding, "bound": bound}
+    return compare_measures(ours, theirs, state, **how)
 
 
 def _windows(case: Case) -> int:

@@ -13,12 +13,13 @@ from lockstep.data.batch import Batch
 from lockstep.judge.compare import changed_tensors, compare_ends, norm_rule
 from lockstep.judge.envelope import RESTARTS, compare_programs, curve_noise, perturbations
 from lockstep.judge.noise import PLAIN, Perturbation
-from lockstep.judge.tolerances import CURVE, CURVE_NORM, envelope_cap
+from lockstep.judge.tolerances import CURVE, CURVE_NORM, END, RUN, RUN_NORM, envelope_cap
 from lockstep.judge.verdict import Finding, Verdict, check_bound, empty, locate
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
+from lockstep.parity.matrix import EXACT_STEPS
 from lockstep.parity.side import Side, Steps
 from lockstep.run import checkpoint
 
@@ -182,13 +183,16 @@ def compare_runs(
 
 
 def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
+    short = len(a.loss) <= EXACT_STEPS
+    loss_bound, norm_bound = (RUN, RUN_NORM) if short else (CURVE, CURVE_NORM)
     loss, norm = (np.abs(getattr(a, f) - getattr(b, f)) for f in ("loss", "grad_norm"))
     return [
         check_bound("gap of the losses, in nats", f"{where}, step {loss.argmax() + 1}",
-                float(loss.max()), CURVE.bound),
+                float(loss.max()), loss_bound.bound),
         check_bound("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
-                float(norm.max()), CURVE_NORM.bound),
-        *locate(f"{where}, the end", norm_rule(tensors(a.end), tensors(b.end))),
+                float(norm.max()), norm_bound.bound),
+        *locate(f"{where}, the end", norm_rule(
+            tensors(a.end), tensors(b.end), bound=END.bound)),
     ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from lockstep.config.mesh import Mesh
-from lockstep.judge.tolerances import CURVE
+from lockstep.judge.tolerances import RUN
 from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.parity.automaton import loss_scale
 from lockstep.parity.case import Case
@@ -48,7 +48,7 @@ def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]
                 for each in (home, world)
             )
             rule = "gap of the evaluations, in nats"
-            yield check_bound(rule, world.name, abs(at_home - away), CURVE.bound)
+            yield check_bound(rule, world.name, abs(at_home - away), RUN.bound)
         if case.config.precision.roles.loss_scaling:
             yield from loss_scale(replace(case, a=home, b=world))
         yield empty("ranks that part", world.name, world.apart)  # in anything that was asked
