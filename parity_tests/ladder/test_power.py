@@ -48,6 +48,8 @@ ALONE = {
     "chunks-added-in-compute", "blocks-masked-as-first", "clip-before-unscale", "logits-in-float32",
     "bias-rounded-twice", "islands-of-first-block", "island-under-autocast",
     "tied-head-island-forgotten", "tf32-forward-only", "tf32-by-default",
+    "schedule-by-steps-after-resume-in-jax", "grad-norm-logged-scaled-in-jax",
+    "stale-evaluation-weights-jax", "sampled-under-training-policy-jax", "no-clip-in-half-jax",
 }  # fmt: skip
 
 
