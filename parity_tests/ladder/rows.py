@@ -156,7 +156,7 @@ evaluated = make_rows(
         ("bf16", "none", 1, "tiny", "unroll", "1", "fp32"),
     ],
     [
-        ("fp64", "none", 4, "gpt2", "scan", "3", "fp32"),
+        ("fp32", "none", 4, "gpt2", "scan", "3", "fp64"),
         ("fp16", "none", 4, "gpt2", "unroll", "1", "bf16"),
         ("fp32", "block", 1, "gpt2", "scan", "1", "bf16"),
     ],
