@@ -105,13 +105,14 @@ def evaluate_in_compute(right: Callable, self: step.Trainer, batches: Batch) -> 
     return loss.astype(self.config.precision.roles.compute).astype(loss.dtype)
 
 
-def evaluate_first_weights(right: Callable, self: step.Trainer, batches: Batch) -> jax.Array:
+def evaluate_first_weights(right: Callable, self: Any, batches: Batch) -> jax.Array:
     """The evaluation's model is loaded once, with the weights of the first evaluation."""
     if not isinstance(self, OtherPolicy):
         return right(self, batches)
-    now = self.state
-    first = getattr(self, "first_params", None) or jax.tree.map(jnp.copy, now.params)
-    self.first_params, self.state = first, replace(now, params=first)
+    now, kept = self.state, vars(self)
+    if "first_params" not in kept:
+        kept["first_params"] = jax.tree.map(jnp.copy, now.params)
+    self.state = replace(now, params=kept["first_params"])
     found = right(self, batches)
     self.state = now
     return found

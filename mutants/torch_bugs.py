@@ -261,7 +261,7 @@ def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
         del self.batch_loss
 
 
-def keep_evaluation_model(right: Callable, self: OtherPolicy) -> Any:
+def keep_evaluation_model(right: Callable, self: Any) -> Any:
     """It is loaded once, with the weights of the first evaluation."""
     self.kept_model = getattr(self, "kept_model", None) or right(self)
     return self.kept_model

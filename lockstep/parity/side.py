@@ -131,7 +131,9 @@ class Side:
     def evaluations(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
         """Mean losses of (K, M, B, T) batches, (K,); under `--eval-policy` also after a step."""
         found = self.ask("evaluations", config, state, batches)[1]
-        return {name: losses for name, losses in found.items() if losses.size}
+        if config.precision.eval_policy:  # another model of the same weights
+            found = found | self.ask("later_evaluations", config, state, batches)[1]
+        return found
 
     def next_logits(self, config: Config, state: TrainState, rows: np.ndarray) -> Arrays:
         """Of the token behind prefixes of rows (K, T), at three lengths: (V, K)."""

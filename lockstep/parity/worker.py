@@ -81,15 +81,18 @@ class Server:
         return {}, stack(moments)
 
     def evaluations(self, twin: Twin, given: Batch) -> Message:
-        """Of (K, M, B, T) batches, (K,); and of each after a step on it, the first done before."""
-        start, once, after = twin.state(), [], []
+        """Of (K, M, B, T) batches, (K,)."""
+        return {}, {"evaluation": np.array([twin.evaluate(each) for each in given.split()])}
+
+    def later_evaluations(self, twin: Twin, given: Batch) -> Message:
+        """Of each of (K, M, B, T) batches after an evaluation and a step on it, (K,)."""
+        start, losses = twin.state(), []
         for batches in given.split():
             twin.load(start)
-            once.append(twin.evaluate(batches))
-            if twin.config.precision.eval_policy:  # another model of the same weights
-                twin.step(twin.place(batches))()
-                after.append(twin.evaluate(batches))
-        return {}, {"evaluation": np.array(once), "evaluation after a step": np.array(after)}
+            twin.evaluate(batches)
+            twin.step(twin.place(batches))()
+            losses.append(twin.evaluate(batches))
+        return {}, {"evaluation after a step": np.array(losses)}
 
     def next_logits(self, twin: Twin, given: np.ndarray) -> Message:
         """Behind prefixes of K rows (K, T): of one token, of half of them, and of all; (V, K)."""
