@@ -584,6 +584,8 @@ MESH: list[tuple[Any, ...]] = [
         torch_ref.extra.mesh.mesh, "seed_torch", lambda key: None), "fast"),
     ("devices-draw-the-first-rows", "masks", put(
         torch_ref.extra.mesh.mesh, "OwnRowsDropout", RowsOfTheFirst), "strict"),
+    ("devices-count-alone", "mean_count", put(
+        torch_ref.extra.mesh.mesh.OnMesh, "mean_count", torch_ref.step.Trainer.mean_count)),
     ("devices-draw-other-rows", "whole_mask", wrap(
         torch_ref.extra.mesh.mesh, "bernoulli", lambda right, *given: right(
             *given[:-1], given[-1] + 1))),

@@ -1,6 +1,7 @@
-"""Dropout of several devices, as each draws its own rows' mask: no process is started."""
+"""What several devices draw and count, each by its own rows: no process is started."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import torch_ref.extra.mesh.mesh
+from lockstep.data.batch import Batch
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from torch_ref.extra.mesh.mesh import OnMesh
@@ -16,7 +18,7 @@ ROWS, WIDTH, PROCESSES = 40, 50, 4
 
 
 class OneOfSeveral(OnMesh):
-    """Stands for a trainer on a mesh: what draws a mask, and no more."""
+    """Stands for a trainer on a mesh: what draws and counts, and no more."""
 
     def __init__(self, numerics: str) -> None:
         self.config, self.steps = toy(dropout=0.5, numerics=numerics), 7
@@ -49,6 +51,21 @@ def check_whole_mask() -> None:
     assert np.array_equal(np.concatenate(draw_masks("strict")), whole.numpy() > 0)
 
 
-@checks((check_masks, "fast"), (check_masks, "strict"), (check_whole_mask,))
-def test_devices_draw_masks_of_their_own(check: Call, call: Call) -> None:
+def check_mean_count() -> None:
+    """A sum of losses is divided by the mean number that counts, of all devices and micro-batches:
+    here 30 of 3 micro-batches on two devices, of which the first has 6."""
+    counts = torch.zeros(3, 2, 8, dtype=torch.bool)
+    counts[:, 0, :2], counts[:, 1] = True, True
+    trainer: Any = OneOfSeveral("strict")
+    trainer.mesh = SimpleNamespace(size=partial(int, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        add_up = SimpleNamespace(all_reduce=lambda x: x.copy_(counts.sum()))
+        patch.setattr(torch_ref.extra.mesh.mesh, "dist", add_up)
+        for row in range(2):
+            own = counts[:, row : row + 1]
+            assert trainer.mean_count(Batch(own, own, own)) == 30 / 2 / 3
+
+
+@checks((check_masks, "fast"), (check_masks, "strict"), (check_whole_mask,), (check_mean_count,))
+def test_devices_draw_and_count_their_own(check: Call, call: Call) -> None:
     call(check)
