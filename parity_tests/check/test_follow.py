@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.check import check, report, trace
+from lockstep.check import check, lines, report, trace
 from lockstep.check.check import Result
 from lockstep.check.follow import OPEN, Followed, follow
 from lockstep.check.lines import Follower, follow_data
@@ -177,6 +177,13 @@ def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     assert [root.name for root in with_.roots] == [root.name for root in without.roots]
     assert not any(root.lines for root in without.roots)
     assert "no lines are named: port.py: runs in float32; a tape needs float64" in without.notes
+
+
+def test_a_large_model_is_not_followed(torch_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lines, "MOST", 100)
+    result = check_with_lines(torch_folder, changed(BY_NAME["gelu-erf"], tmp_path))
+    assert result.verdict == "different" and not any(root.lines for root in result.roots)
+    assert any("more than 100 take too long" in note for note in result.notes)
 
 
 def test_nothing_is_followed_where_the_programs_are_equal(torch_folder: Path) -> None:
