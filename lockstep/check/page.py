@@ -23,7 +23,8 @@ STYLE = """
 .verdict { color: #fff; padding: .1rem .6rem; border-radius: .3rem; margin-right: .5rem; }
 .verdict.equal { background: #1a7f37; } .verdict.different { background: #c62828; }
 .verdict.incomplete { background: #8a5a00; }
-.root, .beside { background: var(--box); padding: .6rem 1rem; margin: .6rem 0;
+.root, .root code { white-space: pre-wrap; }
+.beside { background: var(--box); padding: .6rem 1rem; margin: .6rem 0;
   border-left: 4px solid var(--bad); }
 .beside { border-left-color: var(--line); }
 """

@@ -82,7 +82,8 @@ def _of_root(number: int | str, root: Root) -> list[str]:
         lines.append("  lines: reference {}; port {}".format(*root.lines))
     lines += [f"  known: {hint}" for hint in root.hints[:2]]
     if root.remedy:
-        lines.append(f"  try: {root.remedy}")
+        first, *rest = root.remedy.splitlines()
+        lines += [f"  try: {first}", *[f"       {line}" for line in rest]]
     if root.direction == "initial values":
         places = names.places_of([spot.where for spot in root.spots])
         lines += [f"  {places[s.where]}: {s.detail}" for s in _one_of_each(root)[:4]]

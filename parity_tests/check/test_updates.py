@@ -1,9 +1,12 @@
 """What an optimizer did otherwise: schedules from zero, a decay of one number, a late change."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.locate import Root
 from lockstep.check.report import figure
 from parity_tests.check.inside import check_inside
@@ -134,3 +137,42 @@ def test_a_norm_without_a_tensor_is_no_other_optimizer(tmp_path: Path) -> None:
     result = check_inside(record(text, tmp_path), tmp_path / "port.py")
     assert next(rung for rung in result.rungs if rung.number == "4i").spots
     assert [root.direction for root in result.roots] == ["mapping", "forward"]
+
+
+CLIPPED = (
+    PROGRAM[: PROGRAM.index("    for group")]
+    + """    CLIP
+    opt.step()
+"""
+)
+BY_TORCH = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+BY_NORM = """n = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    for p in model.parameters():
+        p.grad *= torch.clamp(1 / n, max=1)"""
+IDLE = (
+    ("super().__init__()", "super().__init__()\n        self.idle = nn.Parameter(torch.zeros(1))"),
+    ("self.a(x)", "(lambda y: y - y.mean(1, keepdim=True) + 0 * self.idle)(self.a(x) + self.idle)"),
+)
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["", "with a gradient of rounding"])
+def test_a_clip_s_epsilon_is_told_where_adam_hides_it(idle: bool, tmp_path: Path) -> None:
+    """A key's bias has no true gradient, so no part in the fit."""
+    text = CLIPPED
+    for old, new in IDLE if idle else ():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "port.py").write_text(text.replace("CLIP", BY_NORM))
+    result = check_inside(record(text.replace("CLIP", BY_TORCH), tmp_path), tmp_path / "port.py")
+    assert [root.cause for root in result.roots] == ["clip's epsilon 0.0, for 1e-06"]
+
+
+def test_the_lines_that_mend_a_clip_are_torch_s() -> None:
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    made: dict[str, Any] = {"jax": jax, "jnp": jax.numpy, "optax": optax}
+    exec(CLIP, made)
+    grads = {"a": np.arange(3.0, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
+    clipped, _ = made["clip"](1.0).update(grads, None)
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    for name, g in grads.items():
+        np.testing.assert_allclose(clipped[name], g / (norm + 1e-6), rtol=1e-6)

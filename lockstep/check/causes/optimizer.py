@@ -22,8 +22,10 @@ MOMENTA = (0.0, 0.9, 0.95, 0.99, 0.8, 0.5)
 DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
 LIMITS = (1.0, 0.5, 0.1, 0.25, 2.0, 5.0, 10.0)
 ELEMENTS = 64  # of a tensor, from which a rule is found
+FEW = 4  # elements: a rate and a decay fit two of any rule
 CLOSE = 1e-7  # relative: the weights' own rounding is left in an update
 ROUNDING = 1e-15  # of a weight, in float64
+ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 
 
@@ -59,8 +61,23 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if ours is None:
         root.hints.append(f"the reference is {_say(theirs.options)}; the port fits no rule")
         return None
-    return compare(theirs, ours)
+    found = compare(theirs, ours)
+    lacks_epsilon = (theirs.options.get("clip's epsilon"), ours.options.get("clip's epsilon"))
+    if found and lacks_epsilon == (1e-6, 0.0) and evidence.port.facts["framework"] == "jax":
+        said = f"{CLIP_EPSILON}: 1e-06"
+        remedy = found.remedy.replace(said, f"{said}, in place of optax.clip_by_global_norm:")
+        return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
+    return found
 
+
+CLIP_EPSILON = "clip's epsilon"
+# What optax has no argument for.
+CLIP = """\
+def clip(limit):
+    def update(grads, state, params=None):
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda g: g * jnp.minimum(1.0, limit / (norm + 1e-6)), grads), state
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)"""
 
 History = dict[str, dict[str, Sequence]]
 
@@ -131,16 +148,34 @@ def find_rule(histories: dict[str, dict[str, Sequence]]) -> Rule | None:
     small, plain, large = (histories.get(label) for label in ("1e-6", "1", "100"))
     if not (small and plain and large):
         return None
-    # The tensor with the largest gradients has the least rounding.
-    pick = max(small, key=lambda name: float(np.abs(small[name].grads).max()))
+    # The tensor with the largest gradients has the least rounding; few numbers fit every rule.
+    pick = max(small, key=lambda name: (min(small[name].grads.shape[1], FEW),
+                                        float(np.abs(small[name].grads).max())))  # fmt: skip
     for options in _rules():
         if _solve(options, small[pick]) is None:
             continue
-        for clip in _clips():
-            whole = {**options, **clip}
-            if all(_solve(whole, each[pick]) is not None for each in (plain, large)):
-                return _rates(whole, plain)
+        wholes = [{**options, **clip} for clip in _clips()]
+        fitting = [
+            whole
+            for whole in wholes
+            if all(_solve(whole, each[pick]) is not None for each in (plain, large))
+        ]
+        if fitting:
+            return _rates(_best(fitting, (plain, large)), plain)
     return None
+
+
+def _best(
+    fitting: list[dict[str, Any]], histories: tuple[dict[str, Sequence], ...]
+) -> dict[str, Any]:
+    """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales."""
+    if len(fitting) == 1:
+        return fitting[0]
+    largest = [max(float(np.abs(s.grads).max()) for s in each.values()) for each in histories]
+    shown = [s for each, most in zip(histories, largest) for s in each.values()
+             if np.abs(s.grads).max() > 1e-9 * most]  # fmt: skip
+    misfits = [max(_misfit(options, s) for s in shown) for options in fitting]
+    return next(o for o, gap in zip(fitting, misfits) if gap <= 3 * min(misfits) + ALIKE)
 
 
 def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
@@ -189,8 +224,20 @@ def _clips() -> Iterator[dict[str, Any]]:
         yield {"clip": f"value {limit:g}", "_value": limit}
 
 
-def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[float]] | None:
-    """Each step's learning rate and decay, if the rule gives the changes; else None."""
+def _misfit(options: dict[str, Any], s: Sequence) -> float:
+    """Of the changes, relative: what the rule does not give beyond rounding; 0 for another rule."""
+    worst: list[float] = [0.0]
+    return max(worst) if _solve(options, s, worst) is not None else 0.0
+
+
+def _solve(
+    options: dict[str, Any], s: Sequence, misfits: list[float] | None = None
+) -> tuple[list[float], list[float]] | None:
+    """Each step's learning rate and decay, if the rule gives the changes; else None.
+
+    Args:
+        misfits: gets each step's.
+    """
     rates, decays = [], []
     for step, direction in enumerate(_directions(options, s)):
         change = s.changes[step]
@@ -204,6 +251,8 @@ def _solve(options: dict[str, Any], s: Sequence) -> tuple[list[float], list[floa
         rounding = ROUNDING * np.linalg.norm(s.weights[step])
         if rest > CLOSE * np.linalg.norm(change) * 1e-2 + rounding:
             return None
+        if misfits is not None and change.any():
+            misfits.append(max(rest - rounding, 0.0) / float(np.linalg.norm(change)))
         rate, decay = rate / scale[0], decay / scale[1]
         significant = abs(decay) * np.linalg.norm(s.weights[step]) > 10 * rounding
         rates.append(float(rate))
