@@ -109,10 +109,13 @@ def _write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> No
         raise Mistake(f"{out}: cannot be written ({error.strerror}); make room there") from None
 
 
-def record(side: Any, seed: int, curve: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    if not side.user.has("batch"):
+def record(
+    side: Any, seed: int, curve: int, spec: Any = None, given: wire.Arrays | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A program's recording, on its own batches or on those that are given."""
+    if not (spec or side.user.has("batch")):
         raise Mistake(f"{side.user.name}: has no function batch(step); the reference needs one")
-    about, arrays = recording.record(side, curve=curve, seed=seed + 7)
+    about, arrays = recording.record(side, curve=curve, seed=seed + 7, given=given, spec=spec)
     return {"program": side.user.name, "seed": seed, **about}, arrays
 
 
@@ -122,6 +125,13 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "facts":
         return side.facts(), side.initial()
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
+    if ask == "batches":
+        if not side.user.has("batch"):
+            return {"batch": None}, {}
+        drawn = [side.batch(step) for step in range(max(header["steps"], recording.STEPS))]
+        found = {f"batch/{step}/{name}": x for step, (_, each) in enumerate(drawn)
+                 for name, x in each.items()}  # fmt: skip
+        return {"batch": drawn[0][0]}, found
     if ask == "widen":
         side.widen(weights, spec, batch)
         facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked")
@@ -157,8 +167,12 @@ def serve(given: argparse.Namespace) -> int:
 
         def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
             if header["ask"] == "write":
-                _write(header["out"], *record(side, given.seed, header["steps"]))
-                return {}, {}
+                spec = header.get("batch")
+                if not (spec or side.user.has("batch")) and header.get("asks"):
+                    return {"lacks": "batch"}, {}  # the port's, perhaps
+                made = record(side, given.seed, header["steps"], spec, arrays)
+                _write(header["out"], *made)
+                return {"lacks": ""}, {}
             told, found = answer(side, header, arrays)
             return told, as_floats(found)
 

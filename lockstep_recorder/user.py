@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from lockstep_recorder.wire import frame_lines
 
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
+SLOW, PATIENCE = 30, 570  # seconds of an import until it is said, and from then until it ends
+REMEDY = 'put what runs under if __name__ == "__main__"'
 LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 
 
@@ -66,7 +71,8 @@ class User:
         try:
             if not name.endswith(".py"):
                 sys.path.insert(0, os.getcwd())
-                return importlib.import_module(name)
+                with _as_command(name), _watching_import(self.name):
+                    return importlib.import_module(name)
             path = os.path.abspath(name)
             if not os.path.isfile(path):
                 raise Mistake(f"{name}: no such file; name a file with build and loss")
@@ -76,12 +82,60 @@ class User:
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses look their module up
-            spec.loader.exec_module(module)
+            with _as_command(path), _watching_import(self.name):
+                spec.loader.exec_module(module)
             return module
         except Mistake:
             raise
         except (Exception, SystemExit) as error:
             raise mistake(self.name, "", error) from error
+
+
+@contextlib.contextmanager
+def _as_command(name: str) -> Iterator[None]:
+    """The program sees a command line without arguments: those of this process are not its own."""
+    former, sys.argv = sys.argv, [name]
+    try:
+        yield
+    finally:
+        sys.argv = former
+
+
+@contextlib.contextmanager
+def _watching_import(name: str) -> Iterator[None]:
+    """Says that an import takes long, and where it is; ends one that takes too long."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    said = False
+
+    def wake(number: int, frame: FrameType | None) -> None:
+        nonlocal said
+        line = _own_line(frame, name)
+        if said:
+            raise Mistake(f"{name}: importing it takes more than {SLOW + PATIENCE} s ({line}); "
+                          f"{REMEDY}")  # fmt: skip
+        said = True
+        print(f"{name}: importing it takes long ({line}); if it trains there, {REMEDY}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        signal.alarm(PATIENCE)
+
+    former = signal.signal(signal.SIGALRM, wake)
+    signal.alarm(SLOW)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def _own_line(frame: FrameType | None, name: str) -> str:
+    """The line of the user's file that is running; the innermost line where none is."""
+    here = frame
+    while here and os.path.basename(here.f_code.co_filename) != name:
+        here = here.f_back
+    here = here or frame
+    return f"line {here.f_lineno}" if here else "in a library"
 
 
 def mistake(name: str, function: str, error: BaseException) -> Mistake:

@@ -59,7 +59,7 @@ def compare_programs(
         running.ask("facts")  # what is wrong with the port is told before the reference runs
         if options.device != "cpu" and not traced:
             running.end_process()  # a GPU's memory is the reference's while it is recorded
-        recorded = traced or read_reference(reference, options, say)
+        recorded = traced or read_reference(reference, options, say, running)
         on = recorded.about["device"]
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
@@ -94,19 +94,27 @@ def assert_equivalent(
     return result
 
 
-def read_reference(name: str, options: Options, say: Say) -> trace.Trace:
-    """Read where it is a trace, recorded in a folder of its own where it is a program."""
+def read_reference(
+    name: str, options: Options, say: Say, port: UserProgram | None = None
+) -> trace.Trace:
+    """Read where it is a trace, recorded in a folder of its own where it is a program.
+
+    Args:
+        port: gives the batches where the reference has none.
+    """
     if Path(name).is_dir():
         return trace.read(Path(name))
     with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
         say(f"recording {name}")
-        write_trace(name, options.reference_python, Path(folder), options, say)
+        write_trace(name, options.reference_python, Path(folder), options, say, port)
         return trace.read(Path(folder))
 
 
-def write_trace(name: str, python: str, out: Path, options: Options, say: Say) -> None:
+def write_trace(
+    name: str, python: str, out: Path, options: Options, say: Say, port: UserProgram | None = None
+) -> None:
     with closing(options.program(name, python, say)) as running:
-        running.record(out, options.steps)
+        running.record(out, options.steps, port)
 
 
 def require_side(field: str, name: str, flag: str, python: str) -> None:

@@ -1,5 +1,7 @@
 """A user's program in a process of its own, under an interpreter of its own."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import tempfile
@@ -56,9 +58,18 @@ class UserProgram(Worker):
         words += ["--own-precision"] * own_precision
         super().__init__(name, partial(start, words), say)
 
-    def record(self, out: Path, steps: int) -> None:
-        """Writes the trace of this program, in a process that ends with it."""
-        self.ask("write", out=str(out), steps=steps)
+    def record(self, out: Path, steps: int, other: UserProgram | None = None) -> None:
+        """Writes the trace of this program, in a process that ends with it.
+
+        Args:
+            other: gives the batches where this program has none.
+        """
+        asked = {"out": str(out), "steps": steps}
+        lacks = self.ask("write", asks=other is not None, **asked)[0]["lacks"]
+        if lacks:
+            assert other
+            spec, arrays = other.ask("batches", steps=steps)
+            self.ask("write", arrays, batch=spec["batch"], **asked)
         self.end_process()
 
     def end_process(self) -> None:

@@ -97,6 +97,36 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     ask_facts(small(tmp_path, new="def build(seed):\n    return 3"), said)
 
 
+def test_a_program_does_not_see_the_recorder_s_arguments(tmp_path: Path) -> None:
+    text = "import argparse\nargparse.ArgumentParser().parse_args()"
+    assert ask_facts(small(tmp_path, new=text))["framework"] == "torch"
+
+
+def test_a_program_that_trains_at_import_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock's signals, sent by the program itself."""
+    wake = "os.kill(os.getpid(), signal.SIGALRM)"
+    path = small(tmp_path, new=f"import os, signal\nwhile True:\n    {wake}")
+    line = len(path.read_text().splitlines())
+    with pytest.raises(Mistake, match=rf"importing it takes more than 600 s \(line {line}\)"):
+        User(str(path))
+    said = capsys.readouterr().err
+    assert said.startswith(f"small.py: importing it takes long (line {line}); if it trains there")
+
+
+def test_batches_of_the_port_are_taken_where_the_reference_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare, port = small(tmp_path, "bare.py", new="del batch"), small(tmp_path)
+    words = ["check", str(bare), str(port), "--steps", "4"]
+    assert commands.main(words) == 0
+    assert capsys.readouterr().out.startswith("EQUAL")
+    assert commands.main(["check", str(bare), str(bare), "--steps", "4"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "error: bare.py: has no function batch(step); the reference needs one"
+
+
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"no such file"):
         User(str(tmp_path / "none.py"))
