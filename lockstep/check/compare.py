@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,11 +55,18 @@ def compare_programs(
         return check.run(recorded, asked, overrides=overrides, accept=list(accept),
                          initial=options.initial, say=say)  # fmt: skip
     traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
-    with closing(options.program(port, options.python, say)) as running:
+    with ExitStack() as stack:
+        running = stack.enter_context(closing(options.program(port, options.python, say)))
+        begun = None
+        if options.device == "cpu" and not traced:
+            begun = stack.enter_context(closing(Recording(reference, options, say)))
         running.ask("facts")  # what is wrong with the port is told before the reference runs
         if options.device != "cpu" and not traced:
             running.end_process()  # a GPU's memory is the reference's while it is recorded
-        recorded = traced or read_reference(reference, options, say, running)
+        if begun:
+            recorded = begun.finish(running)
+        else:
+            recorded = traced or read_reference(reference, options, say, running)
         on = recorded.about["device"]
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
@@ -108,6 +115,30 @@ def read_reference(
         say(f"recording {name}")
         write_trace(name, options.reference_python, Path(folder), options, say, port)
         return trace.read(Path(folder))
+
+
+class Recording:
+    """A reference's recording, which runs while the port starts."""
+
+    def __init__(self, name: str, options: Options, say: Say) -> None:
+        say(f"recording {name}")
+        self.steps, self.folder = (
+            options.steps,
+            tempfile.TemporaryDirectory(prefix="lockstep-check-"),
+        )
+        self.program = options.program(name, options.reference_python, say)
+        self.program.begin_record(Path(self.folder.name), self.steps, asks=True)
+
+    def finish(self, port: UserProgram) -> trace.Trace:
+        """The trace; the port gives the batches where the reference has none."""
+        out = Path(self.folder.name)
+        self.program.end_record(out, self.steps, port)
+        return trace.read(out)
+
+    def close(self) -> None:
+        """Ends a recording that nobody waits for any more."""
+        self.program.close(leaving=0)
+        self.folder.cleanup()
 
 
 def write_trace(

@@ -64,12 +64,23 @@ class UserProgram(Worker):
         Args:
             other: gives the batches where this program has none.
         """
-        asked = {"out": str(out), "steps": steps}
-        lacks = self.ask("write", asks=other is not None, **asked)[0]["lacks"]
-        if lacks:
+        self.begin_record(out, steps, asks=other is not None)
+        self.end_record(out, steps, other)
+
+    def begin_record(self, out: Path, steps: int, *, asks: bool) -> None:
+        """Starts what `end_record` waits for.
+
+        Args:
+            asks: another program gives the batches where this one has none.
+        """
+        self.send({"ask": "write", "out": str(out), "steps": steps, "asks": asks}, {})
+
+    def end_record(self, out: Path, steps: int, other: UserProgram | None = None) -> None:
+        """See `record`."""
+        if self.receive()[0]["lacks"]:
             assert other
             spec, arrays = other.ask("batches", steps=steps)
-            self.ask("write", arrays, batch=spec["batch"], **asked)
+            self.ask("write", arrays, out=str(out), steps=steps, batch=spec["batch"])
         self.end_process()
 
     def end_process(self) -> None:

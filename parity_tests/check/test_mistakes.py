@@ -127,6 +127,17 @@ def test_batches_of_the_port_are_taken_where_the_reference_has_none(
     assert said == "error: bare.py: has no function batch(step); the reference needs one"
 
 
+def test_both_programs_start_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each waits for the other's sign; what is wrong with the port is told all the same."""
+    text = "import pathlib, time\nhere = pathlib.Path(__file__).parent\n(here / '{}').touch()\n" \
+           "for _ in range(1000):\n    if (here / '{}').exists():\n        break\n" \
+           "    time.sleep(0.1)\nelse:\n    raise TimeoutError\n"  # fmt: skip
+    ref = small(tmp_path, "ref.py", new=text.format("a", "b"))
+    port = small(tmp_path, "port.py", new=text.format("b", "a") + "del loss")
+    assert commands.main(["check", str(ref), str(port), "--steps", "4"]) == 2
+    assert "error: port.py: has no function loss(model, batch)" in capsys.readouterr().err
+
+
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"no such file"):
         User(str(tmp_path / "none.py"))
