@@ -252,7 +252,7 @@ def _solve(
         if rest > CLOSE * np.linalg.norm(change) * 1e-2 + rounding:
             return None
         if misfits is not None and change.any():
-            misfits.append(max(rest - rounding, 0.0) / float(np.linalg.norm(change)))
+            misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
         rate, decay = rate / scale[0], decay / scale[1]
         significant = abs(decay) * np.linalg.norm(s.weights[step]) > 10 * rounding
         rates.append(float(rate))
