@@ -59,7 +59,7 @@ def compare_programs(
         running = stack.enter_context(closing(options.program(port, options.python, say)))
         begun = None
         if options.device == "cpu" and not traced:
-            begun = stack.enter_context(closing(Recording(reference, options, say)))
+            begun = stack.enter_context(closing(ReferenceRecording(reference, options, say)))
         running.ask("facts")  # what is wrong with the port is told before the reference runs
         if options.device != "cpu" and not traced:
             running.end_process()  # a GPU's memory is the reference's while it is recorded
@@ -117,7 +117,7 @@ def read_reference(
         return trace.read(Path(folder))
 
 
-class Recording:
+class ReferenceRecording:
     """A reference's recording, which runs while the port starts."""
 
     def __init__(self, name: str, options: Options, say: Say) -> None:
