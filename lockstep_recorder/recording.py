@@ -57,6 +57,7 @@ def record(
     if side.precision != "float64":
         about["noise"] = noise(side, weights, batches[:BATCHES])
     _steps(side, weights, batches, about, arrays, curve, given)
+    about["kept"] = side.kept_by_update()
     return about, arrays
 
 

@@ -42,5 +42,9 @@ class ProgramSide:
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))
 
+    def kept_by_update(self) -> list[str]:
+        """Returns the program's variables that `update` changes, such as averaged weights."""
+        return sorted(getattr(self, "kept", ()))
+
     def lacks_optimizer(self) -> str:
         return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"

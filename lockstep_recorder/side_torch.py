@@ -39,6 +39,7 @@ class TorchSide(ProgramSide):
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
+        self.kept: set[str] = set()  # global variables whose arrays `update` changes
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def facts(self) -> dict[str, Any]:
@@ -254,7 +255,10 @@ class TorchSide(ProgramSide):
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
         self.stepped = self.always_steps
         if self.user.has("update"):
+            before = self.user.kept_arrays()
             self.user.call("update", self.model, self.optimizer, step)
+            after = self.user.kept_arrays()
+            self.kept |= {name for name, x in after.items() if x != before.get(name)}
         else:
             self.optimizer.step()
         self.pending = {} if self.stepped else {

@@ -16,6 +16,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
 from typing import Any
 
+from lockstep_recorder.tree import to_numpy
 from lockstep_recorder.wire import frame_lines
 
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
@@ -67,6 +68,14 @@ class User:
             raise Mistake(f"{self.name}: {function} gives {kind}; return {MADE[function]}")
         return made
 
+    def kept_arrays(self) -> dict[str, int]:
+        """The program's global variables that hold arrays, with a hash of these."""
+        return {
+            name: digest
+            for name, value in vars(self.module).items()
+            if not name.startswith("__") and (digest := _digest(value)) is not None
+        }
+
     def _load(self, name: str) -> Any:
         try:
             if not name.endswith(".py"):
@@ -89,6 +98,16 @@ class User:
             raise
         except (Exception, SystemExit) as error:
             raise mistake(self.name, "", error) from error
+
+
+def _digest(value: Any) -> int | None:
+    """A hash of the arrays in a value, its dicts, lists and tuples; None where it has none."""
+    if isinstance(value, (dict, list, tuple)):
+        parts = [_digest(each) for each in (value.values() if isinstance(value, dict) else value)]
+        return None if all(part is None for part in parts) else hash(tuple(parts))
+    if isinstance(value, type) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return None
+    return hash(to_numpy(value).tobytes())
 
 
 @contextlib.contextmanager

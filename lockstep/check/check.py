@@ -38,6 +38,7 @@ class Result:
     reference: dict[str, Any]
     port: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)  # state that has no partner
 
 
 def run(
@@ -84,8 +85,9 @@ def run(
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
+    uncompared = notes.unmatched_state(reference, trial, entries)
     return Result(verdict, climbed, roots, echoes, accepted, drawn, found, trial.pairing.calls,
-                  partnerless, reference.about, port.facts, limits)  # fmt: skip
+                  partnerless, reference.about, port.facts, limits, uncompared)  # fmt: skip
 
 
 def calls_of(reference: Trace) -> Calls:

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.check.layout import Entry
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
-from lockstep.check.rungs import Stage
+from lockstep.check.rungs import Stage, labels_of
 from lockstep.check.trace import Trace
 
 FREE = ("2", "3", "5", "8")
@@ -44,9 +45,38 @@ def of(
     if not has_gradients(reference):
         found.append("all of the reference's gradients are zero, which shows nothing of what makes "
                      "or uses them: let its loss depend on its weights")  # fmt: skip
+    found += _updates(reference, climbed)
     if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
         found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
     return found
+
+
+def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
+    """How far an optimizer was seen, and what its `update` keeps besides."""
+    found = []
+    rungs = {rung.number: rung for rung in climbed}
+    if not rungs["4i"].lacks:
+        steps = len(reference.about.get("losses", []))
+        fed = max(labels_of(reference).values())
+        found.append(f"the optimizer was seen for {fed} updates, and for {steps} in the loss "
+                     "curves: what a schedule does later is not compared (--steps)")  # fmt: skip
+    if kept := reference.about.get("kept", []):
+        found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
+    return found
+
+
+def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> list[str]:
+    """The state that the forward pass changes and that has no partner: compared with nothing."""
+    sides = (
+        (reference.group("state"), reference.weights, {e.reference.name for e in entries}),
+        (trial.free.state, trial.weights, {e.port.name for e in entries}),
+    )
+    return [
+        f"{side}'s {name}"
+        for side, (after, before, paired) in zip(("reference", "port"), sides)
+        for name, x in after.items()
+        if name not in paired and name in before and not np.array_equal(x, before[name])
+    ]
 
 
 def has_gradients(reference: Trace) -> bool:

@@ -47,7 +47,7 @@ def headline(result: Result) -> str:
         lacking = [rung.number for rung in result.rungs if rung.lacks]
         missing = f"; not run: {', '.join(lacking)}" if lacking else ""
         equal = "EQUAL from the same weights" if drawn else "EQUAL"
-        return f"{equal}: {sides}, {climbed} rungs{missing}{beside}"
+        return f"{equal}: {sides}, {climbed} rungs{missing}{beside}{_uncompared(result)}"
     if result.verdict == "incomplete":
         if not result.reference["repeats"]:
             return f"INCOMPLETE: {_random(result)}"
@@ -56,6 +56,13 @@ def headline(result: Result) -> str:
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
     follow = f" ({more} from them)" if result.echoes else ""
     return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{beside}"
+
+
+def _uncompared(result: Result) -> str:
+    """The state that was compared with nothing, of either side."""
+    names = result.uncompared
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"; compared with nothing: {', '.join(names[:2])}{more}" if names else ""
 
 
 def _random(result: Result) -> str:
@@ -137,7 +144,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "roots": [_root_json(root) for root in result.roots],
         "accepted": [_root_json(root) for root in result.accepted],
         "initial_values": [_root_json(root) for root in result.initial],
-        "echoes": result.echoes,
+        "echoes": result.echoes, "uncompared": result.uncompared,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

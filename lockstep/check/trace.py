@@ -104,9 +104,10 @@ def _problem(about: dict[str, Any]) -> str:
             return f"{name} holds more than numbers"
     if type(about.get("again", 0.0)) is not float:
         return "again is no float"
-    hooked = about.get("hooked", [])
-    if type(hooked) is not list or not all(type(each) is str for each in hooked):
-        return "hooked holds more than names"
+    for name in ("hooked", "kept"):
+        listed_names = about.get(name, [])
+        if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
+            return f"{name} holds more than names"
     if type(about.get("mapping", {})) is not dict:
         return "mapping is no dict"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):

@@ -257,6 +257,18 @@ def test_a_layer_too_many_is_to_be_taken_out(reference: Path, tmp_path: Path) ->
     assert root.remedy.startswith("take them out of the port")
 
 
+def test_state_that_is_compared_with_nothing_is_said(tmp_path: Path) -> None:
+    text = "class Counted(nn.Sequential):\n    def forward(self, x):\n        self.seen += 1\n" \
+           "        return super().forward(x)\n\ndef build(seed):\n    torch.manual_seed(seed)\n" \
+           "    made = Counted(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))\n" \
+           "    made.register_buffer('seen', torch.zeros(1))\n    return made"  # fmt: skip
+    made = record_small(small(tmp_path, "ref.py", new=text), tmp_path / "t")
+    result = check_inside(made, small(tmp_path))
+    assert (result.verdict, result.uncompared) == ("equal", ["reference's seen"])
+    assert report.headline(result).endswith("; compared with nothing: reference's seen")
+    assert check_inside(made, small(tmp_path, "same.py", new=text)).uncompared == []
+
+
 def test_a_nan_is_different(reference: Path, tmp_path: Path) -> None:
     text = "def loss(model, batch):\n    return model(batch['x']).pow(2).mean() * float('nan')"
     result = check_inside(trace.read(reference), small(tmp_path, new=text))

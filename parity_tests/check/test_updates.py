@@ -103,6 +103,19 @@ def test_an_accepted_cause_of_an_optimizer_accepts_no_other(tmp_path: Path) -> N
     assert result.verdict == "different" and known in result.roots[0].cause
 
 
+def test_what_update_keeps_and_how_far_it_was_seen_is_said(tmp_path: Path) -> None:
+    kept = "    opt.step()\n    for name, p in model.named_parameters():\n" \
+           "        MEAN[name] = 0.9 * MEAN.get(name, 0) + 0.1 * p.detach()\n"  # fmt: skip
+    text = PROGRAM.replace("RATE", "1").replace("    opt.step()\n", kept) + "\nMEAN = {}\n"
+    (tmp_path / "port.py").write_text(text)
+    trace = record(text, tmp_path, curve=6)
+    assert trace.about["kept"] == ["MEAN"]
+    result = check_inside(trace, tmp_path / "port.py")
+    assert result.verdict == "equal"
+    assert "update keeps MEAN, which is not compared" in result.notes
+    assert any("seen for 3 updates, and for 6 in the loss curves" in note for note in result.notes)
+
+
 def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
     found = root_of(tmp_path, "(1 if step < 3 else 2)", "1")
     assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")
