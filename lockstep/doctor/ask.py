@@ -4,7 +4,7 @@ import signal
 import subprocess
 import tempfile
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 from lockstep import twin
 from lockstep.doctor.facts import DeviceReport, Framework
@@ -25,18 +25,22 @@ def ask(name: str, seconds: float = SECONDS) -> Framework:
         try:
             found, _ = worker.ask("facts", seconds=seconds)
         except Failed as failed:
-            fault, error = _fault(failed)
+            fault, error = _fault(failed, _last_printed(printed))
             return Framework(name=name, fault=fault, error=error)
         finally:
             worker.close()
-        printed.seek(0)
-        last = _printable(last_line(printed.read().decode(errors="replace")))
+        last = _last_printed(printed)
     devices = tuple(map(_device, found.pop("devices", [])))
     return Framework(name=name, devices=devices, stderr=last, **found)
 
 
-def _fault(failed: Failed) -> tuple[str, str]:
-    """The kind of a failure, and its line."""
+def _last_printed(file: IO[bytes]) -> str:
+    file.seek(0)
+    return _printable(last_line(file.read().decode(errors="replace")))
+
+
+def _fault(failed: Failed, last: str) -> tuple[str, str]:
+    """The kind of a failure, and its line; `last` is what the process printed last."""
     status = failed.status
     if failed.timed_out:
         return "hang", failed.text
@@ -46,7 +50,7 @@ def _fault(failed: Failed) -> tuple[str, str]:
         return "crash", f"killed by signal {-status} ({signal.strsignal(-status)})"
     if status == 0:
         return "no facts", "it ended without reporting its facts"
-    return "import", f"it ended with status {status}"
+    return _kind(last), last or f"it ended with status {status}"
 
 
 def probe(name: str) -> str:

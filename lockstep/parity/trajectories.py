@@ -169,7 +169,8 @@ def compare_runs(
         found.append(replace(finding, rule=NORMS_RULE, where=f"{where}, {finding.where}"))
     if compared.horizon == len(a.loss):
         ends = [read_end(each) for each in (ours, theirs, *noisy)]
-        moves = perturbations(**how)
+        rounding = dtype if case.pair.same_ends else case.compute
+        moves = perturbations(**curve_noise(kinds, rounding))
         compared_ends = compare_ends(ends[0], ends[1], ends[2:], moves, moves[:RESTARTS])
         found += locate(f"{where}, the end", compared_ends)
     if case.config.precision.roles.loss_scaling:

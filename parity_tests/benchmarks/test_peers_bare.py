@@ -40,7 +40,12 @@ SICK = {
     "nanogpt": "parity_tests.benchmarks.sick.nanogpt",
     "bare-jax": "parity_tests.benchmarks.sick.bare_jax",
 }
-PAIR = replace(GPT, modules={**GPT.modules, **{n: m.__name__ for n, m in PEERS.items()}})
+# Their curves have the twins' roundings; single tensors after a run in bfloat16 part by more.
+PAIR = replace(
+    GPT,
+    modules={**GPT.modules, **{n: m.__name__ for n, m in PEERS.items()}},
+    same_ends=False,
+)
 MINIMAL = ROOT / "examples" / "minimal"
 
 

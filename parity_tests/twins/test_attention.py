@@ -111,7 +111,10 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
     tensors = draw((2, 256, 2, 64), torch.bfloat16)
     theirs = outputs(written_out(torch.float32), tensors)
     config = toy("tiny", policy="bf16", numerics="strict")
-    policy, places = jax_impl.precision.make_policy(config.dtypes), jax_impl.model.Places(256)
+    policy, places = (
+        jax_impl.precision.make_policy(config.dtypes.policy),
+        jax_impl.model.Places(256),
+    )
     attention = partial(jax_impl.model.attend, places=places, policy=policy)
 
     def gradients(*inputs: jax.Array) -> list[jax.Array]:
@@ -177,7 +180,7 @@ def test_recomputed_blocks_keep_no_scores() -> None:
     t = 3 * 64 + 5
     q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
     config = toy(policy="fp32", numerics="fast", context=t)
-    policy, places = jax_impl.precision.make_policy(config.dtypes), jax_impl.model.Places(t)
+    policy, places = jax_impl.precision.make_policy(config.dtypes.policy), jax_impl.model.Places(t)
     choice = choose_attention(config, config.dtypes, config.dtypes, CPU)
     assert choice.blocks == 3
 
