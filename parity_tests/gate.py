@@ -53,6 +53,7 @@ RETIRED = {
     "reader: cache: lockstep.data.corpus: load_cached",
     "reader: debug state: lockstep.weights.llmc_state: require",
     "reader: parquet: lockstep.data.records: _group_count",
+    "reader: plan: count",  # now "reader: plan: get"
 }
 NOT_CI = {"no test", "--full", "lockstep power alone"}
 
