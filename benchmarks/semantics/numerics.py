@@ -197,7 +197,11 @@ def torch_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool
 def jax_gradient_function(config: Config, whole: bool) -> Callable:
     roles = config.dtypes
     model = jax_impl.extra.rules.make_model(config, roles, DEVICE)
-    cast = jax_impl.precision.make_policy(roles.policy).cast_to_compute if whole else lambda params: params
+    cast = (
+        jax_impl.precision.make_policy(roles.policy).cast_to_compute
+        if whole
+        else lambda params: params
+    )
 
     def loss(some: Any, rest: Any, batch: Any) -> jax.Array:
         return jax_impl.step.batch_loss(model(cast(some | rest)), batch)
