@@ -54,6 +54,7 @@ RETIRED = {
     "reader: debug state: lockstep.weights.llmc_state: require",
     "reader: parquet: lockstep.data.records: _group_count",
     "reader: plan: count",  # now "reader: plan: get"
+    "reader: weights: lockstep.files.stream: _entry",  # planted in the reader of checkpoints, too
 }
 NOT_CI = {"no test", "--full", "lockstep power alone"}
 

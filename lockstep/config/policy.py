@@ -133,7 +133,6 @@ def outside(name: str, modules: Sequence[str]) -> bool:
     return layer in ([], first, last) or name.endswith(".attend")
 
 
-@lru_cache
 def resolve(policy: str, flag: str = "--policy") -> Roles:
     """Resolve a policy name, or a full jmp spec such as the one `Roles.spec` gives.
 
@@ -143,8 +142,11 @@ def resolve(policy: str, flag: str = "--policy") -> Roles:
     Raises:
         UserError: an unknown name, a malformed spec, or a mixture the twins cannot both run.
     """
-    if policy in POLICIES:
-        return POLICIES[policy]
+    return POLICIES[policy] if policy in POLICIES else resolve_spec(policy, flag)
+
+
+@lru_cache
+def resolve_spec(policy: str, flag: str) -> Roles:
     remedy = f"unknown; use {', '.join(POLICIES)} or a spec such as {POLICIES['bf16'].spec}"
     require("=" in policy, flag, policy, remedy)
     dtypes = _parse(policy, flag)

@@ -103,7 +103,6 @@ FORM_BUGS: list[tuple[str, Any, str, Any]] = [
     ("checkpoint", record, "_is_whole", anything),
     ("checkpoint", record, "read_json", python_s_own),
     ("prepared", prepared, "require_fields", anything),
-    ("weights", stream, "_entry", trusting_entry),
     ("weights", folders, "require", anything),
     ("llmc", llmc, "require", anything),
     ("ckpt", nanogpt, "require_fields", anything),

@@ -66,14 +66,12 @@ TRAINED = {"same": "head=fp8", "more": "blocks.0.mlp=fp8-delayed"}
 @tier("rest", guard="the bug amaxes-of-skipped-step")
 @pytest.mark.parametrize("formats", TRAINED.values(), ids=TRAINED)
 def test_both_twins_scale_it_by_what_training_recorded(
-    formats: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    formats: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, where no sum of other order decides a rounding."""
     wide: Any = dict.fromkeys(("param", "compute", "output"), "float64")
     recipe = replace(policy.POLICIES["fp8-delayed"], **wide)
     monkeypatch.setitem(policy.POLICIES, "fp8-delayed", recipe)
-    policy.resolve.cache_clear()
-    request.addfinalizer(policy.resolve.cache_clear)
     config = toy(**DELAYED, formats=formats)
     losses = []
     for framework in FRAMEWORKS:
