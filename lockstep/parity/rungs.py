@@ -69,7 +69,9 @@ def activations(case: Case) -> Iterator[Finding]:
     def outside(side: Side, state: TrainState) -> Arrays:
         made = side.evaluations(case.config, state, windows)
         if case.pair.causal:
-            made |= side.next_logits(plain, state, windows.tokens[:, 0, 0])
+            logits = side.next_logits(plain, state, windows.tokens[:, 0, 0])
+            # Behind one token so few numbers round that a program may have no noise of its own.
+            made |= {n: x for n, x in logits.items() if case.exact or not n.endswith(" one token")}
         return made
 
     for start, state in starts.items():
