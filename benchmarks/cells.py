@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its row: unique in a suite."""
+        """The name of its row, unique in a suite."""
         config = self.config
         model, optim = config.model, config.optim
         shape = f"{model.model}-l{model.n_layer}-d{model.d_model}-t{model.context}"
@@ -91,7 +91,7 @@ class Cell:
 
 
 def workload(config: dict[str, Any]) -> str:
-    """What two cells must share for their losses to be the same: a config's JSON, less the rest."""
+    """The settings that two cells must share for the same losses: a part of a config's JSON."""
     kept = {
         section: {name: value for name, value in fields.items() if name not in CARRIED_OUT}
         for section, fields in config.items()

@@ -46,7 +46,7 @@ class Job:
     changes: Mapping[str, str] = field(default_factory=dict)  # to the environment
 
     def is_finished(self, row: Row | None) -> bool:
-        """Whether a row is of this very measurement."""
+        """Says if a row is of this very measurement."""
         given = json.loads(json.dumps(dict(self.given))).items()
         return row is not None and all(row.get(name) == value for name, value in given)
 

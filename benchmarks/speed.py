@@ -1,4 +1,4 @@
-"""What our own code costs: races against a peer that does the same by hand.
+"""Races that show what our own code costs, against a peer that does the same by hand.
 
 Two processes take turns: A B, B A, A B ... Each turn is some optimizer steps. The ratio of a pair
 is free of the machine's drift, and of many pairs there is an interval. Both start anew at times.

@@ -32,7 +32,7 @@ def start_module(
     python: str = sys.executable,
     **options: Any,
 ) -> subprocess.Popen[Any]:
-    """The same, without waiting for it; `python`: another interpreter's."""
+    """Starts `python -m MODULE WORDS` and does not wait for it; `python`: another interpreter's."""
     command = module_command(module, *words, python=python)
     return subprocess.Popen(command, env=environment(changes), **options)
 

@@ -44,7 +44,7 @@ class Arm:
 
     @property
     def cell(self) -> Cell:
-        """The same steps as a cell of the grid, which is how they are timed."""
+        """The arm's steps as a cell of the grid, which is how they are timed."""
         each = max(1, self.steps // (WINDOWS + 1))
         windows = max(1, min(WINDOWS, (self.steps - 1) // each))
         schedule = {"lr": 2e-3, "warmup": self.steps // 10}
@@ -59,7 +59,7 @@ class Arm:
 
 
 def both(label: str, **fields: Any) -> list[Arm]:
-    """The same arm in both frameworks, next to each other: they are compared."""
+    """One arm in both frameworks, next to each other: they are compared."""
     return [Arm(label=label, framework=framework, **fields) for framework in FRAMEWORKS]
 
 
@@ -95,7 +95,7 @@ class Experiment:
         return "\n\n".join(filter(None, [markdown(head, rows), more]))
 
     def draw(self, results: Iterable[Result], path: Path) -> bool:
-        """Whether there is a picture: without matplotlib there is none."""
+        """Draws a picture, and says if there is one: without matplotlib there is none."""
         return plot.panels(self.panels([r for r in results if is_good(r)]), path)
 
 

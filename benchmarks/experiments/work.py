@@ -1,4 +1,4 @@
-"""What an arm does.
+"""Functions that an arm of an experiment calls.
 
 A run that is timed; gradients that half precision flushes to zero; one injected overflow; updates
 too small for their weights; long sums.

@@ -1,4 +1,4 @@
-"""What a user accepts: a place with a cause, or with a size; and no more than that."""
+"""Differences that a user accepts: a place with a cause, or with a size; and no more than that."""
 
 import math
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ class Accepted:
             return math.nan
 
     def is_at(self, root: Root, name: str) -> bool:
-        """Whether the place is one of a root's names, or all of the root."""
+        """Says if the place is one of a root's names, or all of the root."""
         wholes = (root.where, root.name, root.direction, *root.names[:1] * (root.rung == "4i"))
         return self.place in (name, names.wildcard(name), *wholes)
 
     def causes(self, root: Root) -> set[str]:
-        """Of a root's causes, those that are accepted."""
+        """Selects the causes of a root that are accepted."""
         parts = root.cause.split("; ")
         alone = len(parts) == 1 and root.entry == self.what
         if self.what == root.cause or alone or self.what == root.direction in WITHOUT_SIZE:
@@ -56,7 +56,7 @@ def parse(given: Iterable[str]) -> list[Accepted]:
 
 
 def is_accepted(root: Root, accepted: list[Accepted]) -> bool:
-    """Whether each of a root's places has its size or all of its causes accepted."""
+    """Says if each of a root's places has its size or all of its causes accepted."""
     return all(_is_place_accepted(root, name, accepted) for name in root.names)
 
 

@@ -38,7 +38,7 @@ class PartedAt:
 
 @dataclass
 class Followed:
-    """What following the data finds.
+    """Pairs, layouts and the first difference that following the data finds.
 
     Attributes:
         source: by the port's tensor: for each element the reference's, counted through its tensors
@@ -333,7 +333,7 @@ class _Walk:
         return [found[at] for _, at in sorted(kept)]
 
     def _is_left(self, meeting: int) -> bool:
-        """Whether a part of an operation's tensor has no partner."""
+        """Says if a part of an operation's tensor has no partner."""
         return any(not self.now.used[self._held(f)].all()
                    for f in self.reference.frontiers(meeting))  # fmt: skip
 
@@ -417,7 +417,7 @@ class _Walk:
     def _exactly(
         self, number: int, meeting: int, agreeing: list[tuple[Candidate, dict[int, np.ndarray]]]
     ) -> list[Candidate]:
-        """Of several layouts, those whose result is the reference's element by element."""
+        """Selects the layouts whose result is the reference's element by element."""
         whole = [pair for pair in agreeing if pair[0].kind == "whole"]
         rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
         if len(whole) < 2:
@@ -438,7 +438,7 @@ class _Walk:
         return len(rows) > 0 and bool(are_alike(rows, row, self.known.tolerance).any())
 
     def _comes_of(self, numbers: list[int], meeting: int) -> bool:
-        """Whether one of the reference's values is made at an operation, or of what is."""
+        """Says if one of the reference's values is made at an operation, or of what is."""
         near = [n for n in numbers if n >= meeting][:4]
         return any(meeting in self.reference.above([n]) for n in near)
 
@@ -488,7 +488,7 @@ class _Walk:
         return found
 
     def _agrees_ahead(self, number: int) -> bool:
-        """Whether the result, or what is soon made of it, is a value of the reference."""
+        """Says if the result, or what is soon made of it, is a value of the reference."""
         for n in self.port.below(number, AHEAD):  # tensors that have partners, but were not met yet
             self._give([f for f in self.port.frontiers(n) if not self._is_open(f)])
         ahead = self._ahead(number)
@@ -662,7 +662,7 @@ def _alive(
 def _depends(
     side: TapeSide, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
 ) -> bool:
-    """Whether a value says something of one of its inputs; not where it is another, unchanged."""
+    """Says if a value tells something of one of its inputs; not where it is another, unchanged."""
     if user not in rows or not side.is_float(number):
         return True
     same = [n for n in side.data_inputs(user)

@@ -76,11 +76,11 @@ class TapeSide:
         return found
 
     def is_pure(self, number: int) -> bool:
-        """Whether a value depends on parameters alone."""
+        """Says if a value depends on parameters alone."""
         return self.depends[number] == PARAMETER
 
     def is_data(self, number: int) -> bool:
-        """Whether it depends on the batch."""
+        """Says if a value depends on the batch."""
         return bool(self.depends[number] & BATCH)
 
     def is_float(self, number: int) -> bool:
@@ -98,7 +98,7 @@ class TapeSide:
 
     @cached_property
     def meetings(self) -> list[int]:
-        """Those at which data meets parameters."""
+        """Lists the operations at which data meets parameters."""
         return [n for n in self.data if any(map(self.is_pure, self.values[n].inputs))]
 
     @cached_property
@@ -221,7 +221,7 @@ class Known:
 
 
 def are_alike(rows: np.ndarray, row: np.ndarray, tolerance: float = EQUAL) -> np.ndarray:
-    """Whether fingerprints are those of the same elements, in any order."""
+    """Says if fingerprints are those of the same elements, in any order."""
     scale = np.maximum(rows[:, 3], row[3])
     largest = np.maximum(np.abs(rows[:, 5:7]).max(1), np.abs(row[5:7]).max())
     square = np.maximum(rows[:, 4], row[4])

@@ -4,6 +4,7 @@
 names of their own; `parity_tests` holds both to a definition in numpy.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from lockstep.formats.table import (
@@ -41,7 +42,7 @@ class RoundedOperand(NamedTuple):
         return RoundedOperand(self.numbers.mT, scale, blocks)
 
 
-class NeutralRounding:
+class NeutralRounding(ABC):
     """Rounds arrays of one framework.
 
     Attributes:
@@ -52,38 +53,38 @@ class NeutralRounding:
 
     # What a subclass adds.
 
+    @abstractmethod
     def bits(self, x: Array) -> Array:
         """The bits of float32, as int32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def number(self, bits: Array) -> Array:
         """The float32 that has these bits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cast(self, x: Array, kind: Any) -> Array:
         """Casts to a dtype, or to the dtype of a name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def amax(self, x: Array, axis: int | None, *, keep: bool = True) -> Array:
         """The maximum along an axis, or of all numbers; `keep` keeps the axes, of length 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def units(self, history: Array, loss_scale: Any) -> Array:
         """float32 (3,), beside a history: in what units the amaxes of x, weight and dy are.
 
         The loss that is derived is scaled: dy is so many times that of the loss itself.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def in_four_bits(self, x: Array) -> Array:
         """Numbers of e2m1 in float32, as the device's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def round_to(
         self, x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None
     ) -> Array:
         """float32 of any shape -> float32: the nearest of the numbers of a format times a scale."""
-        raise NotImplementedError
 
     def over_processes(self, x: Array) -> Array:
         """The maximum over the processes of a run, where each has rows of its own."""

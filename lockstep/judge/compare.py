@@ -92,7 +92,7 @@ def compare_measures(
     rule: str = "",
     bound: float = NORM.bound,
 ) -> list[Finding]:
-    """What two programs compute from one state, by the rule of the compute dtype.
+    """Compares what two programs compute from one state, by the rule of the compute dtype.
 
     Below float64 a figure that is called different must be so at the median of three starts. A
     value that lies between two numbers of the compute dtype rounds up in one program and down in

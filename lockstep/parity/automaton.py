@@ -38,7 +38,7 @@ class Automaton:
 
 
 def find_strays(config: Config, start: TrainState, run: Steps) -> dict[str, list[str]]:
-    """What of a run does not follow from its start and from which steps were skipped.
+    """Finds what of a run does not follow from its start and from which steps were skipped.
 
     Returns: a rule -> the steps, or the counters at the end, that break it.
     """

@@ -64,13 +64,13 @@ def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
 
 
 def examine(bug: Bug, others: dict[str, Side], device: str, rungs: list[Rung]) -> dict[str, str]:
-    """What each rung says of one bug."""
+    """Climbs rungs with one bug: a verdict for each."""
     with closing(others[bug.framework].mutant(bug.name)) as sick:
         return caught(against(sick, others, bug.flags, device), rungs)
 
 
 def examine_sound(bug: Bug, others: dict[str, Side], device: str) -> Verdict:
-    """What the rung that must catch a bug says of the sound pair under its flags."""
+    """Climbs the rung that must catch a bug with the sound pair, under the same flags."""
     case = against(others[bug.framework], others, bug.flags, device)
     return climb(RUNGS[bug.rung - 1], case).verdict
 

@@ -81,7 +81,7 @@ def activations(case: Case) -> Iterator[Finding]:
 
 
 def gradients(case: Case) -> Iterator[Finding]:
-    """Those of the program that trains; and, traced, those of the intermediates."""
+    """Compares gradients of the program that trains; and, traced, those of the intermediates."""
     plain, one, batches = _plain(case), case.config.replace(accum=1), case.batches(BATCHES)
     # The tapped program has no chunks of the loss: a sum of parts, each rounded, rounds elsewhere.
     rounding = case.compute if case.config.chunks > 1 else "float32"
@@ -123,7 +123,7 @@ def one_step(case: Case) -> Iterator[Finding]:
 
 
 def compare_update(case: Case, config: Config, state: TrainState) -> list[Finding]:
-    """What one step makes of a state; below float64 the first moments alone."""
+    """Compares what one step makes of a state; below float64 the first moments alone."""
     return _compare(case, _updates(case, config), state)
 
 
@@ -203,7 +203,7 @@ def kept_bytes(case: Case, side: Side) -> Finding:
 
 
 def _plain(case: Case) -> Config:
-    """What a trace does not depend on, so that cases share their answers."""
+    """Drops what a trace does not depend on, so that cases share their answers."""
     plain = {"accum": 1, "remat": "none", "layers": "unroll", "loss_chunks": "1", "dropout": 0.0}
     return case.config.replace(**plain)
 
@@ -233,7 +233,7 @@ def _number(state: TrainState) -> TrainState:
 def _compare(
     case: Case, measure: Any, state: TrainState, bound: float = NORM.bound
 ) -> list[Finding]:
-    """What both sides compute from one state; `measure` takes a side and a state."""
+    """Compares what both sides compute from one state; `measure` takes a side and a state."""
     ours, theirs = (partial(measure, side) for side in case.sides)
     how: dict[str, Any] = {"compute": case.compute, "rounding": case.rounding, "bound": bound}
     return compare_measures(ours, theirs, state, **how)

@@ -102,19 +102,19 @@ class Side:
         return wire.unpack(header["state"], arrays)
 
     def traces(self, config: Config, state: TrainState, batches: Batch) -> Traces:
-        """Of (K, B, T) batches: everything with K as its last axis."""
+        """Traces (K, B, T) batches: everything with K as its last axis."""
         header, arrays = self.ask("traces", config, state, batches)
         fields = ("activations", "activation_grads", "grads")
         return Traces(np.array(header["loss"]), *(group(arrays, field) for field in fields))
 
     def gradients(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
-        """Of the program that trains, on (K, B, T) batches: K is the last axis."""
+        """Gets gradients of the program that trains, on (K, B, T) batches: K is the last axis."""
         return self.loss_and_grads(config, state, batches)[1]
 
     def loss_and_grads(
         self, config: Config, state: TrainState, batches: Batch
     ) -> tuple[np.ndarray, Arrays]:
-        """The same, and the losses, (K,)."""
+        """Gets those gradients, and the losses (K,)."""
         header, arrays = self.ask("gradients", config, state, batches)
         return np.array(header["loss"]), arrays
 
@@ -136,7 +136,7 @@ class Side:
         return found
 
     def next_logits(self, config: Config, state: TrainState, rows: np.ndarray) -> Arrays:
-        """Of the token behind prefixes of rows (K, T), at three lengths: (V, K)."""
+        """Gets the logits of the token behind prefixes of rows (K, T), at three lengths: (V, K)."""
         return self.ask("next_logits", config, state, rows)[1]
 
     def seconds(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:

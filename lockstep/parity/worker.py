@@ -81,11 +81,11 @@ class Server:
         return {}, stack(moments)
 
     def evaluations(self, twin: Twin, given: Batch) -> Message:
-        """Of (K, M, B, T) batches, (K,)."""
+        """Evaluates (K, M, B, T) batches: (K,)."""
         return {}, {"evaluation": np.array([twin.evaluate(each) for each in given.split()])}
 
     def later_evaluations(self, twin: Twin, given: Batch) -> Message:
-        """Of each of (K, M, B, T) batches after an evaluation and a step on it, (K,)."""
+        """Evaluates each of (K, M, B, T) batches after an evaluation and a step on it, (K,)."""
         start, losses = twin.state(), []
         for batches in given.split():
             twin.load(start)
@@ -105,7 +105,7 @@ class Server:
         return {}, found
 
     def seconds(self, twin: Twin, given: Batch) -> Message:
-        """Of one optimizer step on each window but the first, with which it may have to compile."""
+        """Times one optimizer step on each window but the first, which may have to compile."""
         seconds = []
         for window in given.split():
             began = time.perf_counter()
