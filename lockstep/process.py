@@ -54,7 +54,7 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def git_commit() -> str:
-    """Of the tree that this process runs from, with a "+" and a digest where programs are changed;
+    """The commit that this process runs from, with a "+" and a digest where programs are changed;
     "" where it is not known."""
     head = git("rev-parse", "--short", "HEAD")
     if head is None:

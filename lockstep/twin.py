@@ -24,7 +24,7 @@ VARIANTS = {"jax_impl": "mutants.jax_", "torch_ref": "mutants.torch_"}
 
 
 class StepResult(NamedTuple):
-    """What one optimizer step reports; `loss` is the window's mean before the update."""
+    """Numbers that one optimizer step reports; `loss` is the window's mean before the update."""
 
     loss: float
     grad_norm: float  # of the unscaled mean gradient, before clipping; not finite when skipped
@@ -97,7 +97,7 @@ class Twin(Runner, Protocol):
     rank: int  # this process's number; process 0 leads
 
     def prepare(self, window: Batch | None = None) -> None:
-        """The same, for windows like this one: plain ones unless one is given."""
+        """Compiles for windows like this one: plain ones unless one is given."""
         ...
 
     processes: int  # how many there are
@@ -107,7 +107,7 @@ class Twin(Runner, Protocol):
         ...
 
     def part(self) -> TrainState:
-        """What this process writes of the state: all of it, or the pieces that no other writes."""
+        """The state that this process writes: all of it, or the pieces that no other writes."""
         ...
 
     def tell(self, text: str) -> str:
@@ -115,7 +115,7 @@ class Twin(Runner, Protocol):
         ...
 
     def agree(self, flag: bool) -> bool:
-        """Whether any process of the run says so."""
+        """Says if any process of the run says so."""
         ...
 
     def desynced(self) -> list[int]:
@@ -141,7 +141,7 @@ class Twin(Runner, Protocol):
         ...
 
     def trace(self, batch: Batch) -> BatchTrace:
-        """What one batch looks like inside, nothing recomputed.
+        """Traces one batch: what it looks like inside, nothing recomputed.
 
         Another program than the one that trains: what is looked at cannot be fused away.
         """
@@ -178,7 +178,7 @@ def load(framework: str, config: Config) -> Twin:
 
 
 def has_accelerator(framework: str, device: str) -> bool:
-    """Whether `--device` is more than a CPU, as the framework sees it."""
+    """Says if `--device` is more than a CPU, as the framework sees it."""
     return _module(framework).has_accelerator(device)
 
 
@@ -188,7 +188,7 @@ def device_count(framework: str, device: str) -> int:
 
 
 def end(framework: str, status: int) -> None:
-    """What the processes of a run do at its end, if the framework was needed at all."""
+    """Ends the processes of a run, if the framework was needed at all."""
     if module := sys.modules.get(MODULES[framework]):
         module.end(status)
 

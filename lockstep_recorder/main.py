@@ -94,7 +94,7 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
 
 
 def as_floats(arrays: wire.Arrays) -> wire.Arrays:
-    """What is no float becomes float64, exact below 2**53; so do narrower floats."""
+    """Casts what is no float to float64, exact below 2**53; so do narrower floats."""
     return {
         name: x if np.asarray(x).dtype.name in ("float64", "float32") else np.asarray(x, np.float64)
         for name, x in arrays.items()

@@ -1,4 +1,4 @@
-"""What a JAX model is made of: a tree of arrays, Flax Linen variables, or a Flax NNX module."""
+"""Kinds of JAX models: a tree of arrays, Flax Linen variables, or a Flax NNX module."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def _evenly(size: int, step: float) -> np.ndarray:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither a library's nor ours."""
+    """Says if a file is neither a library's nor ours."""
     return not (file.startswith((*LIBRARIES, HERE, "<")) or not file)
 
 

@@ -1,4 +1,4 @@
-"""What both frameworks' sides have in common."""
+"""Functions that both frameworks' sides have in common."""
 
 from __future__ import annotations
 

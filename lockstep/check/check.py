@@ -24,7 +24,7 @@ ROUNDED = 1e-6  # relative: some ulps of float32
 
 @dataclass
 class Result:
-    """What a check found."""
+    """The findings, roots and notes of a check."""
 
     verdict: str  # equal, different, incomplete
     rungs: list[Stage]
@@ -167,7 +167,7 @@ def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
 
 
 def states(entries: list[Entry], ran: PortRun, reference: Trace) -> list[rungs.Pieces]:
-    """What the forward pass left in running statistics, beside the reference's."""
+    """Compares what the forward pass left in running statistics, beside the reference's."""
     return rungs.by_piece(entries, ran.state, reference.group("state"))
 
 

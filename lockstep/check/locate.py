@@ -71,7 +71,7 @@ def find_roots(
 
 
 def _unexplained(rungs: dict[str, list[Spot]], roots: list[Root]) -> list[Root]:
-    """What only the free runs show: the first of them, for the others follow."""
+    """Finds what only the free runs show: the first of them, for the others follow."""
     shown = {root.direction for root in roots if root.largest.rule != "state"}
     shown |= {"mapping"} if rungs["1"] else set()
     states = any(root.largest.rule == "state" for root in roots)
@@ -207,7 +207,7 @@ def _group(
     partnerless: list[str],
     tapped: set[str],
 ) -> list[Root]:
-    """The same place in several layers is one root."""
+    """Groups one place in several layers into one root."""
     groups: dict[str, list[Spot]] = {}
     for spot in spots:
         groups.setdefault(_place(spot, calls, partnerless, tapped), []).append(spot)
@@ -252,7 +252,7 @@ def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -
 
 
 def _are_layers(a: str, b: str, calls: Calls) -> bool:
-    """Of one kind, the second next to the first."""
+    """Says if two calls are of one kind, the second in the layer behind the first's."""
     first, second = (names.numbered(names.segments(call)[-1].partition("#")[0]) for call in (a, b))
     following = first and second and second[1] == first[1] + 1
     return bool(following) and calls.kinds[a] == calls.kinds[b]
@@ -265,7 +265,7 @@ def _in_layers(call: str) -> str:
 
 
 def _everywhere(spots: list[Spot], calls: Calls) -> str:
-    """Whether this is wrong in all layers, or in all calls of one module, such as steps of time."""
+    """Says if this is wrong in all layers, or in all calls of one module, such as steps of time."""
     whole = names.numbers_of_no_layer(calls.kinds)
     place = names.wildcard(spots[0].where, whole)
     alike = [call for call in calls.names if names.wildcard(call, whole) == place]
@@ -284,7 +284,7 @@ def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
 
 
 def _changes(call: str, calls: Calls) -> bool:
-    """Whether it gives another value than it is given: no dropout that is switched off."""
+    """Says if it gives another value than it is given: no dropout that is switched off."""
     x, y = calls.arrays.get(f"in/{call}"), calls.arrays.get(f"act/{call}")
     return x is None or y is None or x.shape != y.shape or not (x == y).all()
 

@@ -1,4 +1,4 @@
-"""What the name of a tensor or a module says: words with one spelling, and the layer's index."""
+"""Reads the name of a tensor or a module: words with one spelling, and the layer's index."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What limits a verdict, in one line each."""
+"""Notes on what limits a verdict, a line each."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> lis
 
 
 def has_gradients(reference: Trace) -> bool:
-    """Whether any gradient of the recorded program is not zero."""
+    """Says if any gradient of the recorded program is not zero."""
     return any(np.any(x) for x in reference.group("grad").values())
 
 

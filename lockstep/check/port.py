@@ -71,7 +71,7 @@ class Port:
         return PortRun(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
-        """Of the values that `build` left."""
+        """Measures the values that `build` left."""
         x = piece.take(self.initial)
         return {**moments(x), "size": x.size}
 
@@ -80,7 +80,7 @@ class Port:
         return self.program.ask("begin", prefixed("weights", weights))[0]["lacks"]
 
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
-        """What one step adds to the parameters, fed the reference's gradients."""
+        """Gets what one step adds to the parameters, fed the reference's gradients."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         after = self.program.ask("update", given, step=step)[1]
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}

@@ -1,4 +1,4 @@
-"""What names and shapes leave open, forward values decide: turned kernels, exchanged tensors."""
+"""Forward values decide what names and shapes leave open: turned kernels, exchanged tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Trial:
         return {r for p, r in self.pairing.calls.items() if kinds[p] == "tap"}
 
     def is_inside(self, other: "Trial") -> bool:
-        """Whether all that is wrong stands inside of what is wrong there, and so explains it."""
+        """Says if all that is wrong stands inside of what is wrong there, and so explains it."""
         return bool(self.wrong) and all(
             any(_holds(outer, inner) for outer in other.wrong) for inner in self.wrong
         )
@@ -98,7 +98,7 @@ class Prover:
         return Trial(weights, free, pairing, ran if self.port.isolates else None, spots)
 
     def search(self) -> Trial:
-        """Of the mappings that names leave open, the one under which least is wrong."""
+        """Finds the mapping under which least is wrong, of those that names leave open."""
         if not self.port.isolates:  # its weights are as they are
             return self.best
         self._part_boundaries()

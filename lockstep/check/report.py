@@ -1,4 +1,4 @@
-"""What a check found: as text, roots first, and as JSON."""
+"""The report of a check: as text, roots first, and as JSON."""
 
 import math
 from typing import Any
@@ -153,7 +153,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def map_json(result: Result) -> dict[str, Any]:
-    """What `--save-map` writes and `--map` reads."""
+    """The map that `--save-map` writes and `--map` reads."""
     return {
         "tensors": tensors_json(result.mapping), "modules": result.pairs,
         "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,

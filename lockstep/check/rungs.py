@@ -1,4 +1,4 @@
-"""What is compared on each rung, and what each comparison finds."""
+"""Comparisons of each rung, and what they find."""
 
 from dataclasses import dataclass, field
 
@@ -191,7 +191,7 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 def changes(
     port: Port, reference: Trace, entries: list[Entry], label: str, step: int
 ) -> list[Pieces]:
-    """What one step adds to each parameter; the port's optimizer has taken those before it."""
+    """Compares one step's changes of parameters; the port's optimizer has taken those before it."""
     here = f"fed/{label}/{step}"
     before, after = (reference.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
     ours = port.update(port.weights(before), reference.group(f"{here}/grad"), label, step)

@@ -43,7 +43,7 @@ class Trace:
 
     @property
     def weights(self) -> Arrays:
-        """What the recorded run started from, in the order of the model."""
+        """Weights that the recorded run started from, in the order of the model."""
         found = self.group("weights/0")
         return {name: found[name] for name in self.about["initial"]}
 
@@ -116,7 +116,7 @@ def _problem(about: dict[str, Any]) -> str:
 
 
 def _do_nest(events: list[str]) -> bool:
-    """Whether each call begins once, and ends inside the one in which it began."""
+    """Says if each call begins once, and ends inside the one in which it began."""
     opened: list[str] = []
     begun: set[str] = set()
     for event in events:

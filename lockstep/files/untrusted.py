@@ -59,7 +59,7 @@ def open_regular(file: Path, *, limit: int | None = None, links: bool = False) -
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:
-    """Whether more than `HOLES` bytes were never written; that ends the search, too."""
+    """Says if more than `HOLES` bytes were never written; that ends the search, too."""
     at = holes = 0
     while at < size and holes <= HOLES:
         try:
@@ -116,7 +116,7 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
 
 
 def _is_unicode(content: Any) -> bool:
-    """Whether every text in it can be written, printed and hashed."""
+    """Says if every text in it can be written, printed and hashed."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -17,7 +17,7 @@ RESTARTS = 2  # from the first nudged weights: with the plain start three
 
 
 class Curves(Protocol):
-    """What a program's steps report, each (steps,)."""
+    """Numbers that a program's steps report, each (steps,)."""
 
     @property
     def loss(self) -> np.ndarray: ...
@@ -27,7 +27,7 @@ Train = Callable[[Perturbation], Curves]  # one whole run of a program; asked tw
 
 
 def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any]:
-    """What the noise of the curves of some policies is made of.
+    """Says what the noise of the curves of some policies is made of.
 
     The numbers of a narrow format fall the other way seldom, and by much (up to 1e-3 nats): of runs
     an ulp of float32 apart some meet none in all their steps; of runs one of bfloat16 apart all do

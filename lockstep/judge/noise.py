@@ -24,7 +24,7 @@ DISTURBANCE = 0.02  # of every weight
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation:
-    """What is done to a program's input: by the seed, or not where that is None."""
+    """A change of a program's input: by the seed, or not where that is None."""
 
     weights: int | None = None
     rows: int | None = None

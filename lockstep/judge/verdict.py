@@ -1,4 +1,4 @@
-"""What an instrument says: equal, different, or that this configuration cannot tell."""
+"""Verdicts of an instrument: equal, different, or that this configuration cannot tell."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ NOTHING = Finding(rule="", where="", figure=0.0, bound=0.0, verdict=Verdict.EQUA
 
 @dataclass
 class Outcome:
-    """What one rung finds."""
+    """The findings of one rung."""
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ def locate(where: str, findings: list[Finding]) -> list[Finding]:
 
 
 def median_finding(starts: list[Finding]) -> Finding:
-    """Of one figure from three starts: a failed comparison is confirmed by the middle one."""
+    """Takes the middle finding of three starts: it confirms a failed comparison."""
     _, middle, _ = sorted(starts, key=lambda finding: finding.figure)
     figures = ", ".join(f"{finding.figure:.3g}" for finding in starts)
     several = f"the median of three starts: {figures}"

@@ -26,7 +26,7 @@ class Envelope(NamedTuple):
     noise: np.ndarray  # nats (steps,), from step 1
 
     def fits(self, a: History, b: History) -> bool:
-        """Whether both runs are runs of these programs, no longer than they were measured."""
+        """Says if both runs are runs of these programs, no longer than they were measured."""
         programs = list(zip(self.frameworks, map(_numbers, self.configs)))
         runs = [(run.record.framework, _numbers(run.config)) for run in (a, b)]
         return runs in (programs, programs[::-1])

@@ -90,7 +90,7 @@ def _settings(record: Record) -> dict[str, str]:
 
 
 def are_one_experiment(a: Config, b: Config) -> bool:
-    """Whether two runs should have one curve, up to rounding."""
+    """Says if two runs should have one curve, up to rounding."""
     return all(getattr(a, section) == getattr(b, section) for section in SAME)
 
 

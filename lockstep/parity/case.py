@@ -87,7 +87,7 @@ class Case:
 
     @cached_property
     def trained(self) -> TrainState:
-        """The same after some steps of `a` in float32: with moments, and past Adam's start."""
+        """The state after some steps of `a` in float32: with moments, past Adam's start."""
         plain = self.config.replace(
             policy="fp32", accum=1, remat="none", loss_chunks="1", dropout=0.0, numerics="strict"
         )

@@ -47,7 +47,7 @@ Locate = Callable[[Side, Side, Config], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class CurveRun:
-    """What one whole run reported, each (steps,); of a logged run the losses alone."""
+    """Numbers that one whole run reported, each (steps,); of a logged run the losses alone."""
 
     loss: np.ndarray
     loss_scale: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -194,7 +194,7 @@ def print_result(
 
 
 def summarize(result: Comparison, losses: Mapping[str, Sequence[float] | np.ndarray]) -> list[str]:
-    """What a reader would look for in the picture: where they part, and where they end."""
+    """Says what a reader would look for in the picture: where they part, and where they end."""
     lines = []
     beyond = np.flatnonzero(~(result.gap <= result.allowed)[: result.horizon])
     if result.finding.verdict is Verdict.DIFFERENT and len(beyond):

@@ -82,7 +82,7 @@ def climb(rung: Rung, case: Case) -> Outcome:
 
 
 def verdict(rung: Rung, case: Case) -> Verdict:
-    """The same, without what would be computed after the first difference."""
+    """The verdict, without what would be computed after the first difference."""
     verdicts = set[Verdict]()
     for finding in rung.climb(case):
         verdicts.add(finding.verdict)

@@ -39,6 +39,6 @@ NEEDED = {"avx2": "avx2", "avx512": "avx512f"}  # all else every x86 has that ru
 
 
 def lacking(name: str) -> str:
-    """What a machine has and this CPU has not; "" if it can be simulated here."""
+    """Names what a machine has and this CPU has not; "" if it can be simulated here."""
     flag = NEEDED.get(name.partition("-")[0], "")
     return "" if flag in (cpu()["flags"] or ()) else flag

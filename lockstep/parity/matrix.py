@@ -34,7 +34,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def config(row: Row, device: str) -> Config:
-    """Of a row of the matrix, or of any flags over `SMALL`; its windows are the pair's affair.
+    """The configuration of a row of the matrix, or of any flags over `SMALL`, without windows.
 
     Layers are two, for the sake of the compiler; scanned ones four where remat sqrt is to have two
     segments. Only float64 has dropout: a permuted batch, of which the noise envelope is made, has

@@ -1,4 +1,4 @@
-"""What a rung needs to know of the two implementations that it compares."""
+"""Facts that a rung needs of the two implementations that it compares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

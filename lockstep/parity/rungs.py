@@ -35,7 +35,7 @@ WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none
 
 
 def contract(case: Case) -> Iterator[Finding]:
-    """What goes in comes out, under the same names, and the rates are the table's."""
+    """Compares what goes in with what comes out, by name, and the rates with the table."""
     counters, last = {"step": 7, "updates": 5}, case.config.optim.steps
     if case.config.precision.roles.loss_scaling:
         counters |= {"loss_scale": 64, "good_steps": 3}
@@ -149,7 +149,7 @@ def accumulation(case: Case) -> Iterator[Finding]:
 
 
 def remat(case: Case) -> Iterator[Finding]:
-    """What is recomputed is what was computed, dropout and all; and less is kept.
+    """Compares what is recomputed with what was computed, dropout and all; and less is kept.
 
     Masks, bytes and FLOPs are a matter of the program, not of its dtypes: float64 sees them.
     """

@@ -55,7 +55,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
 
 
 def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
-    """That of the errors.
+    """The configuration in which errors are measured.
 
     Raises:
         UserError: the policy has nothing to keep in float32.
@@ -116,7 +116,7 @@ def _norms(arrays: Arrays) -> np.ndarray:
 
 
 def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str, float]:
-    """Of a step with an island over one with none: in turn, for machines drift; the median."""
+    """Times a step with an island over one with none: in turn, for machines drift; the median."""
     seconds: dict[str, list[float]] = {patterns: [] for patterns in ("", *kinds)}
     windows = case.windows(WINDOWS, config)
     for _ in range(ROUNDS):

@@ -140,7 +140,7 @@ Cases = Iterator[tuple[str, Case, set[int]]]
 def cases(
     part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str, python: str = ""
 ) -> Cases:
-    """What is tried, and by which rungs."""
+    """Lists the cases that are tried, and their rungs."""
     if part == "rewrites":
         yield from _rewritten(others, device)
         return

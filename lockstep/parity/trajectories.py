@@ -95,7 +95,7 @@ def resume_after_skips(case: Case) -> Iterator[Finding]:
 
 
 def find_changes(unbroken: Steps, joined: Steps) -> list[str]:
-    """What is not bit for bit the same: tensors and counters at the end, and what steps report."""
+    """Lists what differs in any bit: tensors and counters at the end, and what steps report."""
     steps = [
         f"{name} of step {t + 1}"
         for name in REPORTED

@@ -24,7 +24,7 @@ def unpack(counters: dict[str, Any], arrays: Arrays) -> TrainState:
 
 
 def pack_input(given: Batch | np.ndarray) -> Arrays:
-    """What a question is about: an array is named input, the arrays of a batch input/FIELD."""
+    """Packs a question's input: an array is named input, the arrays of a batch input/FIELD."""
     if isinstance(given, Batch):
         return {f"input/{f}": x for f, x in given._asdict().items() if x is not None}
     return {"input": given}

@@ -67,7 +67,7 @@ class World(Side):
         return answer
 
     def _environments(self) -> list[dict[str, str]]:
-        """Of each process, as torchrun sets it, or as JAX's trainer does."""
+        """The environment of each process, as torchrun sets it, or as JAX's trainer does."""
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]

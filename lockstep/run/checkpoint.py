@@ -173,7 +173,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether all its files are there, as they were written."""
+    """Says if all its files are there, as they were written."""
     try:
         open_state(path)
     except UserError:
@@ -253,7 +253,7 @@ def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFi
 
 
 def _has_checksum(file: Path, record: dict[str, Any]) -> bool:
-    """Whether a file is that of the record.
+    """Says if a file is that of the record.
 
     In format 2 the checksum is that of the header, which has those of its tensors.
     """

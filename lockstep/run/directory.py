@@ -214,7 +214,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def is_run(out: Path) -> bool:
-    """Whether config.json is Lockstep's, of any version: other tools have files of that name."""
+    """Says if config.json is Lockstep's, of any version: other tools have files of that name."""
     try:
         return "lockstep" in _content(out / "config.json")
     except UserError:

@@ -74,7 +74,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether each field has its type and its range, and the record the checksum that it states."""
+    """Says if each field has its type and its range, and the record the checksum that it states."""
     if record.keys() != FIELDS.keys():
         return False
     if any(type(record[name]) is not kind for name, kind in FIELDS.items()):
@@ -95,7 +95,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
 
 
 def _is_history(sizes: Any) -> bool:
-    """Whether these are three rows of finite sizes."""
+    """Says if these are three rows of finite sizes."""
     try:
         array = np.array(sizes)
     except ValueError:  # rows of several lengths

@@ -159,7 +159,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_row(row: dict[str, Any]) -> bool:
-    """Whether it has the fields of its kind, in their types, and otherwise numbers alone."""
+    """Says if it has the fields of its kind, in their types, and otherwise numbers alone."""
     kind, step = row.get("kind"), row.get("step")
     needed = ROWS.get(kind) if type(kind) is str else None
     return (
@@ -221,7 +221,7 @@ class Display:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the reader of stdout has gone."""
+        """Says if the reader of stdout has gone."""
         return self.console.quiet
 
     def show_cursor(self) -> None:

@@ -36,7 +36,7 @@ class Saver:
 
     @property
     def crowded(self) -> bool:
-        """Whether processes that share checkpoints should all leave out the next one."""
+        """Says if processes that share checkpoints should all leave out the next one."""
         return self.shared and len([write for write in self.writes if not write.future.done()]) > 1
 
     def skip(self, step: int) -> None:

@@ -54,7 +54,7 @@ ALONE = {
 
 
 def is_dear(bug: Bug) -> bool:
-    """Whether a bug needs a program that no other test of `make test` compiles, for little."""
+    """Says if a bug needs a program that no other test of `make test` compiles, for little."""
     policy = resolve(bug.flags.get("policy", "fp64"))
     adapters_in_jax = "lora_rank" in bug.flags and bug.framework == "jax"
     family = {"mesh", "formats"} & bug.flags.keys() or policy.recipe or policy.grads

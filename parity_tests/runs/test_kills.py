@@ -50,7 +50,7 @@ def start_child(
 
 
 def kill_amid(framework: str, flags: str, dice: random.Random, aimed: bool) -> bool:
-    """Whether a checkpoint was being written when the process was killed.
+    """Says if a checkpoint was being written when the process was killed.
 
     Args:
         aimed: at the first that is begun; at any moment else.

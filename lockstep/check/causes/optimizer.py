@@ -357,7 +357,7 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
 
 
 def _shift(theirs: list[float], ours: list[float]) -> str:
-    """Whether one's learning rates are the other's, a step later."""
+    """Says if one's learning rates are the other's, a step later."""
     if np.allclose(theirs, theirs[0], rtol=ONE) or np.allclose(theirs, ours, rtol=ONE):
         return ""
     if np.allclose(ours[1:], theirs[:-1], rtol=ONE):
