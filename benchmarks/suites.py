@@ -99,6 +99,29 @@ def emulation(device: str) -> list[Job]:
     return rounds(cells("emulation", ("jax", "torch"), rows, **length), 2)
 
 
+def frameworks(device: str) -> list[Job]:
+    """Models of docs/frameworks.md on one GPU; in float32 fewer steps, for they are slow."""
+    usual = {"device": device, "warmup": 3, "windows": 5, "steps": 3}
+    slow = usual | {"warmup": 2, "windows": 4, "steps": 2}
+    gpt: Flags = {"model": "gpt2", "n_layer": 24, "n_head": 16}
+    models: list[Flags] = [
+        {"model": "gpt2", "batch_size": 32},
+        {**gpt, "d_model": 1024, "batch_size": 16},
+        {**gpt, "d_model": 2048, "batch_size": 8},
+        {"model": "1b", "batch_size": 4},
+    ]
+    return [
+        job
+        for model in models
+        for policy in ("bf16", "fp16", "fp32", "tf32")
+        for mode in ("none", "block")
+        for job in cells(
+            "frameworks", OURS, [model | {"policy": policy, "remat": mode}],
+            **(slow if policy in ("fp32", "tf32") else usual),
+        )
+    ]  # fmt: skip
+
+
 def gpu(device: str) -> list[Job]:
     """On one CUDA GPU; on a CPU, its rehearsal with toys."""
     rehearsal = device == "cpu"
@@ -180,6 +203,7 @@ SUITES: dict[str, Suite] = {
     "drift": Suite("how far 45 steps take equivalent baselines apart", drift),
     "emulation": Suite("what it costs a CPU to round to narrow formats", emulation),
     "gpu": Suite("one CUDA GPU: smoke, parity, the tables", gpu),
+    "frameworks": Suite("four models in both frameworks, on one GPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "matmul": Suite("a matrix product in each dtype", matmuls),
     "growth": Suite("memory and time against depth, length, batch and N", laws),
