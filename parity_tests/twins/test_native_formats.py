@@ -147,6 +147,19 @@ def test_units_that_take_multiples_of_16_alone_are_given_them(
         assert ours.shape == theirs.shape and norm_gap(ours, theirs) < 1e-6
 
 
+def test_known_scales_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS refuses a scale that is no multiple of 16 bytes from the start of its memory."""
+    scaled_mm, starts = torch._scaled_mm, list[int]()
+
+    def watched(a: torch.Tensor, b: torch.Tensor, *scales: Any, **more: Any) -> torch.Tensor:
+        starts.extend(scale.data_ptr() % 16 for scale in scales)
+        return scaled_mm(a, b, *scales, **more)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    in_torch("native fp8-delayed", SCALES)
+    assert starts == [0, 0] * 3
+
+
 @pytest.mark.parametrize("to", [RECIPE.x, RECIPE.dy])
 @pytest.mark.parametrize("past", [1.0, 2.0**-6])
 def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:

@@ -45,7 +45,9 @@ def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = Non
     if left.blocks is not None and right.blocks is not None:
         of_a, of_b = _in_tiles(left.blocks), _in_tiles(right.blocks.mT)
     elif all(scale.numel() == 1 for scale in outside):
-        (of_a, of_b), outside = outside, []
+        # Copied: an H200's cuBLAS refuses a number of a larger tensor, which lies at a multiple of 4
+        # bytes, and takes one that has memory of its own.
+        (of_a, of_b), outside = [scale.clone() for scale in outside], []
     else:
         of_a = of_b = torch.ones((), device=a.device)
     y = torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.float32)[: size[0], : size[1]]
