@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import ladder, lesson, report
+from benchmarks import ladder, lesson, programs, published, report
 from benchmarks.experiments import RECORDED
 from benchmarks.jobs import relative_path, say
 from lockstep import results
@@ -163,10 +163,22 @@ def print_plan() -> str:
     return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
+# Tables that are not rows of one file.
+MADE: dict[str, Callable[[], str]] = {
+    "plan_example": print_plan,
+    "plan_programs": programs.table,
+    "published_groups": published.table_of_groups,
+    "published_worst": published.table_of_worst,
+    "published_others": published.table_of_others,
+    "published_reasons": published.table_of_reasons,
+    "published_peaks": published.table_of_peaks,
+}
+
+
 def render(name: str) -> str:
     """The text of a block: a table and its origin, or what a cell of the lesson printed."""
-    if name == "plan_example":
-        return print_plan()
+    if name in MADE:
+        return MADE[name]()
     if name == "learn":
         return LEARN.origin()
     if name.startswith("learn_"):

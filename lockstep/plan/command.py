@@ -18,8 +18,10 @@ from lockstep.plan import (
     exact,
     here,
     memory,
+    rates,
     recommend,
     report,
+    roofline,
     shape,
     sizes,
     timing,
@@ -27,10 +29,12 @@ from lockstep.plan import (
     world,
 )
 from lockstep.plan.recommend import Choice
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
+COMPILES = ("cuda", "rocm", "xpu")  # platforms on which PyTorch's compiler has Triton
 BEST = 3  # candidates that --exact and --measure ask about
 TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
@@ -106,7 +110,8 @@ def _plan(given: argparse.Namespace) -> int:
         content |= {"links": vars(links), "devices": given.devices, "plans": plans}
         text = report.many(model, device, tokens, given.devices, links, plans)
         return _print(given, content, text)
-    plans = [plan(model, device, name, tokens, given) for name in names]
+    plans = [plan(model, device, name, tokens, given, compiled=compiled)
+             for name in names for compiled in programs(name, device)]  # fmt: skip
     advice = checklist.rows(names)
     content |= {"plans": plans, "checklist": advice, "assumptions": report.assumptions(device)}
     return _print(given, content, report.one(model, device, tokens, plans, advice))
@@ -141,40 +146,63 @@ def _check(given: argparse.Namespace) -> None:
             require(value is None, flag_name(name), value, "is of several; give --devices, too")
 
 
-def plan(model: Shape, device: Device, framework: str, tokens: int,
-         given: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
-    """One framework's predictions and recommendation, as JSON."""
+def programs(framework: str, device: Device) -> tuple[bool, ...]:
+    """Whether to plan PyTorch eager, compiled, or both; JAX compiles in any case."""
+    return (False, True) if framework == "torch" and device.platform in COMPILES else (False,)
+
+
+def plan(model: Shape, device: Device, framework: str, tokens: int, given: argparse.Namespace,
+         *, compiled: bool = False) -> dict[str, Any]:  # fmt: skip
+    """One program's predictions and recommendation, as JSON."""
     found = recommend.choices(
-        model, device, framework, tokens, given.micro_batch, given.loss_chunks
+        model, device, framework, tokens, given.micro_batch, given.loss_chunks, compiled=compiled
     )
     ordered = recommend.rank(found)
-    rows = [describe(model, c) for c in recommend.rows(found)]
-    result: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
+    rows = [describe(model, device, c) for c in recommend.rows(found)]
+    program = found[0].setting.program
+    result: dict[str, Any] = {
+        "framework": framework, "program": program, "rows": rows, "recommended": None,
+        "errors": errors(model, device, (ordered or found)[0].setting),
+    }  # fmt: skip
     if ordered:
         best = ordered[0]
-        result["recommended"] = describe(model, best)
+        result["recommended"] = describe(model, device, best)
         result["reason"] = recommend.reason(model, device, best, found)
         result["command"] = trainer.command(given, best.setting)
         result["sizes"] = sizes.check(model, best.setting, device)
         result |= trainer.run_cost(given, best.setting.tokens(model) / best.seconds)
         if given.measure:
             result["measured"] = [
-                describe(model, c) | timing.measure(trainer.command(given, c.setting))
+                describe(model, device, c) | timing.measure(trainer.command(given, c.setting))
                 for c in ordered[:BEST]
             ]
-        if given.exact:
-            rows = [describe(model, c) | {"flags": trainer.flags(given, c.setting)}
+        if given.exact and not compiled:
+            rows = [describe(model, device, c) | {"flags": trainer.flags(given, c.setting)}
                     for c in ordered[:BEST]]  # fmt: skip
             result["compiled"] = exact.ask(framework, device.name, rows)
     return result
 
 
-def describe(model: Shape, c: Choice) -> dict[str, Any]:
-    """A row of the plan, as JSON."""
+def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
+    """How far predictions of a program are off, and on what runs that was seen."""
+    share = rates.find(device, s.program)
+    time = {"relative": share.error, "runs": share.runs, "how": share.how}
+    return {"time": time, "memory": rates.find_memory_error(s.group(model), s.program)}
+
+
+def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
+    """A row of the plan, as JSON; `seconds_error` is relative, `bytes_range` goes from the least to
+    the most that the prediction's known errors allow."""
     parts, s = memory.parts(model, c.setting), c.setting
+    rate = s.tokens(model) / c.seconds
+    error = rates.find_memory_error(s.group(model), s.program)
     return {
-        "policy": s.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
-        "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native, "bytes": vars(parts),
-        "total_bytes": parts.total, "predicted_seconds": c.seconds,
-        "predicted_tokens_per_second": s.tokens(model) / c.seconds,
+        "program": s.program, "policy": s.policy, "remat": s.remat, "rows": s.rows,
+        "accum": s.accum, "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native,
+        "bytes": vars(parts), "total_bytes": parts.total,
+        "bytes_range": [parts.total / (1 + error["highest"]), parts.total / (1 + error["lowest"])],
+        "predicted_seconds": c.seconds, "seconds_error": rates.find(device, s.program).error,
+        "bound_seconds": roofline.bound(model, s, device),
+        "predicted_tokens_per_second": rate,
+        "mfu": rate * model.flops_per_token / device.peak(s.roles),
     }  # fmt: skip

@@ -6,7 +6,6 @@ from lockstep.compile import report, targets
 from lockstep.compile.ask import Compiler
 from lockstep.config import from_flags
 from lockstep.errors import UserError
-from lockstep.plan.roofline import ASSUMED
 
 
 def ask(framework: str, device: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -37,5 +36,5 @@ def _figures(compiler: Compiler, device: str, row: dict[str, Any]) -> dict[str, 
         "how": program.how, "peak_bytes": program.peak, "flops": program.flops,
         "moved_bytes": program.moved, "roofline_seconds": seconds,
         "memory_off": row["total_bytes"] / program.peak - 1,
-        "seconds_off": row["predicted_seconds"] * ASSUMED / seconds - 1,
+        "seconds_off": row["bound_seconds"] / seconds - 1,
     }  # fmt: skip

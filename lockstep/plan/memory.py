@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from lockstep.config.policy import BYTES, Roles
-from lockstep.plan import eager, xla
+from lockstep.plan import eager, inductor, xla
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.plan.terms import TERMS, Constants, Moments
@@ -59,8 +59,8 @@ def at_peak(shape: Shape, s: Setting) -> dict[str, float]:
 
 def moments(shape: Shape, s: Setting) -> Moments:
     """The bytes of each term of `TERMS` that is there, at each moment."""
-    framework = eager if s.framework == "torch" else xla
-    return framework.moments(shape, s, find_constants(shape, s, "memory"))
+    programs = {"eager": eager, "compiled": inductor, "jax": xla}
+    return programs[s.program].moments(shape, s, find_constants(shape, s, "memory"))
 
 
 def parts(shape: Shape, s: Setting) -> MemoryParts:

@@ -36,7 +36,7 @@ def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
 
 def choices(
     shape: Shape, device: Device, framework: str, tokens: int,
-    micro_batch: int | None = None, loss_chunks: str | None = None,
+    micro_batch: int | None = None, loss_chunks: str | None = None, *, compiled: bool = False,
 ) -> list[Choice]:  # fmt: skip
     """Every policy, remat mode, chunks of the loss and split of `tokens` a step; at least `tokens`,
     if they divide badly."""
@@ -47,7 +47,7 @@ def choices(
     for policy, remat, size, chunks in product(CANDIDATES, REMAT, sizes, chunkings):
         setting = Setting(
             framework=framework, ampere=counts_as_ampere(device), policy=policy, remat=remat,
-            rows=size, accum=-(-rows // size), loss_chunks=chunks,
+            rows=size, accum=-(-rows // size), loss_chunks=chunks, compiled=compiled,
         )  # fmt: skip
         if loss_chunks or chunks == ALL_AT_ONCE or setting.chunks(shape) > 1:
             found.append(judge_setting(shape, device, setting))

@@ -1,32 +1,77 @@
 """Seconds of an optimizer step: what must be multiplied, and what must be moved.
 
 The FLOPs are those of the compiled or traced program, the bytes fitted to what its kernels move
-outside of matmuls, which are taken to be bound by their FLOPs. No step is as fast as that; what
-share of that speed it reaches is assumed.
+outside of matmuls, which are taken to be bound by their FLOPs. No step is as fast as that;
+`rates` has the shares of that speed that published runs reach.
 """
+
+from typing import NamedTuple
 
 from lockstep.config.policy import BYTES
 from lockstep.devices import Device
 from lockstep.model.attention import query_blocks
 from lockstep.model.segments import recomputed
-from lockstep.plan import memory
+from lockstep.plan import inductor, memory, rates
+from lockstep.plan.rates import Rates
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
-ASSUMED = 0.7
 # AdamW reads weight, gradient and two moments, and writes three of them: 7 numbers a weight.
 UPDATE = 7
+# Numbers that PyTorch's trace counts beyond one kernel of RMSNorm, forward and backward, and of
+# SiLU's backward pass: on a device that is not here they are traced in pieces.
+NORM_FORWARD, NORM_BACKWARD, SILU_BACKWARD = 5, 19, 15
+NORMS = 2  # of a block
 
 
-def seconds(shape: Shape, s: Setting, device: Device) -> float:
-    """Seconds of one optimizer step on `device`, all its micro-batches."""
-    return bound(shape, s, device) / ASSUMED
+class Times(NamedTuple):
+    """Seconds of a step at the device's own rates."""
+
+    weights: float  # products of rows and weights
+    attention: float
+    moved: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def seconds(
+    shape: Shape, s: Setting, device: Device, shards: int = 1, share: Rates | None = None
+) -> float:
+    """Predicts the seconds of one optimizer step on `device`, all its micro-batches.
+
+    Args:
+        shards: devices that share the optimizer's update.
+        share: of the device's rates (default: those of `rates`).
+    """
+    share, at_peak = share or rates.find(device), times(shape, s, device, shards)
+    attention = share.attention
+    if s.written_out:  # plain matmuls
+        attention = share.rest
+    elif attends_in_single(s):
+        attention = share.attention_single
+    return (at_peak.weights + at_peak.moved) / share.rest + at_peak.attention / attention
 
 
 def bound(shape: Shape, s: Setting, device: Device) -> float:
-    """Seconds of a step at the device's rates."""
+    """Seconds of a step as it is compiled or traced, at the device's rates."""
+    return times(shape, s, device).total + in_pieces(shape, s) / device.bandwidth
+
+
+def times(shape: Shape, s: Setting, device: Device, shards: int = 1) -> Times:
+    """Seconds of a step at the device's rates, by part."""
+    weights, attention = by_kind(shape, s)
     rate = device.rate(s.roles.compute, s.roles.tf32)
-    return flops(shape, s) / rate + moved(shape, s) / device.bandwidth
+    single = device.single if attends_in_single(s) else rate
+    shared = update_bytes(shape, s) * (1 - 1 / shards)
+    bytes_moved = moved(shape, s) - in_pieces(shape, s) - shared
+    return Times(weights / rate, attention / single, bytes_moved / device.bandwidth)
+
+
+def attends_in_single(s: Setting) -> bool:
+    """True where attention's operands are float32 in PyTorch, whose kernel has no TF32."""
+    return s.framework == "torch" and s.roles.compute == "float32"
 
 
 def flops(shape: Shape, s: Setting) -> float:
@@ -56,18 +101,35 @@ def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
 
 
 def moved(shape: Shape, s: Setting) -> float:
-    """Bytes moved outside of matmuls, the update's too."""
+    """Bytes that the compiled or traced program moves outside of matmuls, the update's too."""
     tokens = s.tokens(shape)
-    wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
     layers = range(shape.n_layer)
     again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in layers) / shape.n_layer
+    constants = memory.find_constants(shape, s, "moved")
+    weights = constants["moved weights"] * s.accum * shape.weights + update_bytes(shape, s)
+    if s.compiled:
+        return inductor.moved(shape, s, again) + weights
+    wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
     numbers = {
         "moved blocks": wide, "moved again": again * wide, "moved logits": tokens * shape.vocab,
-        "moved weights": s.accum * shape.weights,
     }  # fmt: skip
     if s.written_out:
         scores = tokens * shape.n_layer * shape.n_head * shape.context
         numbers["moved scores"] = (1 + again) * scores
-    constants = memory.find_constants(shape, s, "moved")
-    update = UPDATE * BYTES[s.roles.param] * shape.weights
-    return sum(constants[name] * n for name, n in numbers.items()) + update
+    return sum(constants[name] * n for name, n in numbers.items()) + weights
+
+
+def update_bytes(shape: Shape, s: Setting) -> float:
+    """Bytes that the optimizer reads and writes."""
+    return UPDATE * BYTES[s.roles.param] * shape.weights
+
+
+def in_pieces(shape: Shape, s: Setting) -> float:
+    """Bytes that `moved` has only because PyTorch's RMSNorm and SiLU were traced in pieces."""
+    if s.framework != "torch" or s.compiled or not shape.gated:
+        return 0.0
+    again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in range(shape.n_layer))
+    forward = NORM_FORWARD * (shape.n_layer + again) + NORM_BACKWARD * shape.n_layer
+    norms = BYTES[s.roles.output] * NORMS * forward * shape.d_model
+    silu = BYTES[s.roles.compute] * SILU_BACKWARD * shape.n_layer * shape.d_mlp
+    return s.tokens(shape) * (norms + silu)

@@ -20,6 +20,12 @@ class Setting:
     rows: int
     accum: int = 1
     loss_chunks: str = "1"
+    compiled: bool = False  # `--compile` of PyTorch
+
+    @property
+    def program(self) -> str:
+        """What runs: "jax", "compiled" or "eager"."""
+        return "jax" if self.framework == "jax" else "compiled" if self.compiled else "eager"
 
     @property
     def roles(self) -> Roles:

@@ -42,6 +42,12 @@ class Shape:
         """All layers': without embeddings and head."""
         return self.weights - self.looked_up - self.head_weights
 
+    @property
+    def flops_per_token(self) -> int:
+        """Model FLOPs, as MFU counts them (`lockstep/model/flops.py`)."""
+        multiplied = self.weights - self.positions * self.d_model
+        return 6 * multiplied + 12 * self.n_layer * self.d_queries * self.context
+
 
 def of(name: str, context: int | None) -> Shape:
     """Reads the shape of a preset, or of a config.json.

@@ -16,8 +16,9 @@ def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> 
 
     For several machines it is the command of one: docs/distributed.md says how each is started.
     """
-    words = [word for name, value in flags(given, s, mesh).items()
-             for word in (flag_name(name), str(value))]  # fmt: skip
+    words: list[str] = []
+    for name, value in flags(given, s, mesh).items():
+        words += [flag_name(name)] if value is True else [flag_name(name), str(value)]
     if given.model not in PRESETS:
         return words[2:]
     module = ["-m", twin.trainer_module(s.framework)]
@@ -35,6 +36,8 @@ def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> di
         found |= {"remat": s.remat} | ({"layers": "scan"} if s.framework == "jax" else {})
     if s.loss_chunks != ALL_AT_ONCE:
         found["loss_chunks"] = s.loss_chunks
+    if s.compiled:
+        found["compile"] = True
     return found | ({"context": given.context} if given.context else {})
 
 

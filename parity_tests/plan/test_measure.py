@@ -50,13 +50,13 @@ def test_three_candidates_are_timed(
     monkeypatch.setattr(subprocess, "run", trainer)
     assert commands.main(MEASURED) == 0
     text = capsys.readouterr().out
-    assert text.count("measured here: torch, ") == len(trainer.commands) == 3
+    assert text.count("measured here: torch, ") == len(trainer.commands) == 6  # eager and compiled
     assert "100 tokens/s (" in text and "predicted), peak 1.00 GiB" in text
     recommended = text.partition("recommended: ")[2].partition("\n")[0].split()
     assert trainer.commands[0][1 : len(recommended)] == recommended[1:]
     kinds = {row.partition(" x ")[0] for row in text.splitlines() if "measured here" in row}
-    assert len(kinds) == 3  # of policy and remat
-    assert len({tuple(words[:-1]) for words in trainer.commands}) == 3  # the last is its folder
+    assert len(kinds) == 6  # of program, policy and remat
+    assert len({tuple(words[:-1]) for words in trainer.commands}) == 6  # the last is its folder
     assert list(folder.iterdir()) == []
 
 
@@ -76,7 +76,7 @@ def test_a_candidate_that_fails_is_said_and_the_others_are_timed(
     assert commands.main(MEASURED) == 0
     lines = [row for row in capsys.readouterr().out.splitlines() if "measured here" in row]
     assert said in lines[0] and "tokens/s" not in lines[0]
-    assert all("100 tokens/s" in row for row in lines[1:]) and len(lines) == 3
+    assert all("100 tokens/s" in row for row in lines[1:]) and len(lines) == 6
     assert list(folder.iterdir()) == []
 
 

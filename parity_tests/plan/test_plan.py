@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lockstep.cli import commands
 from lockstep.config import PRESETS, ModelConfig, PrecisionConfig
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
-from lockstep.model import params
+from lockstep.model import flops, params
 from lockstep.plan import checklist, recommend, roofline, shape, sizes
 from lockstep.plan.recommend import choices, rank
 from lockstep.process import ROOT
@@ -228,8 +229,8 @@ def test_the_command_prints_and_imports_no_framework(capsys: pytest.CaptureFixtu
     words = ["plan", "--model", "gpt2", "--device", "H200", "--tokens", "1e10", "--price", "3"]
     assert commands.main(words) == 0
     text = capsys.readouterr().out
-    assert text.count("recommended: python -m") == 2
-    assert text.count("weights    grads    accum     Adam    activ   logits     work") == 2
+    assert text.count("recommended: python -m") == 3
+    assert text.count("weights    grads    accum     Adam    activ   logits     work") == 1
     assert "in the unit of --price" in text
     assert "days" in text and "agree" in text and max(map(len, text.splitlines())) < 200
 
@@ -244,11 +245,30 @@ def test_the_readme_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> 
     assert [line for line in lines if not any(p.startswith(line) for p in printed)] == []
 
 
+def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """One for each framework, and then which programs the comparison is of."""
+    assert commands.main(["plan", "--model", "gpt2", "--device", "h200"]) == 0
+    jax, torch, compared = capsys.readouterr().out.splitlines()[:3]
+    figures = r"\w+: +[\d,]+ tokens/s ± \d+%, MFU \d\d%, [\d.]+ GiB \([\d.]+ to [\d.]+\): "
+    for line, module in ((jax, "jax_impl"), (torch, "torch_ref")):
+        assert re.match(rf"{figures}python -m {module}\.train --model gpt2 ", line)
+    assert torch.endswith(" --compile")
+    assert re.search(r"[\d.]+ of compiled PyTorch's and [\d.]+ of eager PyTorch's speed", compared)
+
+
+def test_mfu_counts_as_a_run_counts() -> None:
+    for name in PRESETS:
+        assert shape.of(name, None).flops_per_token == flops.per_token(
+            ModelConfig(model=name, **PRESETS[name])
+        )
+
+
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", "--model", "10m", "--device", "t4", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert [plan["framework"] for plan in content["plans"]] == ["jax", "torch"]
-    assert "an assumption" in content["assumptions"]
+    assert [plan["framework"] for plan in content["plans"]] == ["jax", "torch", "torch"]
+    assert [plan["program"] for plan in content["plans"]] == ["jax", "eager", "compiled"]
+    assert "fused attention" in content["assumptions"]
     assert {row["framework"] for row in content["checklist"]} == {"jax", "torch"}
     for plan in content["plans"]:
         listed = [(row["policy"], row["remat"]) for row in plan["rows"]]
@@ -256,6 +276,9 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         best = plan["recommended"]
         assert best in plan["rows"]
         assert sum(best["bytes"].values()) == pytest.approx(best["total_bytes"])
+        low, high = best["bytes_range"]
+        assert low <= best["total_bytes"] <= high and best["seconds_error"] > 0
+        assert {"relative", "runs", "how"} == plan["errors"]["time"].keys()
 
 
 def test_what_is_given_is_not_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +286,8 @@ def test_what_is_given_is_not_chosen(capsys: pytest.CaptureFixture[str]) -> None
     assert commands.main(["plan", "--model", "gpt2", "--device", "t4", *words]) == 0
     for plan in json.loads(capsys.readouterr().out)["plans"]:
         assert {(row["rows"], row["accum"]) for row in plan["rows"]} == {(4, 4)}
-        assert " ".join(plan["command"]).endswith("--batch-size 4 --accum 4 --context 512")
+        given = " ".join(word for word in plan["command"] if word != "--compile")
+        assert given.endswith("--batch-size 4 --accum 4 --context 512")
     words = ["--devices", "16", "--per-machine", "4", "--link", "pcie", "--inter", "25", "--json"]
     assert commands.main(["plan", "--model", "1b", "--device", "h100", *words]) == 0
     links = json.loads(capsys.readouterr().out)["links"]

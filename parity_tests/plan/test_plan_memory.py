@@ -2,26 +2,22 @@
 
 import dataclasses
 import statistics
-from collections import defaultdict
 from functools import partial
 from typing import Any
 
 import pytest
 
+from benchmarks import programs
 from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 from lockstep.plan.terms import Moments
-from lockstep.process import ROOT
-from parity_tests.plan.plans import Known, programs, setting
+from parity_tests.plan.plans import setting
 
 # What is too low costs a crash; what is too high a smaller batch. XLA keeps less of a block in some
 # schedules, PyTorch has none.
 LOWEST, HIGHEST, MEDIAN = -0.0201, {"jax": 0.27, "torch": 0.16}, 0.05
 
-GROUPS: dict[str, list[Known]] = defaultdict(list)
-for known in programs():
-    if known.counts:
-        GROUPS[known.group].append(known)
+GROUPS = programs.groups()
 
 
 def bytes_of(model: shape.Shape, framework: str, **changed: Any) -> float:
@@ -70,18 +66,8 @@ def test_no_known_program_is_predicted_too_low(group: str) -> None:
     assert max(errors) < HIGHEST[group.split()[0]] and statistics.median(errors) < MEDIAN
 
 
-def test_the_document_says_how_far_they_are_off() -> None:
-    """The table in docs/plan.md, of memory and of the roofline's seconds."""
-    shown = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    for group, found in GROUPS.items():
-        cells = [group, str(len(found))]
-        for errors in ([k.memory_error for k in found], [k.seconds_error for k in found]):
-            cells += [f"{f(errors):+.1%}" for f in (min, statistics.median, max)]
-        assert f"| {' | '.join(cells)} |" in shown
-
-
 def test_flops_are_those_of_the_programs() -> None:
-    for known in programs():
+    for known in programs.programs():
         found = roofline.flops(known.shape, known.setting)
         assert found == pytest.approx(known.row["flops"], rel=0.01), known.name
 

@@ -1,0 +1,391 @@
+"""`lockstep plan` held against published runs: `python -m benchmarks.published --fit`.
+
+`benchmarks/results/published.csv` has the runs: facts and their sources, one run a line. This
+module says which can be compared, fits the shares of `lockstep/plan/rates.json` to some of them,
+and makes the tables of docs/plan.md.
+"""
+
+import csv
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks import programs
+from lockstep import devices, results
+from lockstep.exits import DONE, exit_status
+from lockstep.flags import Parser
+from lockstep.plan import memory, rates, roofline, shape
+from lockstep.plan.recommend import REMAT
+from lockstep.plan.setting import Setting, counts_as_ampere
+from lockstep.process import ROOT
+
+FILE = ROOT / "benchmarks" / "results" / "published.csv"
+MEASURED = ROOT / "benchmarks" / "results" / "h200.jsonl"
+OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
+FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
+NAMES = {"h200": "H200"}  # other cards than those that an architecture's shares are of
+MACHINE = 8  # devices of one machine
+SEVERAL = "several machines"
+FAMILIES = ("gpt", "llama")
+SIZES = ("layers", "d_model", "heads", "kv_heads", "d_mlp", "vocab", "batch", "seq")
+POLICIES = ("fp32", "tf32", "bf16", "fp16")
+OPTIMIZERS = ("AdamW", "Adam", "AdamW fused")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A published run: the columns of the file. What is not said is ""."""
+
+    facts: dict[str, str]
+
+    def __getattr__(self, name: str) -> str:
+        try:
+            return self.facts[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def predictable(self) -> str:
+        """Why the plan cannot be asked about this run; "" where it can."""
+        if self.family not in FAMILIES:
+            return "another kind of model"
+        if missing := [name for name in SIZES if not self.facts[name]]:
+            return f"not said: {', '.join(missing)}"
+        if self.gpu not in devices.DEVICES:
+            return f"card: {self.gpu or 'not said'}"
+        if self.program not in FRAMEWORKS:
+            return "compiled or not: not said"
+        if self.precision not in POLICIES:
+            return f"precision: {self.precision}"
+        if self.remat not in REMAT:
+            return f"remat: {self.remat or 'not said'}"
+        return ""
+
+    @property
+    def incomparable(self) -> str:
+        """Why the plan's figures are of something else than this run; "" where they are not. The
+        rule reads facts of the file alone, never an error."""
+        if self.predictable:
+            return self.predictable
+        whys = {
+            f"weights: {self.weights or 'not said'}": self.weights != "float32",
+            f"optimizer: {self.optimizer}": self.optimizer not in OPTIMIZERS,
+            f"attention: {self.attention or 'not said'}": self.attention != "fused",
+            "rows are shorter than said": "shorter" in self.remark,
+            SEVERAL: int(self.devices) > MACHINE,
+        }
+        return "; ".join(why for why, holds in whys.items() if holds)
+
+    @property
+    def shape(self) -> shape.Shape:
+        """The sizes; learned positions where the family is GPT's."""
+        layers, d, heads, keys, mlp, vocab, _, context = (int(self.facts[n]) for n in SIZES)
+        gated, tied = self.family == "llama", self.tied == "yes"
+        d_keys = d // heads * keys
+        block = 2 * d * d + 2 * d * d_keys + (2 + gated) * d * mlp + 2 * d
+        block += 0 if gated else 3 * d + 2 * d_keys + mlp + 2 * d  # biases
+        positions = 0 if gated else context
+        weights = layers * block + (2 - tied) * vocab * d + positions * d + (1 if gated else 2) * d
+        return shape.Shape(
+            name=self.model, n_layer=layers, n_head=heads, d_model=d, d_queries=d, d_keys=d_keys,
+            d_mlp=mlp, vocab=vocab, context=context, gated=gated, positions=positions,
+            weights=weights, tied=tied,
+        )  # fmt: skip
+
+    @property
+    def device(self) -> devices.Device:
+        return devices.find(self.gpu)
+
+    @property
+    def setting(self) -> Setting:
+        """Hand-fused kernels count as compiled ones."""
+        return Setting(
+            framework=FRAMEWORKS[self.program], ampere=counts_as_ampere(self.device),
+            policy=self.precision, remat=self.remat, rows=int(self.batch),
+            accum=int(self.accum or 1), compiled=self.program in ("compiled", "fused"),
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        """The step's, as measured."""
+        return self.setting.tokens(self.shape) / float(self.tokens_per_s)
+
+    @property
+    def time_ratio(self) -> float:
+        """Predicted over measured tokens/s."""
+        predicted = roofline.seconds(self.shape, self.setting, self.device, int(self.devices))
+        return self.seconds / predicted
+
+    @property
+    def memory_ratio(self) -> float:
+        """Predicted over measured bytes, of one device."""
+        return memory.parts(self.shape, self.setting).total / (float(self.peak_gb) * 1e9)
+
+    @property
+    def architecture(self) -> str:
+        return rates.NAMES[rates.nearest(self.device)]
+
+
+@cache
+def points() -> tuple[Point, ...]:
+    """All runs: the published ones, and our own on an H200."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        found = [Point(facts=row) for row in csv.DictReader(file)]
+    return (*found, *_measured_here())
+
+
+def _measured_here() -> Iterable[Point]:
+    """Our own runs, as columns of the file."""
+    for row in results.read(MEASURED).values():
+        contender = row["cell"]["contender"]
+        if contender not in OWN or "tokens_per_second" not in row:
+            continue
+        config = row["config"]
+        model, optim, precision = config["model"], config["optim"], config["precision"]
+        facts = dict.fromkeys(points_columns(), "")
+        facts |= {
+            "source": "benchmarks/results/h200.jsonl", "framework": contender,
+            "program": OWN[contender], "gpu": "h200", "devices": "1", "model": model["model"],
+            "family": "gpt", "layers": model["n_layer"], "d_model": model["d_model"],
+            "heads": model["n_head"], "kv_heads": model["n_head"], "d_mlp": 4 * model["d_model"],
+            "vocab": model["vocab"], "tied": "yes", "batch": optim["batch_size"],
+            "accum": optim["accum"], "seq": model["context"], "precision": precision["policy"],
+            "weights": "float32", "attention": "fused", "remat": config["execution"]["remat"],
+            "optimizer": "AdamW", "peak_gb": row["peak_bytes"] / 1e9, "peak_what": "allocated",
+            "tokens_per_s": row["tokens_per_second"], "remark": "measured by this project",
+        }  # fmt: skip
+        yield Point(facts={name: str(value) for name, value in facts.items()})
+
+
+def points_columns() -> list[str]:
+    """The columns of the file."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file))
+
+
+def timed(found: Iterable[Point]) -> list[Point]:
+    return [point for point in found if point.tokens_per_s]
+
+
+def comparable() -> list[Point]:
+    """The runs whose time the plan can be held to."""
+    return [point for point in timed(points()) if not point.incomparable]
+
+
+def is_own(point: Point) -> bool:
+    return point.source.endswith("h200.jsonl")
+
+
+def fitting(architecture: str) -> list[Point]:
+    """The runs that an architecture's shares are fitted to: all that can be compared, published,
+    and not compiled."""
+    return [point for point in comparable() if point.architecture == architecture
+            and point.program == "eager" and not is_own(point)]  # fmt: skip
+
+
+def fit(found: list[Point]) -> tuple[float, float]:
+    """The shares of matmuls with bandwidth, and of attention, that make the relative errors'
+    squares least."""
+    rows = []
+    for point in found:
+        shards = int(point.devices)
+        at_peak = roofline.times(point.shape, point.setting, point.device, shards)
+        parts = at_peak.weights + at_peak.moved, at_peak.attention
+        rows.append([part / point.seconds for part in parts])
+    inverse = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
+    return float(1 / inverse[0]), float(1 / inverse[1])
+
+
+def rms(ratios: Iterable[float]) -> float:
+    """The root mean square of relative errors."""
+    return math.sqrt(statistics.fmean(math.log(ratio) ** 2 for ratio in ratios))
+
+
+def predict_left_out(found: list[Point]) -> list[float]:
+    """Each run's ratio with shares fitted to the runs of all other models."""
+    ratios = []
+    for name in sorted({point.model for point in found}):
+        shares = fit([point for point in found if point.model != name])
+        ratios += [_ratio(point, shares) for point in found if point.model == name]
+    return ratios
+
+
+def _ratio(point: Point, shares: tuple[float, float]) -> float:
+    """Predicted over measured tokens/s with other shares than those of `rates.json`."""
+    known = rates.find(point.device)
+    other = known._replace(rest=shares[0], attention=shares[1])
+    return point.seconds / roofline.seconds(
+        point.shape, point.setting, point.device, int(point.devices), other
+    )
+
+
+def fit_all() -> dict[str, Any]:
+    """The contents of `rates.json`."""
+    shares = {name: fit(fitting(name)) for name in rates.NAMES.values()}
+    fitted: dict[str, dict[str, Any]] = {}
+    crossed: list[float] = []
+    for name, (rest, attention) in shares.items():
+        found = fitting(name)
+        fitted[name] = {
+            "rest": round(rest, 3), "attention": round(attention, 3),
+            "error": round(rms(predict_left_out(found)), 3), "runs": len(found),
+            "how": f"eager runs on {name}s, each predicted without those of its model",
+        }  # fmt: skip
+        other = next(value for key, value in shares.items() if key != name)
+        crossed += [_ratio(point, other) for point in found]
+    single = [point for point in comparable() if roofline.attends_in_single(point.setting)]
+    unfitted = [point for point in comparable() if point.program != "eager" and point not in single]
+    largest = max(value["error"] for value in fitted.values())
+    error = round(max(largest, rms(point.time_ratio for point in unfitted)), 3)
+    fused = {"error": error, "runs": len(unfitted),
+             "how": "our runs of jax and of compiled torch on an H200"}  # fmt: skip
+    return {
+        "fitted": fitted, "attention_single": round(fit_single(single, shares), 3),
+        "errors": {
+            "compiled": fused, "jax": fused,
+            "unseen": {"error": round(rms(crossed), 3), "runs": len(crossed),
+                       "how": "runs on A100s with the shares of H100s, and the reverse"},
+        },
+        "memory": memory_errors(),
+    }  # fmt: skip
+
+
+def memory_errors() -> dict[str, dict[str, Any]]:
+    """The lowest and highest error of each group's bytes, over its programs and our own runs;
+    compiled PyTorch, of which two peaks are known, has XLA's."""
+    errors = {group: [known.memory_error for known in found]
+              for group, found in programs.groups().items()}  # fmt: skip
+    told = {"jax": "compiled for, or run on, a device", "torch": "traced for, or run on, a device"}
+    for point in filter(is_own, points()):
+        if point.program != "compiled":  # whose bytes were counted with these peaks in sight
+            errors[point.setting.group(point.shape)].append(point.memory_ratio - 1)
+    errors["compiled"] = [error for group, found in errors.items() for error in found
+                          if group.startswith("jax") and "before ampere" not in group]  # fmt: skip
+    compiled = "as far as XLA's bytes are off, for want of more runs"
+    return {
+        group: {"lowest": round(min(0.0, *found), 3), "highest": round(max(0.0, *found), 3),
+                "programs": len(found), "how": told.get(group.split()[0], compiled)}
+        for group, found in errors.items()
+    }  # fmt: skip
+
+
+def fit_single(found: list[Point], shares: dict[str, tuple[float, float]]) -> float:
+    """The share of float32's rate that PyTorch's attention reaches on float32 operands, from what
+    the rest of a step leaves of its time."""
+    reached = []
+    for point in found:
+        rest, _ = shares[point.architecture]
+        at_peak = roofline.times(point.shape, point.setting, point.device)
+        left = point.seconds - (at_peak.weights + at_peak.moved) / rest
+        reached.append(at_peak.attention / left)
+    return statistics.fmean(reached)
+
+
+# --- the tables of docs/plan.md
+
+WORST = 15  # rows of the table of what is off
+
+
+def table_of_groups() -> str:
+    """The error of each architecture and program, fitted and left out."""
+    lines = [["runs", "n", "median", "rms error", "rms error of runs left out"], ["---"] * 5]
+    by_name: dict[str, list[Point]] = {}
+    for point in timed(points()):
+        if not point.incomparable or point.incomparable == SEVERAL:
+            where = "" if not point.incomparable else f", {SEVERAL}"
+            own = "measured, " if is_own(point) else "published, "
+            name = f"{own}{point.program}, {NAMES.get(point.gpu, point.architecture)}{where}"
+            by_name.setdefault(name, []).append(point)
+    for name, found in sorted(
+        by_name.items(), key=lambda item: (SEVERAL in item[0], -len(item[1]))
+    ):
+        ratios = [point.time_ratio for point in found]
+        fitted = [point for point in found if point in fitting(point.architecture)]
+        left = f"{rms(predict_left_out(found)):.1%}" if fitted else "not fitted"
+        lines.append([name, str(len(found)), f"{statistics.median(ratios):.3f}",
+                      f"{rms(ratios):.1%}", left])  # fmt: skip
+    return _markdown(lines)
+
+
+def table_of_worst() -> str:
+    """The runs that can be compared whose time is off most."""
+    found = sorted(comparable(), key=lambda point: -abs(math.log(point.time_ratio)))
+    return _runs(found[:WORST], "accum", "micro-batches")
+
+
+def table_of_others() -> str:
+    """Runs that the plan can be asked about, but is no prediction of, the worst first."""
+    found = [point for point in timed(points()) if point.incomparable and not point.predictable]
+    found.sort(key=lambda point: -abs(math.log(point.time_ratio)))
+    many = [point for point in found if "llm-foundry" in point.source]
+    ratios = [point.time_ratio for point in many]
+    rest = (f"And {len(many)} runs of llm-foundry on several machines: {min(ratios):.2f} to "
+            f"{max(ratios):.2f}, median {statistics.median(ratios):.2f}.")  # fmt: skip
+    few = [point for point in found if point not in many]
+    return f"{_runs(few, 'incomparable', 'why it is not compared')}\n\n{rest}"
+
+
+def table_of_reasons() -> str:
+    """How many runs cannot be compared, by the reason."""
+    whys = Counter(_kind(point.incomparable) for point in timed(points()) if point.incomparable)
+    lines = [["why", "runs"], ["---", "---"]]
+    lines += [[why, str(n)] for why, n in whys.most_common()]
+    return _markdown(lines)
+
+
+def table_of_peaks() -> str:
+    """Each peak of memory whose run the plan can be asked about, and what it was a peak of."""
+    lines = [["run", "said to be", "measured, GB", "plan, GB", "plan / measured", "why it is not "
+              "compared"], ["---"] * 6]  # fmt: skip
+    found = [point for point in points() if point.peak_gb and not point.predictable]
+    for point in sorted(found, key=lambda point: -abs(math.log(point.memory_ratio))):
+        planned = point.memory_ratio * float(point.peak_gb)
+        lines.append([_name(point), point.peak_what, f"{float(point.peak_gb):.2f}",
+                      f"{planned:.2f}", f"{point.memory_ratio:.2f}",
+                      point.incomparable])  # fmt: skip
+    return _markdown(lines)
+
+
+def _kind(why: str) -> str:
+    """A reason without its particulars."""
+    return why.partition(":")[0] if why.startswith(("not said", "card", "remat")) else why
+
+
+def _runs(found: list[Point], column: str, head: str) -> str:
+    lines = [["predicted / measured tokens/s", "tokens/s", "run", head, "source"], ["---"] * 5]
+    for point in found:
+        value = str(getattr(point, column))
+        lines.append([f"{point.time_ratio:.2f}", f"{float(point.tokens_per_s):,.0f}",
+                      _name(point), value, point.source])  # fmt: skip
+    return _markdown(lines)
+
+
+def _name(point: Point) -> str:
+    remat = "" if point.remat == "none" else f", remat {point.remat}"
+    return (f"{point.model}, {point.program}, {point.precision}, {point.batch} x {point.seq}"
+            f"{remat}, {point.devices} {point.gpu}")  # fmt: skip
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("--fit", action="store_true", help=f"write {rates.FILE.name}")
+    if parser.parse_args(argv).fit:
+        rates.FILE.write_text(json.dumps(fit_all(), indent=1) + "\n", encoding="utf-8")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

@@ -1,0 +1,78 @@
+"""Bytes of a step of PyTorch under `--compile`, as Inductor fuses it.
+
+They are counted from what its kernels read and write, and from what it keeps for the backward pass;
+none is fitted. Peaks and times of two runs on an H200 (docs/plan.md) hold them. `moved` is the one
+place that takes other bytes, when Inductor's own schedule can be read without a device.
+"""
+
+from lockstep.config.policy import BYTES
+from lockstep.plan import eager, xla
+from lockstep.plan.setting import Setting
+from lockstep.plan.shape import Shape
+from lockstep.plan.terms import FORWARD, LOSS, Constants, Moments
+
+NORMS = 2  # of a block
+# Arrays for a norm: the residual stream in the output dtype, rows in the compute dtype. Forward the
+# sum and what is added are read, the sum and the norm are written. Backward reads the norm's
+# gradient, its input and the stream's gradient; it writes the gradient, also as the next matmul
+# takes it, and the norm again; a second kernel reads for the gradients of scale and bias.
+FORWARD_NORM, BACKWARD_NORM = (2, 2), (4, 4)
+# Hidden rows of an MLP. GELU: read and write; backward its gradient and input are read, its input's
+# gradient and itself written, and the bias's gradient reads. SwiGLU has two inputs and no bias.
+FORWARD_HIDDEN, BACKWARD_HIDDEN = {False: 2, True: 3}, {False: 5, True: 6}
+LOGITS = 4  # reads for the largest and for the sum; backward one read and one write
+
+
+def moved(shape: Shape, s: Setting, again: float) -> float:
+    """Bytes that kernels outside of matmuls and attention move in blocks and loss.
+
+    Args:
+        again: the share of blocks that are recomputed.
+    """
+    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
+    heads = shape.d_queries + 2 * shape.d_keys
+    rotated = shape.d_queries + shape.d_keys if shape.positions == 0 else 0
+    repeated = 2 * shape.d_queries if shape.d_keys < shape.d_queries else 0
+    forward = NORMS * (FORWARD_NORM[0] * wide + FORWARD_NORM[1] * c) * d
+    forward += c * (FORWARD_HIDDEN[shape.gated] * shape.d_mlp + 2 * rotated + repeated)
+    backward = NORMS * (BACKWARD_NORM[0] * wide + BACKWARD_NORM[1] * c) * d
+    biases = 0 if shape.gated else heads + 2 * d
+    backward += c * (BACKWARD_HIDDEN[shape.gated] * shape.d_mlp + 2 * heads + biases + repeated)
+    blocks = shape.n_layer * ((1 + again) * forward + backward)
+    return s.tokens(shape) * (blocks + LOGITS * c * shape.vocab)
+
+
+def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
+    """Counts the bytes of each moment; see `memory.moments`.
+
+    Weights, gradients and copies are those of a step that is not compiled. A block keeps less, and
+    logits and their gradient stay in the compute dtype. A recomputed block has inside what XLA's
+    has.
+    """
+    c, wide = BYTES[s.roles.compute], BYTES[s.roles.output]
+    stream, logits = s.sizes(shape)[1:]
+    found = eager.moments(shape, s, constants)
+    found.pop(FORWARD, None)
+    tokens = s.rows * shape.context
+    one = tokens * _kept(shape, s)
+    inside = tokens * (xla.inside(shape, s) if s.remat != "none" else 2 * c * shape.d_mlp)
+    usual = constants[f"kept {s.remat}"] * s.sizes(shape)[0] if not s.recomputes else 0.0
+    for terms in found.values():
+        if usual and "kept" in terms:
+            terms["kept"] *= one / usual
+        if "inside" in terms:
+            terms["inside"] = inside
+    found[LOSS]["logits"] = 2 * c * logits
+    found[LOSS]["stream"] = (wide + 2 * c) * stream
+    return found
+
+
+def _kept(shape: Shape, s: Setting) -> float:
+    """Bytes for a token that a block keeps where its inputs are not enough: the residual stream
+    before each norm, one norm's rows, queries, keys and values of each head, what attends, and the
+    MLP's hidden rows before the activation; under dots all but a norm and what attends."""
+    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
+    hidden = (1 + shape.gated) * shape.d_mlp
+    if s.remat == "dots":
+        return wide * d + c * (shape.d_queries + 2 * shape.d_keys + d + hidden)
+    return 2 * wide * d + c * (4 * shape.d_queries + d + hidden)

@@ -1,0 +1,76 @@
+"""The shares of a data sheet's rates that training reaches, by architecture.
+
+Attention never runs at the matmuls' rate, so it has a share of its own. `rates.json` holds them:
+`python -m benchmarks.published --fit` fits them to published runs (docs/plan.md) and writes them.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.devices import Device
+
+FILE = Path(__file__).parent / "rates.json"
+# NVIDIA's compute capabilities of which there are published runs: A100, and H100 with H200.
+AMPERE, HOPPER = (8, 0), (9, 0)
+NAMES = {AMPERE: "A100", HOPPER: "H100"}
+
+
+class Rates(NamedTuple):
+    """Shares of the data sheet, and how far a prediction with them is off.
+
+    Args:
+        rest: of the rate of matmuls, and of the bandwidth.
+        attention: of the rate of matmuls in 16 bit, in a fused kernel.
+        attention_single: of float32's rate, in PyTorch's kernel for float32.
+        error: the root mean square of a prediction's error, relative.
+        runs: how many runs the error is of, none of which its prediction was fitted to.
+        how: what those runs are.
+    """
+
+    rest: float
+    attention: float
+    attention_single: float
+    error: float
+    runs: int
+    how: str
+
+
+@cache
+def read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_bytes())
+    return found
+
+
+def nearest(device: Device) -> tuple[int, int]:
+    """The architecture whose shares a device takes: its own, else Hopper's from there on, else
+    Ampere's."""
+    capability = device.capability or AMPERE
+    return HOPPER if capability >= HOPPER else AMPERE
+
+
+def find(device: Device, program: str = "eager") -> Rates:
+    """The shares of a device, and the error of a program on it.
+
+    Args:
+        program: "eager", "compiled" (PyTorch) or "jax".
+    """
+    capability = nearest(device)
+    fitted = read()["fitted"][NAMES[capability]]
+    seen = device.capability == capability
+    fused = program != "eager"
+    error = fitted if seen and not fused else read()["errors"][program if seen else "unseen"]
+    return Rates(fitted["rest"], fitted["attention"], read()["attention_single"],
+                 error["error"], error["runs"], error["how"])  # fmt: skip
+
+
+def find_memory_error(group: str, program: str) -> dict[str, Any]:
+    """How far the plan's bytes are off: lowest, highest, of so many programs.
+
+    Args:
+        group: `Setting.group`.
+        program: `Setting.program`; compiled PyTorch has peaks of its own.
+    """
+    found: dict[str, Any] = read()["memory"]["compiled" if program == "compiled" else group]
+    return found

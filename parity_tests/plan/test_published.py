@@ -1,0 +1,126 @@
+"""`lockstep plan` held against published runs (`benchmarks/results/published.csv`)."""
+
+import re
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import published
+from benchmarks.published import Point
+from lockstep.devices import DEVICES, find
+from lockstep.plan import rates, roofline
+
+# The bounds that the plan is held to, of predicted over measured tokens/s.
+MOST_ERROR, MEDIAN = 0.08, (0.97, 1.03)
+
+GROUPS = {name: [point for point in published.comparable() if point.architecture == name]
+          for name in rates.NAMES.values()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_time_is_that_of_all_comparable_runs(name: str) -> None:
+    ratios = [point.time_ratio for point in GROUPS[name]]
+    assert len(ratios) >= 30
+    assert published.rms(ratios) <= MOST_ERROR
+    assert MEDIAN[0] <= statistics.median(ratios) <= MEDIAN[1]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_runs_that_nothing_was_fitted_to_are_predicted_as_well(name: str) -> None:
+    """Those of a model that the fit has not seen, of several machines, and compiled ones."""
+    fitted = published.fitting(name)
+    assert published.rms(published.predict_left_out(fitted)) <= MOST_ERROR
+    others = [point for point in published.timed(published.points())
+              if point.incomparable == published.SEVERAL and point.architecture == name
+              and point.framework.startswith("PyTorch")]  # fmt: skip
+    assert len(others) >= 30
+    assert published.rms(point.time_ratio for point in others) <= MOST_ERROR
+    (llama,) = (p for p in published.points() if p.model == "TinyLlama-1.1B" and p.tokens_per_s)
+    assert llama.time_ratio == pytest.approx(1, abs=MOST_ERROR)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_one_rate_for_all_does_not_hold(name: str) -> None:
+    """A control: attention at the share of everything else is off at long contexts."""
+    ratios = []
+    for point in published.fitting(name):
+        share = rates.find(point.device)
+        same = share._replace(attention=share.rest)
+        shards = int(point.devices)
+        predicted = roofline.seconds(point.shape, point.setting, point.device, shards, same)
+        ratios.append(point.seconds / predicted)
+    assert published.rms(ratios) > 2 * MOST_ERROR
+
+
+def test_the_shares_are_those_that_the_runs_give() -> None:
+    """`python -m benchmarks.published --fit` writes them; none was changed by hand."""
+    assert rates.read() == published.fit_all()
+
+
+def test_what_is_compared_is_decided_by_facts() -> None:
+    """A run that is twice as fast is compared as before; one of another kind is not."""
+    for point in published.timed(published.points()):
+        faster = Point(facts=point.facts | {"tokens_per_s": str(2 * float(point.tokens_per_s))})
+        assert faster.incomparable == point.incomparable
+    first = published.fitting("A100")[0]
+    for name, value in (("weights", "bfloat16"), ("attention", "written out"), ("devices", "16"),
+                        ("precision", "fp8"), ("remat", "full"), ("gpu", "A100"),
+                        ("optimizer", "8-bit AdamW"), ("vocab", ""),
+                        ("remark", "rows are shorter than seq")):  # fmt: skip
+        assert Point(facts=first.facts | {name: value}).incomparable, name
+
+
+def test_weights_are_as_many_as_published() -> None:
+    """The sizes of a row are those of its model; published counts are rounded to two digits."""
+    for point in published.points():
+        if point.params and not point.predictable and point.model.startswith("MPT"):
+            assert point.shape.weights == pytest.approx(int(point.params), rel=1e-3), point.model
+        elif point.params and not point.predictable:
+            assert point.shape.weights == pytest.approx(int(point.params), rel=0.03), point.model
+
+
+def test_peaks_are_inside_the_error_bars() -> None:
+    """Of our own runs, whose peaks are known to be of what is allocated."""
+    found = [p for p in published.points() if p.peak_gb and not p.incomparable]
+    assert {point.program for point in found} == {"eager", "compiled", "jax"}
+    for point in found:
+        group, program = point.setting.group(point.shape), point.setting.program
+        error = rates.find_memory_error(group, program)
+        assert error["lowest"] - 0.001 <= point.memory_ratio - 1 <= error["highest"] + 0.001
+        assert program == "jax" or point.memory_ratio == pytest.approx(1, abs=0.02)
+
+
+def test_the_rows_are_facts() -> None:
+    """Each has a source; remarks are short; a source is an address, without a person's handle."""
+    for point in published.points():
+        assert re.match(r"(github\.com|docs\.nvidia\.com|benchmarks/results)/", point.source)
+        assert "@" not in re.sub(r" @[0-9a-f]{8,9}\b", "", point.source)
+        assert re.fullmatch(r"[^(]*(\((\d{4})(-\d\d){0,2}\))?", point.source), point.source
+        assert len(point.remark) <= 160 and point.remark.count(". ") == 0
+        assert bool(point.peak_gb) >= bool(point.peak_what)
+
+
+# --- rates
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_an_architecture_without_runs_has_a_wide_error_bar(name: str) -> None:
+    device = find(name)
+    seen = device.capability in rates.NAMES
+    errors = [rates.find(device, program).error for program in ("eager", "compiled", "jax")]
+    assert all((error < 0.1) is seen for error in errors)
+    newer = device.capability is not None and device.capability >= rates.HOPPER
+    fitted = rates.read()["fitted"]["H100" if newer else "A100"]
+    assert rates.find(device).attention == fitted["attention"]
+    assert rates.find(replace(device, name="another")) == rates.find(device)
+
+
+def test_attention_on_float32_operands_has_no_tf32_in_pytorch() -> None:
+    """What a trace counts, and what a device does: `sdpa:efficient_attention` in float32."""
+    point = next(p for p in published.comparable() if p.precision == "tf32")
+    at_peak = roofline.times(point.shape, point.setting, point.device)
+    flops = roofline.by_kind(point.shape, point.setting)[1]
+    assert at_peak.attention == pytest.approx(flops / point.device.single)
+    jax = replace(point.setting, framework="jax", compiled=False)
+    assert roofline.times(point.shape, jax, point.device).attention < at_peak.attention / 2
