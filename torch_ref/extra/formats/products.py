@@ -45,7 +45,7 @@ def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = Non
     if left.blocks is not None and right.blocks is not None:
         of_a, of_b = _in_tiles(left.blocks), _in_tiles(right.blocks.mT)
     elif all(scale.numel() == 1 for scale in outside):
-        # Copied: an H200's cuBLAS refuses a number of a larger tensor, which lies at a multiple of 4
+        # Copied: an H200's cuBLAS refuses a number inside a larger tensor, at a multiple of 4
         # bytes, and takes one that has memory of its own.
         (of_a, of_b), outside = [scale.clone() for scale in outside], []
     else:
