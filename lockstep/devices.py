@@ -4,6 +4,7 @@ Dense peaks from the vendors' data sheets, in FLOP/s, with float32 accumulation;
 has no such unit. `lockstep plan` and MFU read this one table.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -187,7 +188,10 @@ def find(name: str) -> Device:
         UserError: unknown.
     """
     key = name.lower().replace(" ", "-")
-    require(key in DEVICES, "--device", name, f"unknown; use one of {', '.join(DEVICES)}")
+    near = [known for known in DEVICES if known.startswith(key) or key.startswith(f"{known}-")]
+    near = near or sorted(difflib.get_close_matches(key, DEVICES), key=[*DEVICES].index)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(DEVICES)}"
+    require(key in DEVICES, "--device", name, f"unknown; {remedy}")
     return DEVICES[key]
 
 

@@ -126,9 +126,10 @@ def add_flag(group: Any, field: dataclasses.Field, default: Any = None) -> None:
     if field.type is bool:
         add_switch(group, name, about["help"])
         return
-    choices = ("auto", *PRESETS) if field.name == "model" else about["choices"]
     kinds: Any = {int: "N", float: "X", str: "TEXT"}
-    metavar = about["metavar"] or "|".join(choices) or kinds[field.type]
+    metavar = about["metavar"] or "|".join(about["choices"]) or kinds[field.type]
+    if field.name == "model":
+        metavar, unit = "NAME", f"auto, {', '.join(PRESETS)}; "
     group.add_argument(
         name,
         metavar=metavar,

@@ -12,6 +12,8 @@ LLAMA: dict[str, Any] = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu",
 GPT2: dict[str, Any] = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
 BPE = 50_304  # GPT-2's 50,257 tokens, padded to a multiple of 128 for the matmul units
 
+# The sizes of GPT-2 are Radford et al.'s (2019), those of 1.3B Brown et al.'s (2020, "GPT-3 XL")
+# with 16 heads of 128, for its 24 do not divide its width.
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(n_layer=4,  n_head=4,  d_model=128,  context=128,  vocab=256, tied=False, **LLAMA),
@@ -20,6 +22,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "125m": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **LLAMA),
     "1b":   dict(n_layer=16, n_head=16, d_model=2048, context=2048, vocab=BPE, tied=False, **LLAMA),
     "gpt2": dict(n_layer=12, n_head=12, d_model=768,  context=1024, vocab=BPE, tied=True,  **GPT2),
+    "gpt2-medium": dict(n_layer=24, n_head=16, d_model=1024, context=1024, vocab=BPE, tied=True,
+                        **GPT2),
+    "gpt2-large":  dict(n_layer=36, n_head=20, d_model=1280, context=1024, vocab=BPE, tied=True,
+                        **GPT2),
+    "gpt2-xl":     dict(n_layer=48, n_head=25, d_model=1600, context=1024, vocab=BPE, tied=True,
+                        **GPT2),
+    "gpt3-1.3b":   dict(n_layer=24, n_head=16, d_model=2048, context=2048, vocab=BPE, tied=True,
+                        **GPT2),
 }
 # fmt: on
 

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
         "three, --measure times them here. A CPU's are not predicted: --measure alone.",
         epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
-        "  lockstep plan --model config.json --device t4 --tokens 1e9 --price 0.35\n"
+        "  lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8\n"
         "  lockstep plan --model 1b --device h100 --devices 16 --inter 25\n"
         "  lockstep plan --model 10m --device cpu --measure",
     )
@@ -56,8 +56,8 @@ def add(commands: Any) -> None:
         sub.add_argument(name, type=reader(kind), metavar=metavar, help=about, **how)
 
     links = "|".join(world.NAMES)
-    add("--model", "|".join((*PRESETS, "FILE")), "a preset, or a Hugging Face config.json",
-        required=True)  # fmt: skip
+    add("--model", "NAME", f"{', '.join(PRESETS)}; a folder as the trainers' --init takes it; or a "
+        "Hugging Face config.json", required=True)  # fmt: skip
     add("--device", "NAME", ", ".join([*devices.DEVICES, here.CPU]), required=True)
     add("--memory", "GB", "the device's memory (default: its data sheet's)", float)
     add("--context", "T", "tokens a sequence (default: the model's)", int)

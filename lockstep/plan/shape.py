@@ -8,6 +8,8 @@ from lockstep.config import PRESETS, ModelConfig, huggingface
 from lockstep.errors import require
 from lockstep.model import params
 
+CONFIG = "config.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -50,7 +52,7 @@ class Shape:
 
 
 def of(name: str, context: int | None) -> Shape:
-    """Reads the shape of a preset, or of a config.json.
+    """Reads the shape of a preset, of a folder as `--init` takes it, or of a config.json.
 
     Raises:
         UserError: neither; or a config that is no decoder of the two families.
@@ -58,9 +60,10 @@ def of(name: str, context: int | None) -> Shape:
     if name in PRESETS:
         model = ModelConfig(model=name, **{**PRESETS[name], **_drop_none(context=context)})
         return of_model(model)
-    remedy = f"neither a preset ({', '.join(PRESETS)}) nor the path of a config.json"
-    require(name.endswith(".json"), "--model", name, remedy)
-    return of_huggingface(Path(name), context)
+    path = Path(name) / CONFIG if Path(name).is_dir() else Path(name)
+    remedy = f"neither a preset ({', '.join(PRESETS)}), nor a folder with {CONFIG}, nor its path"
+    require(path.suffix == ".json", "--model", name, remedy)
+    return of_huggingface(path, context)
 
 
 def of_model(model: ModelConfig) -> Shape:

@@ -12,7 +12,8 @@ import pytest
 
 from lockstep import devices
 from lockstep.cli import commands
-from lockstep.config import PRESETS, ModelConfig, PrecisionConfig
+from lockstep.cli.trainers import trainer_parser
+from lockstep.config import PRESETS, ModelConfig, PrecisionConfig, from_flags
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
@@ -70,6 +71,46 @@ def test_grouped_queries_have_fewer_weights(tmp_path: Path) -> None:
     assert shape.of(write_json(tmp_path, LLAMA_JSON), None).weights - few.weights == (
         16 * 2 * 2048 * 128 * 12
     )
+
+
+LIKE_GPT2 = GPT2_JSON | {"n_layer": 2, "n_embd": 96}
+
+
+@pytest.mark.parametrize(("content", "weights", "words"), [
+    (LIKE_GPT2, True, ["--init", "FOLDER"]),
+    (LIKE_GPT2, False, ["--model", "gpt2", "--n-layer", "2", "--n-head", "12", "--d-model", "96",
+                        "--context", "1024", "--vocab", "50304"]),
+    (LLAMA_JSON | {"intermediate_size": 4096}, False, []),
+])  # fmt: skip
+def test_the_command_of_a_folder_runs(
+    content: dict[str, Any], weights: bool, words: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A trainer takes its config: `--init` where weights are, else sizes; else the flags alone."""
+    write_json(tmp_path, content)
+    (tmp_path / "model.safetensors").touch() if weights else None
+    assert commands.main(["plan", "--model", str(tmp_path), "--device", "a100-80", "--json"]) == 0
+    words = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    for plan in json.loads(capsys.readouterr().out)["plans"]:
+        command = plan["command"]
+        module = f"{'jax_impl' if plan['framework'] == 'jax' else 'torch_ref'}.train"
+        assert command[: 3 + len(words)] == ["python", "-m", module, *words] or not words
+        if not weights and words:
+            given = vars(trainer_parser("x").parse_args(command[3:]))
+            found = shape.of_model(from_flags(given, accelerator=True).model)
+            assert found == dataclasses.replace(shape.of(str(tmp_path), None), name="gpt2")
+    if not words:
+        assert command[0] == "--policy"
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("a100", "did you mean a100-40 or a100-80?"), ("A100-SXM", "did you mean a100-40 or a100-80?"),
+    ("rtx-409", "did you mean rtx-4090?"), ("h200-141", "did you mean h200?"),
+    ("abacus", "use one of t4, "),
+])  # fmt: skip
+def test_a_device_that_is_nearly_named(name: str, near: str) -> None:
+    with pytest.raises(UserError, match=f"--device {name}: unknown; {re.escape(near)}"):
+        devices.find(name)
 
 
 @pytest.mark.parametrize(
