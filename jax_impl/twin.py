@@ -20,6 +20,7 @@ from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
 from .inspect.gradients import loss_and_grads
+from .inspect.recomputed import recomputed
 from .inspect.trace import compile_trace
 from .io import bridge
 
@@ -123,6 +124,9 @@ class JaxTwin:
 
     def step_flops(self, window: Batch) -> int:
         return step_flops(self.trainer, self.place(window))
+
+    def recomputed(self) -> bool | None:
+        return recomputed(self.trainer.compiled.get("step"))
 
     def peak_bytes(self) -> int:
         stats = self.device.memory_stats() or {}

@@ -195,13 +195,16 @@ def find(name: str) -> Device:
     return DEVICES[key]
 
 
-def peak(reported: str, kinds: Iterable[Roles]) -> float | None:
-    """Dense FLOP/s of the fastest of a run's matmuls, by the device's name as its driver reports
-    it: the share of it that a run reaches is no more than all.
-
-    None if it is not known. The first device whose `model` is in the name is taken.
-    """
+def find_reported(reported: str) -> Device | None:
+    """The device by the name that its driver reports: the first whose `model` is in it."""
     for device in DEVICES.values():
         if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop| D)", reported):
-            return max(map(device.peak, kinds)) or None
+            return device
     return None
+
+
+def peak(reported: str, kinds: Iterable[Roles]) -> float | None:
+    """Dense FLOP/s of the fastest of a run's matmuls, by the device's name as its driver reports
+    it: the share of it that a run reaches is no more than all. None if it is not known."""
+    device = find_reported(reported)
+    return (device and max(map(device.peak, kinds))) or None

@@ -165,6 +165,13 @@ class Twin(Runner, Protocol):
         """
         ...
 
+    def recomputed(self) -> bool | None:
+        """Says if the step recomputes something in its backward pass; asked once, after a step.
+
+        None where that cannot be seen.
+        """
+        ...
+
 
 def trainer_module(framework: str) -> str:
     """The module that `python -m` runs to train; it stands beside the twin."""

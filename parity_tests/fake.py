@@ -92,6 +92,9 @@ class FakeTwin:
     def step_flops(self, window: Batch) -> int:
         raise NotImplementedError
 
+    def recomputed(self) -> None:
+        return None
+
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         return np.zeros(self.config.model.vocab)
 

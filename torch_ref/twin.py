@@ -21,6 +21,7 @@ from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
 from .inspect.cost import step_bytes, step_flops
 from .inspect.gradients import loss_and_grads
+from .inspect.recomputed import Passes, recomputed
 from .inspect.trace import trace
 from .io import bridge
 
@@ -38,6 +39,7 @@ class TorchTwin:
         self.mesh = make_mesh(config, self.device)
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.rank, self.processes = rank(), process_count()
+        self.passes: Passes | None = None
         self.segments = False  # whether rows have several, in windows like that of `prepare`
 
     def own_rows(self, count: int) -> np.ndarray | None:
@@ -75,6 +77,8 @@ class TorchTwin:
         self.segments = window.segments is not None
         if isinstance(self.trainer, Compiled):
             self.trainer.compile(self.place(window))
+        elif self.config.execution.remat != "none":
+            self.passes = Passes(self.trainer.model)
 
     def place(self, window: Batch) -> Batch:
         return place_batch(window.map_arrays(torch.from_numpy), self.device, self.mesh)
@@ -108,6 +112,9 @@ class TorchTwin:
 
     def step_flops(self, window: Batch) -> int:
         return step_flops(self.trainer, self.place(window))
+
+    def recomputed(self) -> bool | None:
+        return recomputed(self.passes)
 
     def peak_bytes(self) -> int:
         on_device = self.device.type != "cpu" and torch.accelerator.max_memory_allocated()

@@ -2,17 +2,26 @@
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep import twin
-from lockstep.compile import report, rules, targets
+from lockstep.compile import lints, report, rules, targets
 from lockstep.compile.ask import Compiler
+from lockstep.compile.program import Program
 from lockstep.compile.targets import NAMES, Tpu
-from lockstep.config import ExecutionConfig, ModelConfig, OptimConfig, PrecisionConfig, from_flags
+from lockstep.config import (
+    Config,
+    ExecutionConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    from_flags,
+)
 from lockstep.config.kinds import require_float64
 from lockstep.config.tensors import shapes
-from lockstep.errors import require
+from lockstep.errors import UserError, require
 from lockstep.exits import DONE
 from lockstep.flags import add_sections
 from lockstep.run import directory
@@ -68,9 +77,10 @@ def _compile(given: argparse.Namespace) -> int:
     compilers = [Compiler(each, type(target)) for each in names]
     for compiler in compilers:
         program = compiler.program(config, target.device.name, hlo=hlo)
-        compiler.close()
         wrong = rules.violations(program, config, target)
         warned = report.warnings(program, config, target, wrong)
+        warned += lints.find(program, config, partial(_other_program, compiler, target.device.name))
+        compiler.close()
         if as_json:
             found.append(report.as_json(program, target, warned))
         else:
@@ -78,3 +88,11 @@ def _compile(given: argparse.Namespace) -> int:
     if as_json:
         print(json.dumps(found, indent=1))
     return DONE
+
+
+def _other_program(compiler: Compiler, device: str, config: Config) -> Program | None:
+    """The program of another setting; None where it does not fit the device."""
+    try:
+        return compiler.program(config, device)
+    except UserError:
+        return None

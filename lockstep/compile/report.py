@@ -108,11 +108,12 @@ def _precise(program: Program) -> str:
 
 def _memory(program: Program, target: Target) -> str:
     found = {name: program.parts[name] for name in PARTS if program.parts.get(name)}
-    parts = ", ".join(f"{name} {_size(n)}" for name, n in found.items())
-    return f"memory: peak {_size(program.peak)} of {_size(target.memory)}: {parts}"
+    parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.items())
+    return f"memory: peak {bytes_text(program.peak)} of {bytes_text(target.memory)}: {parts}"
 
 
-def _size(count: float) -> str:
+def bytes_text(count: float) -> str:
+    """Writes bytes in GB, or in MB where they are few."""
     return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"
 
 
@@ -120,7 +121,7 @@ def _collectives(program: Program) -> Iterator[str]:
     """A line for each kind, phase and size of group."""
     if program.collectives:
         sent = sum(c.sent * c.times for c in program.collectives)
-        yield f"collectives: {_size(sent)} sent by each device, in rings"
+        yield f"collectives: {bytes_text(sent)} sent by each device, in rings"
     rows: dict[tuple[str, str, int], list[Collective]] = {}
     for c in program.collectives:
         rows.setdefault((c.kind, c.phase, c.devices), []).append(c)
@@ -128,7 +129,7 @@ def _collectives(program: Program) -> Iterator[str]:
         count, size = sum(c.times for c in each), sum(c.bytes * c.times for c in each)
         hidden = sum(c.times for c in each if c.meanwhile)
         dtypes = " and ".join(sorted({d for c in each for d in c.dtype.split("+")}))
-        yield (f"  {kind}, {phase}, {devices} devices: {count} of {_size(size)} in {dtypes}; "
+        yield (f"  {kind}, {phase}, {devices} devices: {count} of {bytes_text(size)} in {dtypes}; "
                f"{hidden} with other kernels beside them")  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def _atomics(program: Program) -> str:
 
 def _moved(program: Program, target: Target) -> str:
     count = sum(kernel.times for kernel in program.kernels)
-    text = f"moved: {_size(program.moved)} by {count:,} kernels"
+    text = f"moved: {bytes_text(program.moved)} by {count:,} kernels"
     times = roofline(program, target)
     if times is None:
         return text
@@ -155,7 +156,8 @@ def _moved(program: Program, target: Target) -> str:
 
 def _groups(program: Program) -> Iterator[str]:
     groups = program.moved_by_group()
-    yield "moved for " + ", ".join(f"{name} {_size(groups[name])}" for name in GROUPS)
+    yield "moved for " + ", ".join(f"{name} {bytes_text(groups[name])}" for name in GROUPS)
     yield "what moves most:"
     for k in program.largest(TOP):
-        yield f"  {_size(k.bytes * k.times)} by {k.times} of {_size(k.bytes)}, {k.group}: {k.name}"
+        total, each = bytes_text(k.bytes * k.times), bytes_text(k.bytes)
+        yield f"  {total} by {k.times} of {each}, {k.group}: {k.name}"

@@ -16,7 +16,7 @@ from lockstep.model import flops, params
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import desync, loss_scale, nonfinite
+from lockstep.train import desync, lints, loss_scale, nonfinite
 from lockstep.train.options import Watching
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
@@ -145,7 +145,8 @@ class Loop:
         }  # fmt: skip
         self.write(row)
         self.saver.report()
-        for line in self.scale.lines(self.done, result):
+        seen = lints.after_a_step(self.config, self.twin) if self.done == self.first + 1 else []
+        for line in (*self.scale.lines(self.done, result), *seen):
             self.display.say(line)
         if _due(self.done, self.watching.norms):
             self.write_norms(result)

@@ -18,7 +18,7 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import closing, loss_scale, nonfinite, watch
+from lockstep.train import closing, lints, loss_scale, nonfinite, watch
 from lockstep.train.following import follow
 from lockstep.train.loop import Desynced, Diverged, Loop
 from lockstep.train.options import Watching
@@ -97,6 +97,7 @@ def _with_twin(
     if twin.rank:
         return follow(config, twin, data, Path(twin.tell("")), state, watching, kept)
     notices.append(_headline(config, twin, data, about, compile_seconds))
+    notices += lints.before_training(config, twin.framework, about)
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))
     assert out

@@ -1,0 +1,103 @@
+"""Flags that cost and do not pay, or would pay: as far as a trainer knows with one program alone.
+
+`lockstep compile` asks a compiler about the same flags (`lockstep/compile/lints.py`). What is
+predicted is predicted for GPUs, by the formulas of `lockstep plan`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep import devices
+from lockstep.config import Config
+from lockstep.model import params
+from lockstep.model.attention import wants_fused
+from lockstep.model.stacked import scans_layers
+from lockstep.plan import memory, shape
+from lockstep.plan.setting import Setting, counts_as_ampere
+from lockstep.twin import Twin
+
+FRAMEWORKS, FITTED = ("jax", "torch"), ("fp32", "tf32", "bf16", "fp16")  # policies
+MARGIN = 0.05  # of what a step needs; formulas are off by about so much
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsTold(Setting):
+    """A setting whose layers are a loop where the run says so."""
+
+    in_loop: bool
+
+    @property
+    def scanned(self) -> bool:
+        return self.in_loop
+
+
+def before_training(config: Config, framework: str, about: Mapping[str, Any]) -> list[str]:
+    """Lists what the flags say without a step; `about`: the twin's own description."""
+    found = [*_costly_loop(config, framework)]
+    if about["platform"] != "cpu" and _predictable(config, framework):
+        found += _predicted(config, _setting(config, framework, about["device"]))
+    return [f"warning: {line}" for line in found]
+
+
+def after_a_step(config: Config, twin: Twin) -> list[str]:
+    """Lists what the first step has shown: remat that recomputed nothing."""
+    remat = config.execution.remat
+    if remat == "none" or twin.recomputed() is not False:
+        return []
+    return [f"warning: --remat {remat} recomputes nothing in this step; drop it"]
+
+
+def _costly_loop(config: Config, framework: str) -> Iterator[str]:
+    """A loop stacks all that its layers keep; unrolled, XLA makes some of it anew."""
+    execution = config.execution
+    if framework == "jax" and execution.layers == "scan" and execution.remat == "none":
+        yield ("--layers scan without remat keeps more than unrolled layers; "
+               "use --layers unroll, or --remat block")  # fmt: skip
+
+
+def _predictable(config: Config, framework: str) -> bool:
+    """True of what the formulas were fitted to: one device, and all weights trained under a plain
+    policy, with fused attention, not compiled by Inductor."""
+    precision = config.precision
+    plain = precision.policy in FITTED and len(config.dtypes.kinds) == 1 and wants_fused(precision)
+    whole = len(config.trained) == len(params.shapes(config.model))
+    compiled = framework == "torch" and config.execution.compile
+    known = framework in FRAMEWORKS and not compiled
+    return plain and whole and known and config.mesh.size == 1
+
+
+def _setting(config: Config, framework: str, device: str) -> AsTold:
+    known = devices.find_reported(device)
+    return AsTold(
+        framework=framework, ampere=known is None or counts_as_ampere(known),
+        policy=config.precision.policy, remat=config.execution.remat,
+        rows=config.optim.batch_size, accum=config.optim.accum,
+        loss_chunks=config.execution.loss_chunks, in_loop=scans_layers(config),
+    )  # fmt: skip
+
+
+def _predicted(config: Config, s: Setting) -> Iterator[str]:
+    """Remat that lowers nothing, and logits that chunks would make fewer."""
+    model = shape.of_model(config.model)
+    state, needed = memory.state_bytes(model, s.roles), memory.step_bytes(model, s)
+
+    def total(**changes: Any) -> float:
+        return state + memory.step_bytes(model, replace(s, **changes))
+
+    if s.remat != "none" and total(remat="none") <= state + needed:
+        yield (f"--remat {s.remat} does not lower the peak, {_gib(state + needed)} (predicted); "
+               "drop it")  # fmt: skip
+    parts = vars(memory.parts(model, s))
+    count = replace(s, loss_chunks="auto").chunks(model)
+    if s.chunks(model) > 1 or count == 1 or parts["logits"] < max(parts.values()):
+        return
+    less = total(loss_chunks=str(count))
+    if less < (1 - MARGIN) * (state + needed):
+        yield (f"logits are {_gib(parts['logits'])} of the peak: --loss-chunks {count} lowers it "
+               f"from {_gib(state + needed)} to {_gib(less)} (predicted)")  # fmt: skip
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:,.2f} GiB"
