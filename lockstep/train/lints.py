@@ -4,12 +4,14 @@
 predicted is predicted for GPUs, by the formulas of `lockstep plan`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep import devices
 from lockstep.config import Config
+from lockstep.config.policy import BYTES
+from lockstep.data.batch import Batch
 from lockstep.model import params
 from lockstep.model.attention import wants_fused
 from lockstep.model.stacked import scans_layers
@@ -19,6 +21,8 @@ from lockstep.twin import Twin
 
 FRAMEWORKS, FITTED = ("jax", "torch"), ("fp32", "tf32", "bf16", "fp16")  # policies
 MARGIN = 0.05  # of what a step needs; formulas are off by about so much
+SURE = 1.5  # times what is predicted with remat: more than formulas are off by
+SCORES = 6  # arrays of a block's scores at once, where attention is written out
 GIB = 2**30
 
 
@@ -33,11 +37,16 @@ class AsTold(Setting):
         return self.in_loop
 
 
-def before_training(config: Config, framework: str, about: Mapping[str, Any]) -> list[str]:
-    """Lists what the flags say without a step; `about`: the twin's own description."""
-    found = [*_costly_loop(config, framework)]
-    if about["platform"] != "cpu" and _predictable(config, framework):
-        found += _predicted(config, _setting(config, framework, about["device"]))
+def before_training(config: Config, twin: Twin, window: Batch) -> list[str]:
+    """Lists what flags and the compiled step say; `window`: what the twin is prepared for."""
+    about = twin.describe()
+    found = [*_costly_loop(config, twin.framework)]
+    if _predictable(config, twin.framework):
+        s = _setting(config, twin.framework, about["device"])
+        if about["platform"] != "cpu" and wants_fused(config.precision):
+            found += _predicted(config, s)
+        if s.framework == "jax" and s.remat != "none":
+            found += _useless_remat(config, s, twin.step_bytes(window))
     return [f"warning: {line}" for line in found]
 
 
@@ -59,9 +68,8 @@ def _costly_loop(config: Config, framework: str) -> Iterator[str]:
 
 def _predictable(config: Config, framework: str) -> bool:
     """True of what the formulas were fitted to: one device, and all weights trained under a plain
-    policy, with fused attention, not compiled by Inductor."""
-    precision = config.precision
-    plain = precision.policy in FITTED and len(config.dtypes.kinds) == 1 and wants_fused(precision)
+    policy, not compiled by Inductor. (And to fused attention.)"""
+    plain = config.precision.policy in FITTED and len(config.dtypes.kinds) == 1
     whole = len(config.trained) == len(params.shapes(config.model))
     compiled = framework == "torch" and config.execution.compile
     known = framework in FRAMEWORKS and not compiled
@@ -97,6 +105,23 @@ def _predicted(config: Config, s: Setting) -> Iterator[str]:
     if less < (1 - MARGIN) * (state + needed):
         yield (f"logits are {_gib(parts['logits'])} of the peak: --loss-chunks {count} lowers it "
                f"from {_gib(state + needed)} to {_gib(less)} (predicted)")  # fmt: skip
+
+
+def _useless_remat(config: Config, s: AsTold, needed: int) -> Iterator[str]:
+    """Remat that XLA has undone: its own account of the step is that of a step without.
+
+    Args:
+        needed: bytes beside the state; on any device, a CPU too, where without remat a step needs
+            more than is predicted.
+    """
+    model = shape.of_model(config.model)
+    scores = SCORES * BYTES[s.roles.output] * s.rows * model.n_head * model.context**2
+    without = memory.step_bytes(model, replace(s, remat="none"))
+    if needed >= max(without, SURE * (memory.step_bytes(model, s) + scores)):
+        remedy = "drop it" if s.in_loop else "add --layers scan, or drop it"
+        yield (f"--remat {s.remat} does not lower the peak: as compiled, the step needs "
+               f"{_gib(needed)} beside its state, and --remat none at least {_gib(without)} "
+               f"(predicted); {remedy}")  # fmt: skip
 
 
 def _gib(count: float) -> str:

@@ -91,13 +91,14 @@ def _with_twin(
     kept = runlog.up_to(out / "log.jsonl", state.step) if out and twin.rank else []
     _load(twin, state)
     began = time.perf_counter()
-    twin.prepare(batches.of_step(config, data.train, state.step))
+    window = batches.of_step(config, data.train, state.step)
+    twin.prepare(window)
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
     if twin.rank:
         return follow(config, twin, data, Path(twin.tell("")), state, watching, kept)
     notices.append(_headline(config, twin, data, about, compile_seconds))
-    notices += lints.before_training(config, twin.framework, about)
+    notices += lints.before_training(config, twin, window)
     if not resume:
         out = directory.make(out) if out else directory.make_new(_stem(config, twin))
     assert out

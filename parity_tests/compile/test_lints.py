@@ -1,6 +1,5 @@
 """Each lint speaks where a program is no better than that of another setting, and only there."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def make(peak: int, *matmuls: Matmul, framework: str = "jax", **parts: int) -> P
     return Program(framework=framework, matmuls=list(matmuls), peak=peak, parts=parts, **how)
 
 
-def find(flags: Mapping[str, Any], program: Program, other: Program | None = None) -> list[str]:
+def find(flags: dict[str, Any], program: Program, other: Program | None = None) -> list[str]:
     """The lints of a program beside another one, which differs in a flag of execution alone."""
     config, asked = from_flags(flags, accelerator=True), []
 

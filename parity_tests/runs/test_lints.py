@@ -1,12 +1,12 @@
 """What a trainer says of flags that cost and do not pay: planted, and silent beside that."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.config import from_flags
+from lockstep.config import Config, from_flags
+from lockstep.data.batch import Batch, blank_window
 from lockstep.exits import DONE
 from lockstep.train import lints
 from mutants import jax_cuda, torch_bugs
@@ -18,6 +18,11 @@ from parity_tests.tiers import tier
 
 BOTH = ("jax", "torch")
 H100 = {"platform": "cuda", "device": "NVIDIA H100 80GB HBM3"}
+CPU = {"platform": "cpu", "device": "cpu"}
+DEEP: dict[str, Any] = {
+    "family": "gpt2", "n_layer": 6, "d_model": 64, "n_head": 2, "context": 128, "batch_size": 8,
+    "remat": "block", "policy": "fp32",
+}  # fmt: skip
 GPT2 = {"model": "gpt2", "policy": "bf16", "batch_size": 64}
 FEW = {"model": "gpt2", "policy": "bf16", "context": 16, "batch_size": 1, "remat": "block"}
 MUTANTS = {
@@ -27,8 +32,26 @@ MUTANTS = {
 MODES = ("sublayer", "block", "sqrt", "dots")
 
 
-def before(framework: str, flags: Mapping[str, Any], about: Mapping[str, Any] = H100) -> list[str]:
-    return lints.before_training(from_flags(flags, accelerator=True), framework, about)
+class Described(FakeTwin):
+    """A twin of a framework on a device; its step needs so many bytes as compiled."""
+
+    def __init__(self, config: Config, framework: str, about: dict[str, Any], needs: int) -> None:
+        super().__init__(config)
+        self.framework, self.about, self.needs = framework, about, needs
+
+    def describe(self) -> dict[str, Any]:
+        return self.about
+
+    def step_bytes(self, window: Batch) -> int:
+        return self.needs
+
+
+def before(
+    framework: str, flags: dict[str, Any], about: dict[str, Any] = H100, needs: int = 0
+) -> list[str]:
+    config = from_flags(flags, accelerator=True)
+    twin = Described(config, framework, about, needs)
+    return lints.before_training(config, twin, blank_window(config))
 
 
 @pytest.mark.parametrize("framework", BOTH)
@@ -67,7 +90,34 @@ def test_nothing_is_predicted_of_what_no_formula_knows(flags: dict[str, Any]) ->
 
 
 def test_nothing_is_predicted_for_a_cpu() -> None:
-    assert before("torch", FEW, {"platform": "cpu", "device": "cpu"}) == []
+    assert before("torch", FEW, CPU) == before("jax", FEW, CPU) == []
+
+
+def test_remat_that_the_compiler_has_undone() -> None:
+    flags = {"model": "gpt2", "policy": "fp32", "batch_size": 4, "remat": "block"}
+    (line,) = before("jax", flags, CPU, needs=20 * 2**30)
+    assert "does not lower the peak: as compiled, the step needs 20.00 GiB" in line
+    assert line.endswith("add --layers scan, or drop it")
+    assert before("jax", flags, CPU, needs=2**30) == []
+    assert before("jax", flags | {"remat": "none"}, CPU, needs=20 * 2**30) == []
+    (line,) = before("jax", flags | {"layers": "scan"}, CPU, needs=20 * 2**30)
+    assert line.endswith("(predicted); drop it")
+
+
+def test_xla_undoes_remat_of_unrolled_layers_on_a_cpu() -> None:
+    """As it compiled them: the step needs what it needs without remat. A loop is recomputed."""
+    needed = {}
+    for name, flags in {
+        "none": {"remat": "none"}, "unrolled": {"layers": "unroll"}, "loop": {"layers": "scan"},
+    }.items():  # fmt: skip
+        config = toy(**{**DEEP, **flags})
+        twin = start("jax", config)
+        window = blank_window(config)
+        twin.prepare(window)
+        needed[name] = twin.step_bytes(window)
+        said = [line for line in lints.before_training(config, twin, window) if "remat" in line]
+        assert len(said) == (name == "unrolled")
+    assert needed["unrolled"] > 0.9 * needed["none"] and needed["loop"] < 0.5 * needed["none"]
 
 
 @tier("rest", guard="the cases of block", where=lambda remat: remat != "block")

@@ -12,7 +12,8 @@ class Passes:
 
     def __init__(self, model: GPT) -> None:
         self.again = 0
-        self.handle = model.blocks[0].norm1.register_forward_pre_hook(self._count)
+        first = model.get_submodule("blocks.0.norm1")
+        self.handle = first.register_forward_pre_hook(self._count)
 
     def _count(self, *given: Any) -> None:
         self.again += torch._C._current_graph_task_id() != -1
