@@ -1,0 +1,61 @@
+"""Compiled PyTorch's bytes, which are counted: beside another compiler's, and beside peaks."""
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import programs, published
+from lockstep.plan import inductor, memory, recommend, roofline, shape
+from parity_tests.plan.plans import setting
+
+# Seconds at the device's rates, of XLA's program: two compilers fuse alike, though not the same.
+LEAST, MOST = 0.9, 1.1
+
+
+@pytest.mark.parametrize("group", ["jax mixed plain", "jax mixed gated"])
+def test_it_moves_what_xla_moves_without_remat(group: str) -> None:
+    shares = []
+    for known in programs.groups()[group]:
+        if known.setting.remat == "none":
+            compiled = replace(known.setting, framework="torch", compiled=True)
+            found = roofline.bound(known.shape, compiled, known.device)
+            shares.append(found / sum(known.row["roofline"].values()))
+    assert len(shares) >= 4
+    assert LEAST < statistics.median(shares) < MOST
+
+
+@pytest.mark.parametrize("remat", recommend.REMAT)
+@pytest.mark.parametrize("model", ["gpt2", "125m"])
+def test_it_moves_and_keeps_less_than_eager(model: str, remat: str) -> None:
+    sizes = shape.of(model, None)
+    eager, compiled = (setting(remat=remat, compiled=compiled) for compiled in (False, True))
+    assert roofline.moved(sizes, compiled) < 0.9 * roofline.moved(sizes, eager)
+    assert memory.step_bytes(sizes, compiled) < memory.step_bytes(sizes, eager)
+
+
+def test_every_array_that_it_keeps_is_in_a_measured_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the MLP's hidden rows, or with another norm's, the peaks of the H200 are missed."""
+    points = [p for p in published.comparable() if p.program == "compiled" and p.peak_gb]
+    assert len(points) == 2
+    known = inductor._kept
+    for point in points:
+        assert point.memory_ratio == pytest.approx(1, abs=0.02)
+    for widths in (-4, 1):  # of D
+        with monkeypatch.context() as patch:
+            patch.setattr(inductor, "_kept",
+                          lambda x, s, w=widths: known(x, s) + w * x.d_model * 4)  # fmt: skip
+            assert all(abs(point.memory_ratio - 1) > 0.02 for point in points)
+
+
+def test_grouped_queries_repeat_keys_and_rotation_moves() -> None:
+    """What a Llama-like model moves beside a GPT of the same sizes."""
+    llama = shape.of("125m", None)
+    s = setting(compiled=True)
+    few = replace(llama, d_keys=llama.d_queries // 4)
+    learned = replace(llama, positions=llama.context)
+    tokens = s.tokens(llama) * llama.n_layer
+    whole = inductor.moved(llama, s, 0.0)
+    rotation = tokens * 2 * 2 * (llama.d_queries + llama.d_keys)
+    assert whole - inductor.moved(learned, s, 0.0) == rotation
+    assert inductor.moved(few, s, 0.0) > whole - tokens * 2 * 2 * 3 * llama.d_keys
