@@ -37,7 +37,7 @@ SEVERAL = "several machines"
 FAMILIES = ("gpt", "llama")
 SIZES = ("layers", "d_model", "heads", "kv_heads", "d_mlp", "vocab", "batch", "seq")
 POLICIES = ("fp32", "tf32", "bf16", "fp16")
-OPTIMIZERS = ("AdamW", "Adam", "AdamW fused")
+OPTIMIZERS = ("AdamW", "Adam", "AdamW fused", "AdamW bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,8 @@ class Point:
             return f"precision: {self.precision}"
         if self.remat not in REMAT:
             return f"remat: {self.remat or 'not said'}"
+        if self.optimizer not in OPTIMIZERS:
+            return f"optimizer: {self.optimizer}"
         return ""
 
     @property
@@ -77,7 +79,7 @@ class Point:
             return self.predictable
         whys = {
             f"weights: {self.weights or 'not said'}": self.weights != "float32",
-            f"optimizer: {self.optimizer}": self.optimizer not in OPTIMIZERS,
+            "moments: bfloat16": self.optimizer.endswith("bf16"),
             f"attention: {self.attention or 'not said'}": self.attention != "fused",
             "rows are shorter than said": "shorter" in self.remark,
             SEVERAL: int(self.devices) > MACHINE,
@@ -335,8 +337,9 @@ def table_of_others() -> str:
 
 def table_of_reasons() -> str:
     """How many runs cannot be compared, by the reason."""
-    whys = Counter(_kind(point.incomparable) for point in timed(points()) if point.incomparable)
-    lines = [["why", "runs"], ["---", "---"]]
+    whys = Counter(_kind(why) for point in timed(points()) if point.incomparable
+                   for why in point.incomparable.split("; "))  # fmt: skip
+    lines = [["why (a run may have several)", "runs"], ["---", "---"]]
     lines += [[why, str(n)] for why, n in whys.most_common()]
     return _markdown(lines)
 
@@ -356,7 +359,7 @@ def table_of_peaks() -> str:
 
 def _kind(why: str) -> str:
     """A reason without its particulars."""
-    return why.partition(":")[0] if why.startswith(("not said", "card", "remat")) else why
+    return why.partition(":")[0] if why.startswith(("not said", "card", "remat", "optim")) else why
 
 
 def _runs(found: list[Point], column: str, head: str) -> str:
