@@ -15,6 +15,7 @@ from benchmarks import cuda_grid, laws, matmul, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
+from benchmarks.public_ports import table as public_table
 from benchmarks.tables import markdown
 from benchmarks.tolerances import final_loss
 from lockstep import results as stored
@@ -45,6 +46,8 @@ def kind_of(name: str, row: Result) -> str:
         return f"{first} {rest[0]}"
     if first == "race":
         return "speed"
+    if "pair" in row:
+        return "public-ports"
     return "cuda-grid" if "wrong" in row else ""
 
 
@@ -66,6 +69,7 @@ def make(kind: str, rows: Rows) -> str:
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),
         "parity": lambda: table_of_rungs(listed),
+        "public-ports": lambda: public_table.markdown(listed),
     }
     if which and first in EXPERIMENTS:
         return EXPERIMENTS[first].table(listed)

@@ -15,6 +15,7 @@ from benchmarks import report
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.experiments.frame import SCALES
 from benchmarks.jobs import Job, perform, relative_path, say
+from benchmarks.public_ports import measure
 from benchmarks.suites import SUITES, find_jobs
 from lockstep import results
 from lockstep.doctor import machine
@@ -79,7 +80,7 @@ def summarise(row: Row) -> str:
     if state(row) != "ok":
         return f"{row['status']}: {row['why']}"
     if "tokens_per_second" not in row:
-        return "ok"
+        return row.get("verdict", "ok")
     return f"{row['tokens_per_second']:,.0f} tokens/s, final loss {row['final_loss']:.4f}"
 
 
@@ -116,6 +117,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scale", metavar="smoke|full",
                         help="an experiment: minutes with a toy, or the real model "
                         "(default: smoke on a CPU, else full)")  # fmt: skip
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        type=Path,
+        help="public-ports: the folder of checkouts, OWNER+NAME each",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        default="",
+        help="public-ports: the interpreter of both programs (default: this one)",
+    )
     given = parser.parse_args(argv)
     require(given.name in about, "NAME", given.name, f"unknown; use {', '.join(about)}")
     wanted = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
@@ -126,6 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         require(given.scale is None, "--scale", given.scale, f"{given.name} is a suite; drop it")
     scale = given.scale or ("smoke" if device == "cpu" else "full")
     require(scale in SCALES, "--scale", scale, f"unknown; use {' or '.join(SCALES)}")
+    if given.root:
+        require(given.root.is_dir(), "--root", given.root, "no folder; name one with checkouts")
+        measure.set_folder(given.root, given.python)
     every = [job for job in find_jobs(given.name, device, scale) if given.only in job.name]
     require(bool(every), "--only", given.only, "no job has that in its name")
     out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()

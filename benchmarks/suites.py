@@ -9,6 +9,7 @@ from benchmarks.cells import SMALL, TOY, Cell, Flags
 from benchmarks.experiments import EXPERIMENTS, frame
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
+from benchmarks.public_ports import measure as public
 from lockstep import twin
 from lockstep.config import policy
 
@@ -197,6 +198,11 @@ def grid(device: str) -> list[Job]:
     ]  # fmt: skip
 
 
+def public_ports(device: str) -> list[Job]:
+    """On a CPU, whatever the device."""
+    return public.jobs()
+
+
 SUITES: dict[str, Suite] = {
     "smoke": Suite("does it run at all, in three minutes", smoke),
     "cpu": Suite("what two hours on two cores can tell", cpu),
@@ -207,6 +213,7 @@ SUITES: dict[str, Suite] = {
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "matmul": Suite("a matrix product in each dtype", matmuls),
     "growth": Suite("memory and time against depth, length, batch and N", laws),
+    "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
 }  # fmt: skip
 
