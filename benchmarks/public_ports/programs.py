@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,7 +119,9 @@ def import_package(repository: str, name: str, under: str = "") -> Any:
 class Stub(ModuleType):
     """A module that has every name: for packages that are imported and not used here."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # it is a package, too
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
