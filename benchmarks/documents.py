@@ -145,7 +145,6 @@ TABLES: dict[str, Table] = {
     "h200_jax": _of_contenders("jax", "bare-jax"),
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
-    "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     **{f"experiment_{name.replace('-', '_')}":
        _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")
