@@ -249,7 +249,9 @@ def fit_all() -> dict[str, Any]:
     error = round(max(largest, rms(point.time_ratio for point in unfitted)), 3)
     fused = {"error": error, "runs": len(unfitted),
              "how": "our runs of jax and of compiled torch on an H200"}  # fmt: skip
+    smallest = min(point.shape.weights for point in comparable())
     return {
+        "smallest": round(smallest, -7),
         "fitted": fitted, "attention_single": round(fit_single(single, shares), 3),
         "errors": {
             "compiled": fused, "jax": fused,

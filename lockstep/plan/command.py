@@ -185,23 +185,23 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
 
 def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
     """How far predictions of a program are off, and on what runs that was seen."""
-    share = rates.find(device, s.program)
-    time = {"relative": share.error, "runs": share.runs, "how": share.how}
-    return {"time": time, "memory": rates.find_memory_error(s.group(model), s.program)}
+    time = rates.find_error(device, s.program, model.weights)
+    return {"time": time._asdict(), "memory": rates.find_memory_error(s.group(model), s.program)}
 
 
 def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
-    """A row of the plan, as JSON; `seconds_error` is relative, `bytes_range` goes from the least to
-    the most that the prediction's known errors allow."""
+    """A row of the plan, as JSON. `seconds_error` is relative, or null; `bytes_range` goes from the
+    least to the most that the prediction's known errors allow."""
     parts, s = memory.parts(model, c.setting), c.setting
     rate = s.tokens(model) / c.seconds
     error = rates.find_memory_error(s.group(model), s.program)
+    time_error = rates.find_error(device, s.program, model.weights).relative
     return {
         "program": s.program, "policy": s.policy, "remat": s.remat, "rows": s.rows,
         "accum": s.accum, "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native,
         "bytes": vars(parts), "total_bytes": parts.total,
         "bytes_range": [parts.total / (1 + error["highest"]), parts.total / (1 + error["lowest"])],
-        "predicted_seconds": c.seconds, "seconds_error": rates.find(device, s.program).error,
+        "predicted_seconds": c.seconds, "seconds_error": time_error,
         "bound_seconds": roofline.bound(model, s, device),
         "predicted_tokens_per_second": rate,
         "mfu": rate * model.flops_per_token / device.peak(s.roles),

@@ -24,15 +24,23 @@ class Rates(NamedTuple):
         rest: of the rate of matmuls, and of the bandwidth.
         attention: of the rate of matmuls in 16 bit, in a fused kernel.
         attention_single: of float32's rate, in PyTorch's kernel for float32.
-        error: the root mean square of a prediction's error, relative.
-        runs: how many runs the error is of, none of which its prediction was fitted to.
-        how: what those runs are.
     """
 
     rest: float
     attention: float
     attention_single: float
-    error: float
+
+
+class Error(NamedTuple):
+    """How far predictions of a step's seconds are off.
+
+    Args:
+        relative: the root mean square; None where it is not known.
+        runs: how many runs it is of, none of which its prediction was fitted to.
+        how: what those runs are, or why it is not known.
+    """
+
+    relative: float | None
     runs: int
     how: str
 
@@ -50,19 +58,28 @@ def nearest(device: Device) -> tuple[int, int]:
     return HOPPER if capability >= HOPPER else AMPERE
 
 
-def find(device: Device, program: str = "eager") -> Rates:
-    """The shares of a device, and the error of a program on it.
+def find(device: Device) -> Rates:
+    """The shares of a device."""
+    fitted = read()["fitted"][NAMES[nearest(device)]]
+    return Rates(fitted["rest"], fitted["attention"], read()["attention_single"])
+
+
+def find_error(device: Device, program: str, weights: int) -> Error:
+    """The error of a program's time on a device.
 
     Args:
-        program: "eager", "compiled" (PyTorch) or "jax".
+        program: `Setting.program`.
+        weights: the model's.
     """
-    capability = nearest(device)
-    fitted = read()["fitted"][NAMES[capability]]
-    seen = device.capability == capability
-    fused = program != "eager"
-    error = fitted if seen and not fused else read()["errors"][program if seen else "unseen"]
-    return Rates(fitted["rest"], fitted["attention"], read()["attention_single"],
-                 error["error"], error["runs"], error["how"])  # fmt: skip
+    if weights < read()["smallest"]:
+        return Error(None, 0, "smaller than any run; what launching kernels costs is left out")
+    if device.capability not in NAMES:
+        found = read()["errors"]["unseen"]
+    elif program == "eager":
+        found = read()["fitted"][NAMES[device.capability]]
+    else:
+        found = read()["errors"][program]
+    return Error(found["error"], found["runs"], found["how"])
 
 
 def find_memory_error(group: str, program: str) -> dict[str, Any]:

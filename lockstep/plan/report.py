@@ -1,5 +1,6 @@
 """A plan as plain text."""
 
+import math
 import shlex
 from typing import Any
 
@@ -14,6 +15,9 @@ from lockstep.plan.world import Links
 GIB, MIB = 2**30, 2**20
 ROW = "{:7}{:9}{:9}{:>9} " + "{:>9}" * 8 + "{:>9}{:>10}  {}"
 LABELS = {"jax": "jax", "eager": "torch", "compiled": "torch, compiled"}
+# In the order in which they are compared, by program.
+COMPARED = {"jax": "JAX, which is compiled,", "compiled": "compiled PyTorch",
+            "eager": "eager PyTorch"}  # fmt: skip
 PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum", "moments": "Adam",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
 MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
@@ -62,22 +66,32 @@ def _speed(plan: dict[str, Any]) -> float:
 
 def _predicted(plan: dict[str, Any]) -> str:
     row = plan["recommended"]
-    low, high = (size / GIB for size in row["bytes_range"])
+    unit, name = (GIB, "GiB") if row["total_bytes"] >= GIB else (MIB, "MiB")
+    size, low, high = (
+        f"{count / unit:,.{1 if unit == GIB else 0}f}"
+        for count in (row["total_bytes"], *row["bytes_range"])
+    )
+    error = row["seconds_error"]
+    known = "at most" if error is None else f"± {error:.0%}"
     return (
-        f"{_speed(plan):,.0f} tokens/s ± {row['seconds_error']:.0%}, MFU {row['mfu']:.0%}, "
-        f"{row['total_bytes'] / GIB:.1f} GiB ({low:.1f} to {high:.1f})"
+        f"{_speed(plan):,.0f} tokens/s {known}, MFU {row['mfu']:.0%}, "
+        f"{size} {name} ({low} to {high})"
     )
 
 
 def _comparison(plans: list[dict[str, Any]]) -> list[str]:
-    """Says which programs a comparison of the frameworks is of."""
+    """Says which programs a comparison is of, and whether their errors tell them apart."""
     fitting = {each["program"]: each for each in plans if each["recommended"]}
-    if "jax" not in fitting or len(fitting) == 1:
-        return []
-    jax = _speed(fitting["jax"])
-    told = [f"{jax / _speed(fitting[name]):.2f} of {name} PyTorch's"
-            for name in ("compiled", "eager") if name in fitting]  # fmt: skip
-    return [f"       predicted: JAX, which is compiled, has {' and '.join(told)} speed"]
+    first, *others = [name for name in COMPARED if name in fitting] or [""]
+    told = [f"{_ratio(fitting[first], fitting[name])} of {COMPARED[name]}'s" for name in others]
+    return [f"       predicted: {COMPARED[first]} has {' and '.join(told)} speed"] if told else []
+
+
+def _ratio(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    ratio = _speed(mine) / _speed(theirs)
+    errors = (each["recommended"]["seconds_error"] for each in (mine, theirs))
+    error = math.hypot(*(error or 0.0 for error in errors))
+    return f"{ratio:.2f}{' (within the errors)' if abs(math.log(ratio)) <= error else ''}"
 
 
 def _table(plans: list[dict[str, Any]]) -> list[str]:
@@ -153,9 +167,11 @@ def _plan(plan: dict[str, Any]) -> str:
 def _errors(errors: dict[str, Any]) -> list[str]:
     """The error bars, and what they are of."""
     time, memory = errors["time"], errors["memory"]
+    known = "time, error not known"
+    if time["relative"] is not None:
+        known = f"time ± {time['relative']:.0%}, on {time['runs']} runs that it was not fitted to"
     return [
-        f"time ± {time['relative']:.0%}, on {time['runs']} runs that it was not fitted to: "
-        f"{time['how']}",
+        f"{known}: {time['how']}",
         f"memory {memory['lowest']:+.0%} to {memory['highest']:+.0%}, on {memory['programs']} "
         f"programs: {memory['how']}",
     ]
