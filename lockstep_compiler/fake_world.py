@@ -68,6 +68,13 @@ def average(count: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
     return done
 
 
+def buckets(module: Any) -> list[torch.Tensor]:
+    """Places of the size of DDP's buckets, which live as long as it and are made in C++: nothing
+    that Python sees. Gradients are views of them."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return [*map(torch.empty_like, trained)] if isinstance(module, DistributedDataParallel) else []
+
+
 class Stream:
     """A `torch.cuda.Stream` of which nobody waits."""
 

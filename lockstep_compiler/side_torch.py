@@ -53,7 +53,11 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
             trace.counts = counts
             fake_world.watch_storages(trace.keep, trace.drop)
             gradients = watch_gradients(trainer, trace)
+            sent = fake_world.buckets(trainer.module)
             window.map_arrays(trace.keep)
+            for x in sent:
+                trace.keep(x)
+                trace.mark(x, "gradients")
             for (_, part), x in held.items():
                 trace.keep(x)
                 trace.mark(x, part)

@@ -92,9 +92,9 @@ BUGS: dict[str, Plant] = {
         model, "remat_sublayer", lambda sublayer, remat: recompute(sublayer)
     ),
     "whole-weights-kept": wrap(fsdp, "fully_shard", lambda right, *args, **how: right(
-        *args, **how, reshard_after_forward=False)),
+        *args, **how | {"reshard_after_forward": False})),
     "blocks-not-divided": wrap(fsdp, "fully_shard", lambda right, module, **how: (
-        right(module, **how) if isinstance(module, model.GPT) else module)),
+        module if isinstance(module, model.Block) else right(module, **how))),
     "reduced-every-time": wrap(mesh, "accumulate", lambda right, model, *, last: right(
         model, last=True)),
     "scatter-in-strict": both(

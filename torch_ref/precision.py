@@ -14,15 +14,14 @@ def dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-def autocast(roles: Roles, device: torch.device, *, cache: bool = True) -> AbstractContextManager:
-    """Casts matmul inputs to the compute dtype, each weight once a context; off where nothing is to
-    be cast.
+def autocast(roles: Roles, device: torch.device) -> AbstractContextManager:
+    """Casts matmul inputs to the compute dtype; off where nothing is to be cast.
 
-    Args:
-        cache: keep the cast weights until the context ends.
+    A forward pass uses each weight once, so a cache would only keep the copies of all of them until
+    the loss is known.
     """
     compute = dtype(roles.compute)
-    return torch.autocast(device.type, compute, enabled=roles.mixed, cache_enabled=cache)
+    return torch.autocast(device.type, compute, enabled=roles.mixed, cache_enabled=False)
 
 
 def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:

@@ -39,8 +39,8 @@ def mean_loss_in_chunks(
     counts_R = None if batch.counts is None else batch.counts.flatten()
 
     def losses_of_chunk(x_RD: Tensor, targets_R: Tensor) -> Tensor:
-        # One cast for all chunks would add up their gradients in the compute dtype.
-        with autocast(roles, x_RD.device, cache=False):
+        # Each chunk casts the head's weight, so that gradients are added up in its own dtype.
+        with autocast(roles, x_RD.device):
             return loss.row_losses(model.logits(x_RD), targets_R, dtype(roles.output))
 
     rows = in_chunks.size(len(x_RD), chunks)

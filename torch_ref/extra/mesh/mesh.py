@@ -97,12 +97,17 @@ class OwnRowsDropout(Dropout):
 def distribute(model: GPT, mesh: DeviceMesh) -> nn.Module:
     """The model as it is called; its parameters are its own, or this device's part of them."""
     if mesh["fsdp"].size() == 1:
-        return DistributedDataParallel(model, process_group=mesh.get_group("data"))
+        # Gradients are what is sent: without views each would be there twice.
+        group = mesh.get_group("data")
+        return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard
 
     mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
+    if not model.config.tied:  # both ends apart, so that the blocks' passes are without them
+        fully_shard(model.embed, mesh=mesh).set_unshard_in_backward(False)
+        fully_shard(model.head, mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of views: none is written to
     return model
@@ -118,8 +123,9 @@ def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 def divide(model: nn.Module) -> None:
     """Lets go of what a pass without a backward pass has left whole."""
-    if is_shared(model):
-        model.reshard()
+    for module in model.modules():
+        if is_shared(module):
+            module.reshard()
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager:
