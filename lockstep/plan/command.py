@@ -34,6 +34,7 @@ from lockstep.plan.shape import Shape
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
+PROGRAMS = {"jax": "jax", "torch": "eager"}  # that are planned for several devices
 COMPILES = ("cuda", "rocm", "xpu")  # platforms on which PyTorch's compiler has Triton
 BEST = 3  # candidates that --exact and --measure ask about
 TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
@@ -106,7 +107,9 @@ def _plan(given: argparse.Namespace) -> int:
     content: dict[str, Any] = {"shape": vars(model), "device": vars(device)}
     if given.devices is not None:
         links = world.read_links(given, device)
-        plans = [world.plan(given, model, device, links, name, tokens) for name in names]
+        plans = [world.plan(given, model, device, links, name, tokens)
+                 | {"errors": {"time": _time_error(model, device, PROGRAMS[name])}}
+                 for name in names]  # fmt: skip
         content |= {"links": vars(links), "devices": given.devices, "plans": plans}
         text = report.many(model, device, tokens, given.devices, links, plans)
         return _print(given, content, text)
@@ -185,8 +188,12 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
 
 def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
     """How far predictions of a program are off, and on what runs that was seen."""
-    time = rates.find_error(device, s.program, model.weights)
-    return {"time": time._asdict(), "memory": rates.find_memory_error(s.group(model), s.program)}
+    memory_error = rates.find_memory_error(s.group(model), s.program)
+    return {"time": _time_error(model, device, s.program), "memory": memory_error}
+
+
+def _time_error(model: Shape, device: Device, program: str) -> dict[str, Any]:
+    return rates.find_error(device, program, model.weights)._asdict()
 
 
 def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:

@@ -24,7 +24,9 @@ MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 MESH_ASSUMPTIONS = """\
 Memory of one device: the plan's own, what fsdp divides divided, and what is whole for a while.
 Sent: a ring's bytes of one device. s/step: from all sending hidden behind computing to none.
-None of it is measured; lockstep compile --mesh asks the compilers. docs/plan.md"""
+Assumed: these trainers, our own fsdp, fused attention, eager PyTorch, float32 weights and
+gradients, which are whole until the last micro-batch in PyTorch. None of it is measured, but
+computing is held to published runs; lockstep compile --mesh asks the compilers. docs/plan.md"""
 
 
 def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]],
@@ -114,11 +116,30 @@ def many(model: Shape, device: Device, tokens: int, count: int, links: Links,
     """The plan for many devices."""
     inside, between = links.inside / 1e9, links.between / 1e9
     found = [
+        *(_many_predicted(model, device, count, each) for each in plans),
+        "",
         _head(model, device, tokens),
         f"{count} devices, {links.per_machine} a machine; each sends {inside:.4g} GB/s "
         f"inside of it, {between:.4g} outside",
     ]
     return "\n".join([*found, *(f"\n{_meshes(each)}" for each in plans), f"\n{MESH_ASSUMPTIONS}"])
+
+
+def _many_predicted(model: Shape, device: Device, count: int, plan: dict[str, Any]) -> str:
+    """The recommended mesh: what all devices do together, and what one of them keeps."""
+    name = f"{plan['framework']}:"
+    if plan["recommended"] is None:
+        return f"{name:7}nothing fits: take more devices, or ones with more memory"
+    row = next(row for row in plan["rows"] if row["mesh"] == plan["recommended"])
+    tokens = row["rows"] * row["accum"] * model.context * count
+    least, most = (tokens / row[key] for key in ("seconds_at_most", "seconds_at_least"))
+    flops = model.flops_per_token / (count * device.peak(POLICIES[row["policy"]]))
+    error = plan["errors"]["time"]["relative"]
+    known = "at most" if error is None else f"± {error:.0%}"
+    return (
+        f"{name:7}{least:,.0f} to {most:,.0f} tokens/s {known}, MFU {least * flops:.0%} to "
+        f"{most * flops:.0%}, {row['bytes'] / GIB:.1f} GiB a device: {shlex.join(plan['command'])}"
+    )
 
 
 def measured(model: Shape, plans: list[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -103,3 +104,16 @@ def test_a_link_is_the_device_s_and_not_its_name_s() -> None:
     assert found == {"v100", "a100-40", "a100-80", "h100", "h200", "b200"}
     with pytest.raises(UserError, match="--link nvlink: h100-pcie is not known to have it"):
         world.read_link("--link", "nvlink", devices.find("h100-pcie"))
+
+
+def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each framework: all devices' tokens/s, and the command of the mesh."""
+    words = ["plan", "--model", "1b", "--device", "h100", "--devices", "16"]
+    assert main(words) == 0
+    jax, torch, empty = capsys.readouterr().out.splitlines()[:3]
+    figures = r"[\d,]+ to [\d,]+ tokens/s ± \d%, MFU \d\d% to \d\d%, [\d.]+ GiB a device: "
+    assert re.match(rf"jax:   {figures}python -m jax_impl.train .*--mesh data=", jax)
+    assert re.match(rf"torch: {figures}torchrun .*--mesh data=", torch)
+    assert empty == ""
+    assert main([*words, "--memory", "1"]) == 0
+    assert capsys.readouterr().out.startswith("jax:   nothing fits: take more devices")
