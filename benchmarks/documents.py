@@ -167,11 +167,13 @@ def print_plan() -> str:
 MADE: dict[str, Callable[[], str]] = {
     "plan_example": print_plan,
     "plan_programs": programs.table,
+    "plan_meshes": programs.table_of_meshes,
     "published_groups": published.table_of_groups,
     "published_worst": published.table_of_worst,
     "published_others": published.table_of_others,
     "published_reasons": published.table_of_reasons,
     "published_peaks": published.table_of_peaks,
+    "published_shared": published.table_of_shared,
 }
 
 

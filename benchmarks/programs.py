@@ -5,11 +5,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from lockstep import devices, results, twin
 from lockstep.config import from_flags
+from lockstep.config.mesh import Mesh
 from lockstep.plan import memory, roofline, shape
+from lockstep.plan.recommend import REMAT
 from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.process import ROOT
 
@@ -26,6 +29,7 @@ class Known:
     shape: shape.Shape
     setting: Setting
     device: devices.Device
+    mesh: Mesh
     row: dict[str, Any]  # its figures
 
     @property
@@ -35,8 +39,7 @@ class Known:
     @property
     def memory_error(self) -> float:
         """The plan's bytes, relative to the program's."""
-        state = memory.state_bytes(self.shape, self.setting.roles)
-        planned: float = state + memory.step_bytes(self.shape, self.setting)
+        planned: float = memory.parts(self.shape, self.setting, self.mesh).total
         return planned / self.row["peak"] - 1
 
     @property
@@ -52,19 +55,33 @@ class Known:
 
 
 def programs() -> Iterator[Known]:
-    """The committed rows of both frameworks."""
+    """The committed rows of both frameworks, of one device."""
     for framework in twin.MODULES:
-        rows = results.read(ROOT / "benchmarks" / "results" / f"compiled-{framework}.jsonl")
-        for name, row in rows.items():
+        for name, row in _rows(framework).items():
             if "peak" in row:
-                device, cell = devices.find(row["measured"]["device"]), row["cell"]
-                config = from_flags({**cell, "steps": 1}, accelerator=True)
-                given = Setting(
-                    framework=framework, ampere=counts_as_ampere(device), policy=cell["policy"],
-                    remat=cell["remat"], rows=cell["batch_size"], accum=cell["accum"],
-                    loss_chunks=config.execution.loss_chunks,
-                )  # fmt: skip
-                yield Known(name, shape.of_model(config.model), given, device, row)
+                yield _known(framework, name, row)
+
+
+def on_meshes(framework: str) -> Iterator[Known]:
+    """The committed rows of a framework, of one of several devices."""
+    for name, row in _rows("mesh").items():
+        if name.split()[0] == framework:
+            yield _known(framework, name, row)
+
+
+def _rows(file: str) -> dict[str, results.Row]:
+    return results.read(ROOT / "benchmarks" / "results" / f"compiled-{file}.jsonl")
+
+
+def _known(framework: str, name: str, row: results.Row) -> Known:
+    device, cell = devices.find(row["measured"]["device"]), row["cell"]
+    config = from_flags({**cell, "steps": 1}, accelerator=True)
+    given = Setting(
+        framework=framework, ampere=counts_as_ampere(device), policy=cell["policy"],
+        remat=cell["remat"], rows=cell["batch_size"], accum=config.optim.accum,
+        loss_chunks=config.execution.loss_chunks,
+    )  # fmt: skip
+    return Known(name, shape.of_model(config.model), given, device, config.mesh, row)
 
 
 def groups() -> dict[str, list[Known]]:
@@ -86,4 +103,16 @@ def table() -> str:
         errors = [known.memory_error for known in found], [known.seconds_error for known in found]
         cells = [f"{f(e):+.1%}" for e in errors for f in (min, statistics.median, max)]
         lines.append([group, str(len(found)), *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_of_meshes() -> str:
+    """How far the plan is off the peak of one of several devices."""
+    lines = [["framework", "remat", "programs", "lowest", "median", "highest"], ["---"] * 6]
+    for framework, remat in product(twin.MODULES, REMAT):
+        errors = [k.memory_error for k in on_meshes(framework) if k.setting.remat == remat]
+        if not errors:
+            continue
+        cells = [f"{f(errors):+.1%}" for f in (min, statistics.median, max)]
+        lines.append([framework, remat, str(len(errors)), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -66,6 +66,8 @@ def add(commands: Any) -> None:
         f"{LARGE // 10**6} M parameters {TOKENS[1]}; on a CPU one micro-batch)", int)  # fmt: skip
     add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; on a CPU "
         f"{here.ROWS})", int)  # fmt: skip
+    for name, known in (("policy", recommend.CANDIDATES), ("remat", recommend.REMAT)):
+        add(f"--{name}", "NAMES", f"of {','.join(known)}: these alone (default: all)")
     add("--loss-chunks", "N|auto", "of head and loss, as trainers take them (default: chosen)")
     add("--tokens", "X", "of the whole run: how many days? (default: not asked)", float)
     add("--price", "X", "of the device for an hour, in any unit: what does the run cost? "
@@ -97,6 +99,8 @@ def _plan(given: argparse.Namespace) -> int:
         twin.require_known(names[0])
         plans = [here.plan(given, model, name) for name in names]
         return _print(given, {"shape": vars(model), "plans": plans}, report.measured(model, plans))
+    given.policy = recommend.read_names("--policy", given.policy, recommend.CANDIDATES)
+    given.remat = recommend.read_names("--remat", given.remat, recommend.REMAT)
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)
     names = list(device.frameworks) if given.framework is None else [given.framework]
@@ -158,8 +162,9 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
          *, compiled: bool = False) -> dict[str, Any]:  # fmt: skip
     """One program's predictions and recommendation, as JSON."""
     found = recommend.choices(
-        model, device, framework, tokens, given.micro_batch, given.loss_chunks, compiled=compiled
-    )
+        model, device, framework, tokens, given.micro_batch, given.loss_chunks,
+        given.policy, given.remat, compiled=compiled,
+    )  # fmt: skip
     ordered = recommend.rank(found)
     rows = [describe(model, device, c) for c in recommend.rows(found)]
     program = found[0].setting.program

@@ -1,53 +1,97 @@
-"""Bytes of a step of PyTorch: it runs one operation after another, and frees what nobody needs."""
+"""Bytes of a step of PyTorch: it runs one operation after another, and frees what nobody needs.
 
+With fsdp a unit of FSDP2 is a block, or an untied embedding or head; the rest, a tied table above
+all, is whole for the whole step. A unit is gathered into a buffer and copied out of it. In the
+backward pass the next block is gathered while one is computed, and the gradients that were sent
+last still stand where they were sent from. What was reduced is divided; of several micro-batches
+all gradients are whole until the last one. DDP has all of them at any time.
+"""
+
+from lockstep.config.mesh import Mesh
 from lockstep.config.policy import BYTES
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.plan.terms import FIRST, FORWARD, LAST, LOSS, SEGMENT, UPDATE, Constants, Moments
+from lockstep.plan.terms import (
+    FIRST,
+    GATHER,
+    HEAD,
+    LAST,
+    LOSS,
+    NEXT,
+    SEGMENT,
+    TABLE,
+    UPDATE,
+    Constants,
+    Moments,
+)
+
+ALONE = Mesh()
 
 
-def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
-    """Counts the bytes of each moment; see `memory.moments`.
+def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) -> Moments:
+    """Counts the bytes of each moment on one device of a mesh; see `memory.moments`.
 
-    Gradients are added in place. Autocast keeps half-precision copies of all weights until the
-    loss is known; then only what the backward pass uses is left, of recomputed blocks nothing.
+    Autocast makes half-precision copies of weights, of which recomputed blocks keep none.
     """
     wide, stream, logits = s.sizes(shape)
-    width = BYTES[s.roles.param]
-    half = BYTES[s.roles.compute] if s.roles.mixed else 0
-    whole, head = width * shape.weights, width * shape.head_weights
-    blocks, one = shape.block_weights, shape.block_weights / shape.n_layer
-    copied = blocks if s.remat == "none" else 0
+    width, half = BYTES[s.roles.param], BYTES[s.roles.compute] if s.roles.mixed else 0
+    whole, head, layers = width * shape.weights, width * shape.head_weights, shape.n_layer
+    one, casts = width * shape.block_weights / layers, half * shape.block_weights / layers
+    tied, untied = (head, 0) if shape.tied else (0, head)
+    lasting = whole - one * layers - 2 * untied
     spans, chunked = s.spans(shape), s.chunks(shape) > 1
     kept = s.input_bytes(shape) or constants[f"kept {s.remat}"] * wide  # by one block
     inside = constants[f"inside {s.recomputed}"] * wide
-    ends = constants["stream in chunks" if chunked else "stream"] * stream
-    found: Moments = {
-        LOSS: {
-            "kept": kept * len(spans), "stream": ends, "logits": constants["logits"] * logits,
-            "copies": half * (copied + shape.head_weights),
-            "gradients": head * chunked,  # chunks add up the head's apart from the accumulators
-        },
-        LAST: {
-            "kept": kept * (len(spans) + len(spans[-1]) - 1), "inside": inside,
-            "copies": half * max(copied, one), "gradients": head,
-        },
-        SEGMENT: {
-            "kept": kept * len(spans[0]), "inside": inside, "copies": half * one,
-            "gradients": whole - width * one * len(spans[0]),
-        },
-        FIRST: {
-            "kept": kept, "inside": inside, "copies": half * one, "gradients": whole - width * one,
-        },
-        UPDATE: {"gradients": whole},
+    last = len(spans) + len(spans[-1]) - 1  # blocks that keep something then
+    of_blocks = casts * layers * (s.remat == "none")
+    ends = {
+        "kept": kept * len(spans), "copies": of_blocks + half * shape.head_weights,
+        "stream": constants["stream in chunks" if chunked else "stream"] * stream,
     }  # fmt: skip
-    if s.roles.mixed:
-        found[FORWARD] = found[LOSS] | {
-            "logits": constants["early logits"] * logits,
-            "copies": half * (blocks + shape.head_weights), "gradients": 0.0,
-        }  # fmt: skip
-    if s.accum > 1:
-        for moment in {LOSS, LAST, FORWARD} & found.keys():
-            found[moment]["accumulators"] = whole
-        found[LAST]["gradients"] = 0.0
+
+    def weights(
+        done: float, new: float = 0, gathered: float = 0, sent: float = 0
+    ) -> dict[str, float]:
+        """Counts gradients that are `done`, those that are `new` or wait for their sum, weights
+        that are whole, and gradients where they were sent from."""
+        waiting = (whole - done) * (s.accum > 1)  # sums of micro-batches
+        if mesh.data > 1 and mesh.fsdp == 1:  # in DDP's buckets, but for those sums
+            return {"gradients": new, "accumulators": whole + waiting}
+        found = {"gradients": new + done / mesh.fsdp, "accumulators": waiting}
+        if mesh.fsdp > 1:
+            found |= {"gathered": lasting + gathered, "sent": sent}
+        return found
+
+    # A block's gradients where nothing else stands that is as large: with all of its insides that
+    # of the MLP's last matrix, or all of them with nothing inside.
+    own = max(width * shape.d_model * shape.d_mlp, one - inside) if mesh.fsdp > 1 else 0.0
+
+    def block(kept: float, copies: float, **of_weights: float) -> dict[str, float]:
+        """Counts one block's backward pass; a tied head's gradient waits for the look-up's."""
+        activations = {"kept": kept, "copies": copies, "inside": inside}
+        return activations | weights(new=tied + own, **of_weights)
+
+    def around(blocks: int) -> float:
+        """Counts the weights of a block, and of the next one or of those that were recomputed with
+        it."""
+        return one * max(2, blocks)
+
+    before = untied + one * (layers - 1)  # gradients that the first block finds
+    first, final = len(spans[0]), len(spans[-1])
+    found = {
+        LOSS: ends | {"logits": constants["logits"] * logits}
+        | weights(0, head * chunked, untied),  # chunks add up the head's apart
+        HEAD: ends | weights(0, head, untied + one),
+        LAST: block(kept * last, max(of_blocks, casts),
+                    done=untied, gathered=around(final), sent=untied),
+        NEXT: block(kept * (last - 1), max(of_blocks - casts, casts),
+                    done=untied + one, gathered=around(final - 1), sent=one),
+        SEGMENT: block(kept * first, casts,
+                       done=before - one * (first - 1), gathered=around(first), sent=one),
+        FIRST: block(kept, casts, done=before, gathered=one, sent=one),
+        TABLE: weights(before + one, 3 * tied + untied, 0, one if tied else untied),
+        UPDATE: weights(whole),
+    }  # fmt: skip
+    if mesh.fsdp > 1:
+        found[GATHER] = weights(0, 0, 2 * untied or lasting)
     return found

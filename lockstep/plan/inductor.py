@@ -5,11 +5,12 @@ none is fitted. Peaks and times of two runs on an H200 (docs/plan.md) hold them.
 place that takes other bytes, when Inductor's own schedule can be read without a device.
 """
 
+from lockstep.config.mesh import Mesh
 from lockstep.config.policy import BYTES
 from lockstep.plan import eager, xla
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.plan.terms import FORWARD, LOSS, Constants, Moments
+from lockstep.plan.terms import LOSS, Constants, Moments
 
 NORMS = 2  # of a block
 # Arrays for a norm: the residual stream in the output dtype, rows in the compute dtype. Forward the
@@ -42,7 +43,7 @@ def moved(shape: Shape, s: Setting, again: float) -> float:
     return s.tokens(shape) * (blocks + LOGITS * c * shape.vocab)
 
 
-def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
+def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
     """Counts the bytes of each moment; see `memory.moments`.
 
     Weights, gradients and copies are those of a step that is not compiled. A block keeps less, and
@@ -51,8 +52,7 @@ def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
     """
     c, wide = BYTES[s.roles.compute], BYTES[s.roles.output]
     stream, logits = s.sizes(shape)[1:]
-    found = eager.moments(shape, s, constants)
-    found.pop(FORWARD, None)
+    found = eager.moments(shape, s, constants, mesh)
     tokens = s.rows * shape.context
     one = tokens * _kept(shape, s)
     inside = tokens * (xla.inside(shape, s) if s.remat != "none" else 2 * c * shape.d_mlp)

@@ -1,10 +1,11 @@
 """Memory of a training step by part: state exactly, the rest counted or by constants.
 
-A step needs most memory at one of some moments: before or after the loss is known (what all blocks
-keep, the logits), in the backward pass of the last block (what is kept, that block's insides), in
-its attention where that is written out, in those of the first segment or the first block (insides,
-all other gradients), or at the update. The constants are bytes for each number; they were fitted
-to programs that XLA compiled and torch traced for CUDA.
+A step needs most memory at one of some moments: when the loss is known (what all blocks keep, the
+logits), in the backward pass of the last block (what is kept, that block's insides), in its
+attention where that is written out, in those of the first segment or the first block (insides, all
+other gradients), where the table has its gradient, or at the update. Devices that share a model
+divide the parts of each moment; the largest is looked for after that. The constants are bytes for
+each number; they were fitted to programs that XLA compiled and torch traced for CUDA.
 """
 
 import json
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lockstep.config.mesh import Mesh
 from lockstep.config.policy import BYTES, Roles
 from lockstep.plan import eager, inductor, xla
 from lockstep.plan.setting import Setting
@@ -20,6 +22,7 @@ from lockstep.plan.shape import Shape
 from lockstep.plan.terms import TERMS, Constants, Moments
 
 CONSTANTS = Path(__file__).parent / "constants.json"
+ALONE = Mesh()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,31 +47,31 @@ def state_bytes(shape: Shape, roles: Roles) -> int:
     return 3 * BYTES[roles.param] * shape.weights
 
 
-def step_bytes(shape: Shape, s: Setting) -> float:
+def step_bytes(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> float:
     """Bytes that a step needs beside its state."""
-    return sum(at_peak(shape, s).values())
+    return sum(at_peak(shape, s, mesh).values())
 
 
-def at_peak(shape: Shape, s: Setting) -> dict[str, float]:
+def at_peak(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> dict[str, float]:
     """The bytes of each term at the moment that needs most."""
-    given = moments(shape, s)
+    given = moments(shape, s, mesh)
     most = given[max(given, key=lambda moment: sum(given[moment].values()))]
     raised = find_constants(shape, s, "memory")["raised"]
     return most | {"raised": (raised - 1) * sum(most.values())}
 
 
-def moments(shape: Shape, s: Setting) -> Moments:
-    """The bytes of each term of `TERMS` that is there, at each moment."""
+def moments(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> Moments:
+    """The bytes of each term of `TERMS` that is there on one device, at each moment."""
     programs = {"eager": eager, "compiled": inductor, "jax": xla}
-    return programs[s.program].moments(shape, s, find_constants(shape, s, "memory"))
+    return programs[s.program].moments(shape, s, find_constants(shape, s, "memory"), mesh)
 
 
-def parts(shape: Shape, s: Setting) -> MemoryParts:
-    """The parts of the moment at which most is needed."""
+def parts(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> MemoryParts:
+    """The parts of the moment at which one device needs most."""
     found: Counter[str] = Counter()
-    for name, size in at_peak(shape, s).items():
-        found[TERMS[name].part] += size  # type: ignore[assignment]
-    width = BYTES[s.roles.param] * shape.weights
+    for name, size in at_peak(shape, s, mesh).items():
+        found[TERMS[name]] += size  # type: ignore[assignment]
+    width = BYTES[s.roles.param] * shape.weights / mesh.fsdp
     names = ("gradients", "accumulators", "activations", "logits", "workspace")
     return MemoryParts(parameters=width, moments=2 * width, **{name: found[name] for name in names})
 

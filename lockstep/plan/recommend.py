@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from lockstep.devices import Device
+from lockstep.errors import require
 from lockstep.plan import memory, roofline
 from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.plan.shape import Shape
@@ -36,7 +37,9 @@ def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
 
 def choices(
     shape: Shape, device: Device, framework: str, tokens: int,
-    micro_batch: int | None = None, loss_chunks: str | None = None, *, compiled: bool = False,
+    micro_batch: int | None = None, loss_chunks: str | None = None,
+    policies: tuple[str, ...] = CANDIDATES, remats: tuple[str, ...] = REMAT,
+    *, compiled: bool = False,
 ) -> list[Choice]:  # fmt: skip
     """Every policy, remat mode, chunks of the loss and split of `tokens` a step; at least `tokens`,
     if they divide badly."""
@@ -44,7 +47,7 @@ def choices(
     sizes = [micro_batch] if micro_batch else [2**i for i in range(rows.bit_length())]
     chunkings = [loss_chunks] if loss_chunks else [ALL_AT_ONCE, "auto"]
     found = []
-    for policy, remat, size, chunks in product(CANDIDATES, REMAT, sizes, chunkings):
+    for policy, remat, size, chunks in product(policies, remats, sizes, chunkings):
         setting = Setting(
             framework=framework, ampere=counts_as_ampere(device), policy=policy, remat=remat,
             rows=size, accum=-(-rows // size), loss_chunks=chunks, compiled=compiled,
@@ -54,15 +57,30 @@ def choices(
     return found
 
 
+def read_names(flag: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that are asked for, in the order of all that are known; all, where none is.
+
+    Raises:
+        UserError: one is not among them.
+    """
+    if text is None:
+        return known
+    names = text.split(",")
+    require(set(names) <= {*known}, flag, text, f"unknown; use some of {','.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
 def rows(found: list[Choice]) -> list[Choice]:
     """The best split and chunks of each policy and remat mode."""
-    return [find_best(found, policy, remat) for policy, remat in product(CANDIDATES, REMAT)]
+    kinds = dict.fromkeys((c.setting.policy, c.setting.remat) for c in found)
+    return [find_best(found, *kind) for kind in kinds]
 
 
 def rank(found: list[Choice]) -> list[Choice]:
-    """Orders those of `rows` that fit and are native, the best first; of equally fast ones the
-    simpler."""
-    left = [c for c in rows(found) if c.fits and c.native]
+    """Orders those of `rows` that fit, the best first; of equally fast ones the simpler. What the
+    device has no units for is left out, where it has them for another of `found`."""
+    native = [c for c in found if c.native] or found
+    left = [c for c in rows(native) if c.fits]
     order = []
     while left:
         order.append(take_first(left))
@@ -93,15 +111,15 @@ def find_best(found: list[Choice], policy: str, remat: str) -> Choice:
 def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
     """Why this one, made from what the others would have cost."""
     reasons, s = [], best.setting
-    for policy in CANDIDATES:
+    for policy in dict.fromkeys(c.setting.policy for c in found):
         other = find_best(found, policy, s.remat)
         if policy != s.policy:
             why = _compare(other, best) if other.native else "multiplied in float32 here"
             reasons.append(f"{policy}: {why}")
-    plain = find_best(found, s.policy, "none")
     if s.remat == "none":
         reasons.append("it fits without remat, which costs time")
-    else:
+    elif any(c.setting.remat == "none" for c in found):
+        plain = find_best(found, s.policy, "none")
         why = _compare(plain, best, f"not even {plain.setting.rows} row(s) fit")
         reasons.append(f"without remat: {why}")
     at_once = [c for c in found if c.setting.loss_chunks == ALL_AT_ONCE]

@@ -22,7 +22,8 @@ PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
 MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 MESH_ASSUMPTIONS = """\
-Memory of one device: the plan's own, what fsdp divides divided, and what is whole for a while.
+Memory of one device at its own peak, of our own fsdp. PyTorch's gathers in float32, and has whole
+gradients until the last of N micro-batches; other trainers may need less.
 Sent: a ring's bytes of one device. s/step: from all sending hidden behind computing to none.
 Assumed: these trainers, our own fsdp, fused attention, eager PyTorch, float32 weights and
 gradients, which are whole until the last micro-batch in PyTorch. None of it is measured, but

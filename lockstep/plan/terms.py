@@ -1,31 +1,27 @@
 """The moments at which a step may need most memory, and the terms that are there."""
 
-from typing import NamedTuple
-
 # See `memory`.
-FORWARD, LOSS, LAST, ATTENTION, SEGMENT, FIRST, UPDATE = (
-    "forward", "loss", "last block", "attention", "first segment", "first block", "update",
+GATHER, LOSS, HEAD, LAST, NEXT, ATTENTION, SEGMENT, FIRST, TABLE, UPDATE = (
+    "gather", "loss", "head", "last block", "block before", "attention", "first segment",
+    "first block", "table", "update",
 )  # fmt: skip
 
 Constants = dict[str, float]
 Moments = dict[str, dict[str, float]]  # moment -> term -> bytes
 
 
-class Term(NamedTuple):
-    part: str  # of `memory.MemoryParts`
-    divided: bool = False  # among the devices of fsdp
-
-
-TERMS = {
-    "kept": Term("activations"),  # by blocks, until their backward pass
-    "stream": Term("activations"),  # the residual stream, and its gradient
-    "scores": Term("activations"),
-    "attended": Term("activations"),
-    "logits": Term("logits"),
-    "gradients": Term("gradients", divided=True),
-    "accumulators": Term("accumulators", divided=True),
-    "inside": Term("workspace"),  # of one block, in its backward pass
-    "copies": Term("workspace", divided=True),  # weights in the compute dtype
-    "slices": Term("workspace", divided=True),  # of stacked layers
-    "raised": Term("workspace"),  # until no known program needs more
+TERMS = {  # the part of `memory.MemoryParts` that each belongs to
+    "kept": "activations",  # by blocks, until their backward pass
+    "stream": "activations",  # the residual stream, and its gradient
+    "scores": "activations",
+    "attended": "activations",
+    "logits": "logits",
+    "gradients": "gradients",
+    "accumulators": "accumulators",
+    "gathered": "workspace",  # weights that fsdp has whole for a while
+    "sent": "workspace",  # gradients, in the buffer that they were sent from
+    "inside": "workspace",  # of one block, in its backward pass
+    "copies": "workspace",  # weights in the compute dtype
+    "slices": "workspace",  # of stacked layers
+    "raised": "workspace",  # until no known program needs more
 }

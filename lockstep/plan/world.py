@@ -1,8 +1,8 @@
 """Many devices: which meshes of data x fsdp fit, what each device keeps and sends, and how long.
 
 Bytes sent are those of the programs (`lockstep compile --mesh`, which the suite compares). Memory
-is that of one device, with what fsdp divides divided, and with what is whole for a while. How much
-of the sending hides behind computing is not known: both ends are given.
+is that of one device at its own peak (`lockstep/plan/memory.py`). How much of the sending hides
+behind computing is not known: both ends are given.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from lockstep.plan import memory, recommend, trainer
 from lockstep.plan.recommend import ALL_AT_ONCE, ROOM, SAME, Choice
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.plan.terms import LAST, LOSS, TERMS
 
 INFINIBAND = 50e9  # bytes a second, one way: one NDR port, of 400 Gb/s, for each device
 NAMES = ("nvlink", "pcie", "infiniband", "GB/s")
@@ -84,52 +83,6 @@ def meshes(devices: int) -> list[Mesh]:
     return [Mesh(devices // m, m) for m in range(1, devices + 1) if devices % m == 0]
 
 
-def kept(shape: Shape, s: Setting, mesh: Mesh) -> float:
-    """Bytes of one device at its peak."""
-    if mesh.fsdp == 1:
-        return memory.parts(shape, s).total
-    return (_kept_by_xla if s.framework == "jax" else _kept_by_torch)(shape, s, mesh)
-
-
-def _kept_by_torch(shape: Shape, s: Setting, mesh: Mesh) -> float:
-    """The state divided, and gradients, each after its block. Whole for a while are all but the
-    other blocks: weights, gradients, and the buffer that sends them."""
-    parts, width = memory.parts(shape, s), BYTES[s.roles.param]
-    state = parts.parameters + parts.moments + parts.accumulators
-    divided = (state + width * shape.weights) / mesh.fsdp
-    block, root = shape.block_weights / shape.n_layer, shape.looked_up + shape.head_weights
-    kept_whole = shape.block_weights if s.accum > 1 else 0  # until the last micro-batch
-    whole = width * (3 * (block + root) + kept_whole)
-    return divided + whole + parts.activations + parts.logits + parts.workspace
-
-
-def _kept_by_xla(shape: Shape, s: Setting, mesh: Mesh) -> float:
-    """Follows XLA's buffer assignment, at the loss and in the last block's backward pass. The
-    gradients that one device has whole are divided there, so that another moment is the peak.
-
-    In both: without copies of the model the look-up's gradient, whole zeros from the loss on; of
-    layers in a loop, the matrices that read the stream turned over, with N > 1 their moments and
-    sums too.
-    """
-    width, compute = BYTES[s.roles.param], BYTES[s.roles.compute]
-    block, head = shape.block_weights / shape.n_layer, shape.head_weights
-    state = width * shape.weights * (3 + (s.accum > 1)) / mesh.fsdp
-    reads = shape.d_queries + 2 * shape.d_keys + (1 + shape.gated) * shape.d_mlp
-    turned = width * shape.d_model * reads * shape.n_layer / mesh.fsdp * s.scanned
-    zeros = width * head * (mesh.data == 1)
-    both = state + zeros + turned * (4 if s.accum > 1 else 1)
-    given = {moment: sum(n for name, n in found.items() if not TERMS[name].divided)
-             for moment, found in memory.moments(shape, s).items()}  # fmt: skip
-    blocks = 0 if s.scanned else shape.block_weights  # gathered ahead, for the backward pass
-    # The head, its gradient, and a device's part of that; zeros for two of the MLP's come early.
-    early = width * 2 * shape.d_model * shape.d_mlp * shape.n_layer / mesh.fsdp
-    at_loss = given[LOSS] + compute * (head + blocks) + width * (1 + 1 / mesh.fsdp) * head
-    at_loss += early * (s.scanned and s.accum == 1)
-    # Gradients of all layers, divided, and of one that is whole, as are its weights.
-    last = given[LAST] + width * shape.block_weights / mesh.fsdp
-    return both + max(at_loss, last + compute * (block + blocks) + width * block)
-
-
 def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
     """Bytes that one device sends in a step, in rings: among fsdp, and among data. JAX sends
     weights in the compute dtype, and a gradient after each micro-batch; PyTorch all in float32, and
@@ -160,12 +113,11 @@ def plan(
 ) -> dict[str, Any]:  # fmt: skip
     """One framework's meshes, and the first of those that fit: of equally fast ones with least
     fsdp, which sends less where links are worse than thought."""
-    found = [(mesh, best(shape, device, framework, tokens, mesh, links,
-                         given.micro_batch, given.loss_chunks))
+    found = [(mesh, best(given, shape, device, framework, tokens, mesh, links))
              for mesh in meshes(given.devices)]  # fmt: skip
     rows = [describe(shape, c, mesh, links) for mesh, c in found]
     result: dict[str, Any] = {"framework": framework, "rows": rows, "recommended": None}
-    if fitting := [(mesh, c) for mesh, c in found if c.fits and c.native]:
+    if fitting := [(mesh, c) for mesh, c in found if c.fits]:
         fastest = min(c.seconds for _, c in fitting)
         mesh, c = next(each for each in fitting if each[1].seconds <= SAME * fastest)
         result["recommended"] = str(mesh)
@@ -174,24 +126,27 @@ def plan(
 
 
 def best(
-    shape: Shape, device: Device, framework: str, tokens: int, mesh: Mesh, links: Links,
-    micro_batch: int | None = None, loss_chunks: str | None = None,
+    given: argparse.Namespace, shape: Shape, device: Device, framework: str, tokens: int,
+    mesh: Mesh, links: Links,
 ) -> Choice:  # fmt: skip
     """The best setting on a mesh; its seconds are those of computing, then sending. With the
     smallest memory where nothing fits."""
     rows = max(1, -(-tokens // shape.context) // mesh.size)
-    if mesh.size > 1:
-        loss_chunks = ALL_AT_ONCE  # the trainers have them for one device
+    # The trainers have chunks of the loss for one device.
+    loss_chunks = given.loss_chunks if mesh.size == 1 else ALL_AT_ONCE
     found = []
     for c in recommend.choices(
-        shape, device, framework, rows * shape.context, micro_batch, loss_chunks
-    ):
-        needed = kept(shape, c.setting, mesh)
+        shape, device, framework, rows * shape.context, given.micro_batch, loss_chunks,
+        given.policy, given.remat,
+    ):  # fmt: skip
+        needed = memory.parts(shape, c.setting, mesh).total
         seconds = c.seconds + send_seconds(shape, c.setting, mesh, links)
         fits = needed <= ROOM * device.memory
         found.append(replace(c, bytes=needed, fits=fits, seconds=seconds))
     ordered = recommend.rank(found)
-    return ordered[0] if ordered else min(found, key=lambda c: c.bytes)
+    if ordered:
+        return ordered[0]
+    return replace(min(found, key=lambda c: c.bytes), fits=False)
 
 
 def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any]:

@@ -3,6 +3,7 @@ them."""
 
 from typing import NamedTuple
 
+from lockstep.config.mesh import Mesh
 from lockstep.config.policy import BYTES
 from lockstep.model.attention import query_blocks
 from lockstep.plan.setting import Setting
@@ -49,10 +50,12 @@ INSIDE = {
 }
 
 
-def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
-    """Counts the bytes of each moment, all but attention that is written out; see
-    `memory.moments`. In a loop over layers all blocks need the same, and nothing is freed between
-    them."""
+def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
+    """Counts the bytes of each moment on one device of a mesh, all but attention that is written
+    out; see `memory.moments`. In a loop over layers all blocks need the same, and nothing is freed
+    between them."""
+    if mesh.fsdp > 1:
+        return _shared(shape, s, constants, mesh)
     names = [LOSS, LAST, UPDATE]
     if s.written_out:
         names.append(ATTENTION)
@@ -60,15 +63,47 @@ def moments(shape: Shape, s: Setting, constants: Constants) -> Moments:
         names.append(FIRST)
     elif _even(shape, s) < shape.n_layer:
         names.append(SEGMENT)
-    return {moment: _moment(shape, s, moment, constants) for moment in names}
+    sums = {"accumulators": BYTES[s.roles.param] * shape.weights * (s.accum > 1)}
+    return {
+        moment: weights(shape, s, moment) | _activations(shape, s, moment, constants) | sums
+        for moment in names
+    }
 
 
-def _moment(shape: Shape, s: Setting, moment: str, constants: Constants) -> dict[str, float]:
-    """Counts what blocks keep, logits, weights' copies, gradients and accumulators."""
-    found = weights(shape, s, moment) | {"kept": kept(shape, s, moment)}
+def _shared(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
+    """Counts the loss and the last block's backward pass where devices share a model: what one
+    device alone has whole at other moments is divided.
+
+    In both: without copies of the model the look-up's gradient, whole zeros from the loss on; of
+    layers in a loop, the matrices that read the stream turned over, with N > 1 their moments and
+    sums too.
+    """
+    width, compute, summed = BYTES[s.roles.param], BYTES[s.roles.compute], s.accum > 1
+    block, head = shape.block_weights / shape.n_layer, shape.head_weights
+    reads = shape.d_queries + 2 * shape.d_keys + (1 + shape.gated) * shape.d_mlp
+    turned = width * shape.d_model * reads * shape.n_layer / mesh.fsdp * s.scanned
+    both = {
+        "accumulators": width * shape.weights / mesh.fsdp * summed,
+        "slices": turned * (4 if summed else 1),
+    }
+    zeros = width * head * (mesh.data == 1)
+    blocks = 0 if s.scanned else shape.block_weights  # gathered ahead, for the backward pass
+    # The head's gradient, and a device's part of that; zeros for two of the MLP's come early.
+    early = width * 2 * shape.d_model * shape.d_mlp * shape.n_layer / mesh.fsdp
+    of_head = width * (1 + 1 / mesh.fsdp) * head + early * (s.scanned and not summed)
+    # Gradients of all layers, divided, and of one that is whole, as are its weights.
+    of_blocks = width * (shape.block_weights / mesh.fsdp + block)
+    return {
+        moment: _activations(shape, s, moment, constants) | both
+        | {"gathered": compute * (unit + blocks), "gradients": zeros + gradients}
+        for moment, unit, gradients in ((LOSS, head, of_head), (LAST, block, of_blocks))
+    }  # fmt: skip
+
+
+def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) -> dict[str, float]:
+    """Counts what blocks keep and need, the stream and the logits."""
+    found = {"kept": kept(shape, s, moment)}
     c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
-    if s.accum > 1:
-        found["accumulators"] = BYTES[s.roles.param] * shape.weights
     if moment == ATTENTION:  # of the last block of queries, in the backward pass
         arrays = SCORES[s.roles.mixed].get(s.remat, 4)
         scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)

@@ -87,6 +87,7 @@ def committed_files() -> Iterator[Path]:
 UNSHOWN = {
     "benchmarks/results/drift.jsonl": "parity_tests/benchmarks/test_report.py",
     "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_plan_memory.py",
+    "benchmarks/results/compiled-mesh.jsonl": "parity_tests/plan/test_plan_mesh.py",
     "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_plan_memory.py",
     documents.LEARN.file: "parity_tests/house/test_lesson.py",
     "benchmarks/results/published.csv": "parity_tests/plan/test_published.py",  # others' runs

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import programs
+from lockstep.config.mesh import Mesh
 from lockstep.plan import memory, roofline, shape
 from lockstep.plan.setting import Setting
 from lockstep.plan.terms import Moments
@@ -87,9 +88,9 @@ def test_without_a_term_a_program_is_predicted_too_low(
     """None of them is ornament."""
     known = memory.moments
 
-    def without(model: shape.Shape, s: Setting) -> Moments:
+    def without(model: shape.Shape, s: Setting, mesh: Mesh) -> Moments:
         return {moment: {name: n for name, n in found.items() if name != term}
-                for moment, found in known(model, s).items()}  # fmt: skip
+                for moment, found in known(model, s, mesh).items()}  # fmt: skip
 
     monkeypatch.setattr(memory, "moments", without)
     assert min(program.memory_error for program in GROUPS[group]) < LOWEST - 0.02

@@ -28,14 +28,13 @@ def test_every_mesh_of_the_devices_is_compared() -> None:
     assert world.meshes(6) == [Mesh(6, 1), Mesh(3, 2), Mesh(2, 3), Mesh(1, 6)]
 
 
-def test_state_is_divided_and_activations_are_not() -> None:
-    s = setting(remat="block", rows=1)
-    parts = memory.parts(B1, s)
-    whole, half, tenth = (world.kept(B1, s, Mesh(1, m)) for m in (1, 2, 20))
-    assert whole == parts.total
-    divided = parts.parameters + parts.moments + 4 * B1.weights
-    assert half - tenth == pytest.approx(divided * (1 / 2 - 1 / 20))
-    assert tenth > parts.activations + parts.logits
+def test_state_and_gradients_are_divided_and_activations_are_not() -> None:
+    s = setting(remat="block", rows=8)
+    half, tenth = (memory.parts(B1, s, Mesh(1, m)) for m in (2, 20))
+    for part in ("parameters", "moments"):
+        assert getattr(half, part) == 10 * getattr(tenth, part)
+    assert (half.activations, half.logits) == (tenth.activations, tenth.logits)
+    assert memory.parts(B1, s, Mesh()) == memory.parts(B1, s)
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -80,6 +79,24 @@ def test_what_does_not_fit_is_not_recommended(capsys: pytest.CaptureFixture[str]
     assert (
         plan(capsys, "--device", "h100", "--memory", "1", "--devices", "2")["recommended"] is None
     )
+
+
+def test_policies_and_remat_modes_are_those_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "h100", "--devices", "8", "--policy", "fp16,bf16", "--remat", "block"]
+    found = plan(capsys, *words)
+    assert {(row["policy"], row["remat"]) for row in found["rows"]} == {("bf16", "block")}
+    assert "--policy bf16" in " ".join(found["command"])
+    asked = plan(capsys, *words[:2], *words[4:])["rows"]  # of one device
+    assert [(row["policy"], row["remat"]) for row in asked] == [
+        ("bf16", "block"),
+        ("fp16", "block"),
+    ]
+    narrow = ["--device", "t4", "--policy", "bf16", "--micro-batch", "1", "--context", "128"]
+    emulated = plan(capsys, *narrow, "--remat", "sqrt", "--memory", "40")  # no units: still asked
+    assert emulated["recommended"]["policy"] == "bf16"
+    for flag in ("--policy", "--remat"):
+        assert main(["plan", "--model", "1b", "--device", "h100", flag, "some"]) == 2
+        assert f"{flag} some: unknown" in capsys.readouterr().err
 
 
 def test_links_have_names_and_rates() -> None:
