@@ -32,7 +32,10 @@ FILE = ROOT / "benchmarks" / "results" / "published.csv"
 MEASURED = ROOT / "benchmarks" / "results" / "h200.jsonl"
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
-NAMES = {"h200": "H200"}  # other cards than those that an architecture's shares are of
+NAMES = {
+    "h200": "H200",
+    "rtx-4090": "RTX 4090",
+}  # other cards than those that an architecture's shares are of
 MACHINE = 8  # devices of one machine
 SEVERAL = "several machines"
 FAMILIES = ("gpt", "llama")
@@ -245,7 +248,10 @@ def fit_all() -> dict[str, Any]:
         other = next(value for key, value in shares.items() if key != name)
         crossed += [_ratio(point, other) for point in found]
     single = [point for point in comparable() if roofline.attends_in_single(point.setting)]
-    unfitted = [point for point in comparable() if point.program != "eager" and point not in single]
+    unfitted = [point for point in comparable() if point.program != "eager" and point not in single
+                and point.device.capability in rates.NAMES]  # fmt: skip
+    crossed += [point.time_ratio for point in comparable()
+                if point.device.capability not in rates.NAMES]  # fmt: skip
     largest = max(value["error"] for value in fitted.values())
     error = round(max(largest, rms(point.time_ratio for point in unfitted)), 3)
     fused = {"error": error, "runs": len(unfitted),
@@ -256,8 +262,10 @@ def fit_all() -> dict[str, Any]:
         "fitted": fitted, "attention_single": round(fit_single(single, shares), 3),
         "errors": {
             "compiled": fused, "jax": fused,
-            "unseen": {"error": round(rms(crossed), 3), "runs": len(crossed),
-                       "how": "runs on A100s with the shares of H100s, and the reverse"},
+            "unseen": {
+                "error": round(rms(crossed), 3), "runs": len(crossed),
+                "how": "runs on A100s with the shares of H100s, the reverse, and an RTX 4090",
+            },
         },
         "memory": memory_errors(),
     }  # fmt: skip
