@@ -33,8 +33,9 @@ def choose_attention(
 ) -> AttentionChoice:
     """How a module of these roles attends.
 
-    cuDNN's kernel is for half precision on CUDA, and for some head dims, Triton's for float32.
-    Strict numerics write attention out, with all that is masked.
+    cuDNN's kernel is for half precision on CUDA, and for some head dims, Triton's for TF32: it
+    multiplies float32 by FMAs and spills all its registers (docs/decisions/0084). Strict numerics
+    write attention out, with all that is masked.
 
     Args:
         segments: whether a row has several, which do not see each other: Triton's takes none.
@@ -49,7 +50,7 @@ def choose_attention(
     if dtypes.mixed and own.mixed and device.fused_attention(own.compute, d_head):
         return AttentionChoice(CUDNN)
     # A kernel of our own choice XLA would run on all devices of a mesh with all that they have.
-    flash = own.compute == "float32" and config.mesh.size == 1 and not segments
+    flash = own.tf32 and config.mesh.size == 1 and not segments
     flash = flash and has_flash(config.model.context, d_head)
     if flash and device.fused_attention("float32", d_head):
         return AttentionChoice(TRITON, blocks)

@@ -105,8 +105,9 @@ def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bo
         return False
     able = target.capabilities
     if framework == "jax":
-        # In float32 Triton's kernel, on one device.
+        # In TF32 Triton's kernel, on one device.
         flash = has_flash(config.model.context, head) and config.mesh.size == 1
+        flash = flash and config.precision.roles.tf32
         wanted = flash if dtype == "float32" else config.dtypes.mixed
         return wanted and able.fused_attention(dtype, head)
     aligned = head % (4 if dtype == "float32" else 8) == 0

@@ -263,10 +263,11 @@ JAX_NAMES: list[tuple[dict[str, Any], str, str]] = [  # flags, device, the name 
     ({"context": 1024}, "cpu", "reference in 4 causal blocks"),
     ({"context": 1024, "numerics": "strict"}, "cpu", "reference"),
     (HALF, "no kernels", NONE.format("bfloat16", "gpu")),
-    ({"policy": "fp32"}, "kernels", NONE.format("float32", "gpu")),  # of a length without tiles
-    ({"policy": "fp32", "context": 64}, "kernels", "triton"),
+    ({"policy": "tf32"}, "kernels", NONE.format("float32", "gpu")),  # of a length without tiles
+    ({"policy": "tf32", "context": 64}, "kernels", "triton"),
+    ({"policy": "fp32", "context": 64}, "kernels", NONE.format("float32", "gpu")),
     (HALF, "h100", "cudnn"),
-    ({"policy": "fp32", "context": 256}, "h100", "triton"),
+    ({"policy": "tf32", "context": 256}, "h100", "triton"),
     (HALF | {"numerics": "strict"}, "h100", "reference"),
     (
         {"policy": "fp32", "context": 256},
@@ -303,7 +304,7 @@ def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.Mon
     describe = partial(torch_ref.extra.attention.describe_attention, config, cpu, known)
     assert describe() == "reference in 2 causal blocks"
     assert describe(segments=True).startswith("sdpa:")
-    config = toy(policy="fp32", numerics="fast", context=64)
+    config = toy(policy="tf32", numerics="fast", context=64)
     said = jax_impl.extra.attention.describe_attention(config, GPU, segments=True)
     assert said == NONE.format("float32", "gpu")
 
