@@ -119,12 +119,29 @@ def _of_contenders(*contenders: str) -> Table:
     return _benchmark("h200", "gpu", "gpt2")._replace(make=make)
 
 
+def _by_model(rows: Rows) -> str:
+    """A table for each model, whose rows alone are compared."""
+    models: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows.values():
+        config = row["config"]["model"]
+        key = config["model"], config["n_layer"], config["d_model"]
+        models.setdefault(key, []).append(row)
+    return "\n\n".join(
+        f"`{name}`, {layers} layers, D {width}:\n\n{report.table(report.merge_rounds(own))}"
+        for (name, layers, width), own in models.items()
+    )
+
+
 PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladder.status)
 TABLES: dict[str, Table] = {
     "status": PARITY,
     "policies": PARITY._replace(command="", make=ladder.policies),
     "parity_h200": _of_ladder(
         "parity-h200", f"{LADDER} --device cuda -k test_rung --status {{file}}", ladder.verdicts
+    ),
+    "parity_h200_since": _of_ladder(
+        "parity-h200-since", f"{LADDER} --device cuda -k test_rung --status {{file}}",
+        ladder.verdicts,
     ),
     "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
     "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
@@ -144,6 +161,9 @@ TABLES: dict[str, Table] = {
     # GPT-2's cells, each framework alone: the losses of both part too far for one table.
     "h200_jax": _of_contenders("jax", "bare-jax"),
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
+    "h200_frameworks": _benchmark(
+        "h200-since", "frameworks --device cuda", "frameworks"
+    )._replace(make=_by_model),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     **{f"experiment_{name.replace('-', '_')}":

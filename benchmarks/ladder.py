@@ -215,6 +215,8 @@ def verdicts(rows: Rows) -> str:
 
 
 def _describe_difference(row: Row) -> str:
+    if row["verdict"] == "failed":
+        return f"rung {row['rung']}: failed, {row['why']}"
     worst = row["worst"]
     return f"rung {row['rung']}: {worst['rule']} {figure(worst)} at {worst['where']}"
 

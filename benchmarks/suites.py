@@ -115,9 +115,9 @@ def frameworks(device: str) -> list[Job]:
         job
         for model in models
         for policy in ("bf16", "fp16", "fp32", "tf32")
-        for mode in ("none", "block")
+        for mode in ({"remat": "none"}, {"remat": "block", "layers": "scan"})
         for job in cells(
-            "frameworks", OURS, [model | {"policy": policy, "remat": mode}],
+            "frameworks", OURS, [model | {"policy": policy} | mode],
             **(slow if policy in ("fp32", "tf32") else usual),
         )
     ]  # fmt: skip

@@ -4,7 +4,10 @@ from benchmarks import ladder, report
 from benchmarks.documents import TABLES
 from lockstep.process import ROOT
 
-CELLS, VERDICTS = (TABLES[name].rows for name in ("h200_jax", "parity_h200"))
+CELLS, VERDICTS, SINCE, MODELS = (
+    TABLES[name].rows
+    for name in ("h200_jax", "parity_h200", "parity_h200_since", "h200_frameworks")
+)
 BF16 = "gpt2-{}-bf16-gpt2-l12-d768-t1024-n1-b32-none.{}"
 
 
@@ -17,7 +20,8 @@ def rate(trainer: str, time: int = 1) -> float:
 
 
 def test_every_cell_that_ran_names_the_device() -> None:
-    devices = {row["about"]["device"] for row in CELLS.values() if row["status"] == "ok"}
+    ran = [row for row in (*CELLS.values(), *MODELS.values()) if row["status"] == "ok"]
+    devices = {row["about"]["device"] for row in ran}
     assert devices == {"NVIDIA H200"}
 
 
@@ -31,6 +35,46 @@ def test_cases_are_counted_and_what_differs_is_named() -> None:
     assert "96 cases of the default suite were climbed, of which 3" in page("docs/parity.md")
     text = ladder.verdicts(VERDICTS)
     assert "| `bf16` | 24 | 7 of 9 | rung 4: gap over noise 2.13e+03 of 2 at trained" in text
+
+
+def test_what_is_asked_since_is_counted() -> None:
+    assert sum(row["cases"] for row in SINCE.values()) == 93
+    other = {name for name, row in SINCE.items() if row["verdict"] != "equal"}
+    delayed = {f"fp8-delayed {rung}" for rung in (2, 3, 5, 8, 9)}
+    assert other == {
+        "bf16 2",
+        "bf16 4",
+        "bf16 5",
+        "tf32 9",
+        "fp64 6",
+        "nvfp4 8",
+        "nvfp4 10",
+        *delayed,
+    }
+    assert "81 are equal, 12 are not" in page("docs/results.md")
+    assert "93 cases were climbed, 81 of them equal" in page("docs/cuda.md")
+
+
+def test_models_are_as_fast_as_is_said() -> None:
+    cell = "frameworks-{}-{}-none"
+    gpt2, llama = "gpt2-l12-d768-t1024-n1-b32", "1b-l16-d2048-t2048-n1-b4"
+
+    def speed(trainer: str, policy: str, model: str) -> float:
+        return MODELS[cell.format(trainer, f"{policy}-{model}")]["tokens_per_second"]
+
+    text = page("docs/benchmarks.md")
+    slower = speed("torch", "fp32", gpt2) / speed("jax", "fp32", gpt2)
+    assert f"JAX in fp32 was {slower:.1f} times slower" in text
+    ahead = speed("jax", "bf16", llama) / speed("torch-compiled", "bf16", llama) - 1
+    assert f"ahead of compiled PyTorch, by {100 * ahead:.0f} %" in text
+    eager, compiled = (
+        speed(f"torch{how}", "bf16", gpt2) / speed(f"nanogpt{how}", "bf16", gpt2)
+        for how in ("", "-compiled")
+    )
+    assert f"{eager:.2f} eager, {compiled:.2f} compiled" in text
+    assert (
+        f"is at {speed('bare-jax', 'bf16', gpt2):,.0f} here and at {rate('bare-jax'):,.0f}" in text
+    )
 
 
 def test_sentences_have_the_figures_of_the_rows() -> None:
