@@ -9,6 +9,7 @@ from lockstep.check.check import Result
 from lockstep.check.compare import Options, compare_programs
 from lockstep.config import Config
 from lockstep.errors import UserError
+from lockstep.model.params import shapes
 from lockstep.parity.side import Side
 from lockstep.process import ROOT
 
@@ -33,6 +34,8 @@ def batch(step):
 
 def describe_difference(reference: Side, other: Side, config: Config) -> list[str]:
     """Lines: the roots of what differs, or that nothing does there."""
+    if len(config.trained) < len(shapes(config.model)):  # each program trains all that it has
+        return ["cannot be located: weights are frozen"]
     try:
         result = check_twins(reference, other, config)
     except UserError as error:

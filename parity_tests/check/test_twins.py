@@ -61,6 +61,14 @@ def test_what_ran_on_another_device_is_compared_on_the_cpu(monkeypatch: pytest.M
     assert all('"device": "cpu"' in each and "cuda" not in each for each in programs)
 
 
+def test_frozen_weights_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JAX program has gradients of all its weights, the PyTorch program of what trains."""
+    monkeypatch.setattr(twins, "check_twins", lambda *compared: pytest.fail("compared"))
+    jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
+    lines = twins.describe_difference(jax, torch, matrix.config({"lora_rank": 3}, "cpu"))
+    assert lines == ["cannot be located: weights are frozen"]
+
+
 @tier("rest", guard="a port's; the ladder")
 def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found without knowing a twin is what `Twin` says: the same names on both sides."""
