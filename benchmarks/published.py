@@ -282,6 +282,7 @@ def memory_errors() -> dict[str, dict[str, Any]]:
             errors[point.setting.group(point.shape)].append(point.memory_ratio - 1)
     errors["compiled"] = [error for group, found in errors.items() for error in found
                           if group.startswith("jax") and "before ampere" not in group]  # fmt: skip
+    errors["torch mesh"] = [known.memory_error for known in programs.on_meshes("torch")]
     compiled = "as far as XLA's bytes are off, for want of more runs"
     return {
         group: {"lowest": round(min(0.0, *found), 3), "highest": round(max(0.0, *found), 3),

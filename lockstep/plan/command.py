@@ -212,7 +212,7 @@ def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
         "program": s.program, "policy": s.policy, "remat": s.remat, "rows": s.rows,
         "accum": s.accum, "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native,
         "bytes": vars(parts), "total_bytes": parts.total,
-        "bytes_range": [parts.total / (1 + error["highest"]), parts.total / (1 + error["lowest"])],
+        "bytes_range": rates.range_bytes(parts.total, error),
         "predicted_seconds": c.seconds, "seconds_error": time_error,
         "bound_seconds": roofline.bound(model, s, device),
         "predicted_tokens_per_second": rate,

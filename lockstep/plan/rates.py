@@ -82,12 +82,20 @@ def find_error(device: Device, program: str, weights: int) -> Error:
     return Error(found["error"], found["runs"], found["how"])
 
 
-def find_memory_error(group: str, program: str) -> dict[str, Any]:
+def find_memory_error(group: str, program: str, devices: int = 1) -> dict[str, Any]:
     """How far the plan's bytes are off: lowest, highest, of so many programs.
 
     Args:
         group: `Setting.group`.
         program: `Setting.program`; compiled PyTorch has peaks of its own.
+        devices: those of a mesh; of several, eager PyTorch has programs of its own.
     """
-    found: dict[str, Any] = read()["memory"]["compiled" if program == "compiled" else group]
+    of_mesh = devices > 1 and program == "eager"
+    name = "compiled" if program == "compiled" else "torch mesh" if of_mesh else group
+    found: dict[str, Any] = read()["memory"][name]
     return found
+
+
+def range_bytes(planned: float, error: dict[str, Any]) -> list[float]:
+    """The least and the most bytes that a prediction's known errors allow."""
+    return [planned / (1 + error["highest"]), planned / (1 + error["lowest"])]

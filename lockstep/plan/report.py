@@ -137,9 +137,11 @@ def _many_predicted(model: Shape, device: Device, count: int, plan: dict[str, An
     flops = model.flops_per_token / (count * device.peak(POLICIES[row["policy"]]))
     error = plan["errors"]["time"]["relative"]
     known = "at most" if error is None else f"± {error:.0%}"
+    low, high = (size / GIB for size in row["bytes_range"])
     return (
         f"{name:7}{least:,.0f} to {most:,.0f} tokens/s {known}, MFU {least * flops:.0%} to "
-        f"{most * flops:.0%}, {row['bytes'] / GIB:.1f} GiB a device: {shlex.join(plan['command'])}"
+        f"{most * flops:.0%}, {row['bytes'] / GIB:.1f} GiB ({low:.1f} to {high:.1f}) a device: "
+        f"{shlex.join(plan['command'])}"
     )
 
 

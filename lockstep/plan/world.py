@@ -13,7 +13,7 @@ from lockstep.config.mesh import MOST, Mesh
 from lockstep.config.policy import BYTES
 from lockstep.devices import Device
 from lockstep.errors import UserError, require, require_range
-from lockstep.plan import memory, recommend, trainer
+from lockstep.plan import memory, rates, recommend, roofline, trainer
 from lockstep.plan.recommend import ALL_AT_ONCE, ROOM, SAME, Choice
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
@@ -140,7 +140,8 @@ def best(
         given.policy, given.remat,
     ):  # fmt: skip
         needed = memory.parts(shape, c.setting, mesh).total
-        seconds = c.seconds + send_seconds(shape, c.setting, mesh, links)
+        computing = roofline.seconds(shape, c.setting, device, mesh.fsdp)
+        seconds = computing + send_seconds(shape, c.setting, mesh, links)
         fits = needed <= ROOM * device.memory
         found.append(replace(c, bytes=needed, fits=fits, seconds=seconds))
     ordered = recommend.rank(found)
@@ -154,9 +155,11 @@ def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any
     s = c.setting
     seconds = send_seconds(shape, s, mesh, links)
     computing = c.seconds - seconds
+    error = rates.find_memory_error(s.group(shape), s.program, mesh.size)
     return {
         "mesh": str(mesh), "policy": s.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
-        "fits": c.fits, "bytes": c.bytes, "sent_bytes": sum(sent(shape, s, mesh)),
+        "fits": c.fits, "bytes": c.bytes, "bytes_range": rates.range_bytes(c.bytes, error),
+        "sent_bytes": sum(sent(shape, s, mesh)),
         "compute_seconds": computing, "send_seconds": seconds,
         "seconds_at_least": max(computing, seconds), "seconds_at_most": c.seconds,
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Which mesh many devices should be: what fits, what is sent over which links."""
 
+import argparse
 import dataclasses
 import json
 import re
@@ -11,7 +12,7 @@ from lockstep import devices
 from lockstep.__main__ import main
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
-from lockstep.plan import memory, shape, world
+from lockstep.plan import memory, rates, roofline, shape, world
 from parity_tests.plan.plans import setting
 
 H100, B1 = devices.find("h100"), shape.of("1b", None)
@@ -128,9 +129,23 @@ def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) ->
     words = ["plan", "--model", "1b", "--device", "h100", "--devices", "16"]
     assert main(words) == 0
     jax, torch, empty = capsys.readouterr().out.splitlines()[:3]
-    figures = r"[\d,]+ to [\d,]+ tokens/s ± \d%, MFU \d\d% to \d\d%, [\d.]+ GiB a device: "
+    figures = r"[\d,]+ to [\d,]+ tokens/s ± \d%, MFU \d\d% to \d\d%, [\d.]+ GiB "
+    figures += r"\([\d.]+ to [\d.]+\) a device: "
     assert re.match(rf"jax:   {figures}python -m jax_impl.train .*--mesh data=", jax)
     assert re.match(rf"torch: {figures}torchrun .*--mesh data=", torch)
     assert empty == ""
     assert main([*words, "--memory", "1"]) == 0
     assert capsys.readouterr().out.startswith("jax:   nothing fits: take more devices")
+
+
+def test_fsdp_shares_the_update() -> None:
+    """7 numbers a weight are read and written, by one device or by all of them together."""
+    s = setting(rows=1)
+    one, eight = (roofline.seconds(B1, s, H100, m) for m in (1, 8))
+    share = rates.find(H100).rest
+    assert one - eight == pytest.approx(7 / 8 * 7 * 4 * B1.weights / H100.bandwidth / share)
+    links = world.Links(inside=9e11, between=9e11, per_machine=8)
+    given = argparse.Namespace(micro_batch=1, loss_chunks=None, policy=("bf16",), remat=("none",))
+    found = world.best(given, B1, H100, "torch", 8 * B1.context, Mesh(1, 8), links)
+    sending = world.send_seconds(B1, found.setting, Mesh(1, 8), links)
+    assert found.seconds - sending == pytest.approx(roofline.seconds(B1, found.setting, H100, 8))
