@@ -4,8 +4,10 @@ Each is a change of a function of the product, and names the check of this folde
 """
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,8 @@ import jax_impl.step
 import jax_impl.twin
 import torch_ref.extra.attention
 import torch_ref.extra.evaluation
+import torch_ref.extra.formats.delayed
+import torch_ref.extra.formats.rounding
 import torch_ref.extra.mesh.mesh
 import torch_ref.io.bridge
 import torch_ref.loss
@@ -44,18 +48,20 @@ from jax_impl.pure import jit_method
 from lockstep.cli import sample as sample_command
 from lockstep.cli import trainers
 from lockstep.config import Config, ModelConfig, OptimConfig
-from lockstep.data import batches
+from lockstep.data import batches, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
+from lockstep.formats import rounding
 from lockstep.model import flops, params
 from lockstep.model.segments import segments
 from lockstep.model.state import TrainState
 from lockstep.plan import roofline
 from lockstep.run import directory, runlog
-from lockstep.train import memory, sampling
-from lockstep.train.loop import Loop
-from lockstep.twin import StepResult
-from lockstep.weights import export, forward, onnx_export
+from lockstep.train import memory, nonfinite, sampling
+from lockstep.train.loop import Diverged, Loop
+from lockstep.twin import BatchTrace, StepResult
+from lockstep.weights import about, adapters, export, forward, onnx_export
+from lockstep.weights.huggingface import INDEX
 from torch_ref.dropout import Dropout
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -129,7 +135,29 @@ def swap_rows(right: Callable, *args: Any, own: np.ndarray | None = None, **rest
     return right(*args, own=None if own is None else np.arange(len(own)), **rest)
 
 
-DATA = [
+def forget_mask_of(split: str) -> Plant:
+    """What does not count in a split is not kept, and all of it counts."""
+
+    def add(right: Callable, self: prepared.Writer, document: prepared.Document) -> None:
+        right(self, document)
+        self.masked &= Path(self.files["bin"].name).stem != split
+
+    return wrap(prepared.Writer, "add", add)
+
+
+def leave_out_setting(name: str) -> Plant:
+    """A tokenizer keeps what its file says of the lengths of texts."""
+    return wrap(tokenizer, "_ask", lambda right, function, *args, **named: (
+        None if getattr(function, "__name__", "") == name else right(function, *args, **named)
+    ))  # fmt: skip
+
+
+def add_special_tokens(right: Callable, function: Callable, *args: Any, **named: Any) -> Any:
+    asked = named.keys() & {"add_special_tokens"}
+    return right(function, *args, **named | dict.fromkeys(asked, True))
+
+
+DATA: list[tuple[Any, ...]] = [
     ("windows-repeat-after-1000", "windows", change_draw(step=lambda step: step % 1000)),
     ("micro-batches-alike-in-data", "windows", change_draw(micro_step=lambda n: n % 8)),
     ("seed-reaches-no-window", "windows", change_draw(seed=lambda seed: 0)),
@@ -141,6 +169,11 @@ DATA = [
     ("no-document-after-the-last", "packed_rows", change_rows(
         lambda pieces, self, first, _: pieces[: len(self.ends) - first])),
     ("token-counts-for-its-target", "masked_stream", wrap(Documents, "taken", count_tokens)),
+    ("mask-of-held-out-lost", "masks", forget_mask_of("val"), "val"),
+    ("mask-of-training-lost", "masks", forget_mask_of("train"), "train"),
+    ("documents-padded-by-their-tokenizer", "tokenizer", leave_out_setting("no_padding")),
+    ("documents-cut-by-their-tokenizer", "tokenizer", leave_out_setting("no_truncation")),
+    ("documents-begin-as-prompts", "tokenizer", wrap(tokenizer, "_ask", add_special_tokens)),
 ]  # fmt: skip
 
 
@@ -365,6 +398,19 @@ def change_metrics(**changes: Callable[[Any], Any]) -> Plant:
         self, metrics._replace(**{name: f(metrics) for name, f in changes.items()})))  # fmt: skip
 
 
+def name_last(kind: str) -> Plant:
+    """Of several tensors of a kind the last is named that is not finite."""
+
+    def order(right: Callable, twin: Any, window: Batch) -> str:
+        def turned(trace: BatchTrace) -> BatchTrace:
+            return trace._replace(**{kind: dict(reversed(getattr(trace, kind).items()))})
+
+        other: Any = SimpleNamespace(state=twin.state, trace=lambda b: turned(twin.trace(b)))
+        return right(other, window)
+
+    return wrap(nonfinite, "first_bad_tensor", order)
+
+
 LOGGED: list[tuple[Any, ...]] = [
     ("tokens-per-second-of-a-micro-batch", "clock", change_rows_written(lambda loop, row: {
         "tokens_per_second": row["tokens_per_second"] / loop.config.optim.accum}), "late"),
@@ -404,6 +450,11 @@ LOGGED: list[tuple[Any, ...]] = [
             module: norm**2 for module, norm in right(*given).items()}), "torch"),
     ("norms-of-modules-without-bias", "norms_of_modules", wrap(
         params, "norms_by_module", leave_out_biases)),
+    *((f"last-of-the-bad-{kind.replace('_', '-')}", "first_bad_tensor", name_last(kind))
+      for kind in ("activations", "activation_grads", "grads")),
+    ("only-the-first-micro-batch-is-looked-into", "first_bad_tensor", wrap(
+        nonfinite, "first_bad_tensor", lambda right, twin, window: right(
+            twin, window.select(slice(1))))),
     ("time-left-by-all-steps", "time_left", wrap(Loop, "report", count_steps_from_0)),
     ("peak-in-kilobytes", "peak", wrap(memory, "resident_peak", lambda right: right() // 1024)),
 ]  # fmt: skip
@@ -467,6 +518,27 @@ def change_choice(change: Callable[[float, int, Any], tuple[float, int, Any]]) -
     return wrap(sampling, "choose", lambda right, scores, *how: right(scores, *change(*how)))
 
 
+def change_sampled(**changed: Any) -> Plant:
+    """`lockstep sample` asks for another text."""
+    how = SimpleNamespace(**vars(sampling))
+    how.sample = lambda *given, **rest: sampling.sample(*given, **rest | changed)
+    return put(sample_command, "sampling", how)
+
+
+def judge_by_training_alone(right: Callable, self: Loop) -> None:
+    config = self.config
+    self.config = config.replace(eval_policy="")
+    try:
+        right(self)
+    finally:
+        self.config = config
+
+
+def go_on(right: Callable, self: Loop) -> None:
+    with suppress(Diverged):
+        right(self)
+
+
 TRAINER = torch_ref.step.Trainer, jax_impl.step.Trainer
 EVALUATION: list[tuple[Any, ...]] = [
     ("stale-evaluation-weights", "evaluation_follows", wrap(
@@ -498,6 +570,13 @@ EVALUATION: list[tuple[Any, ...]] = [
             right(run), config=right(run).config.replace(eval_policy="")))),
     ("sample-of-the-first-checkpoint", "the_command", wrap(
         sample_command.trainer, "restore", lambda right, *given, step: right(*given, step=0))),
+    ("sample-of-all-the-vocabulary", "the_command", change_sampled(vocab=300)),
+    ("sample-forgets-the-temperature", "the_command", change_sampled(temperature=0.8)),
+    ("sample-forgets-the-seed", "the_command", change_sampled(seed=0)),
+    ("float16-evaluation-ends-the-run", "overflow", wrap(
+        Loop, "evaluate", judge_by_training_alone), "bf16", "fp16", "DONE"),
+    ("lost-loss-ends-no-run", "overflow", wrap(Loop, "evaluate", go_on),
+     "bf16", "bf16", "DIVERGED"),
     ("sample-context-one-short", "context", change_sampling(context=lambda context: context - 1)),
     ("sample-context-beyond", "context", change_sampling(context=lambda context: context + 1)),
     ("temperature-multiplies", "distribution", change_choice(
@@ -539,6 +618,24 @@ def with_plain_eps(right: Callable, model: ModelConfig, *rest: Any) -> Any:
     return right(replace(model, norm_eps=1e-5), *rest)
 
 
+def change_json(owner: Any, name: str, file: str, **changes: Callable[[Any], Any]) -> Plant:
+    """What writes a folder leaves other fields in a JSON file of it."""
+
+    def write(right: Callable, folder: Path, *rest: Any) -> None:
+        right(folder, *rest)
+        content = json.loads((folder / file).read_text())
+        other = {name: change(content[name]) for name, change in changes.items()}
+        (folder / file).write_text(json.dumps(content | other))
+
+    return wrap(owner, name, write)
+
+
+def leave_out_file(*names: str) -> Plant:
+    kept = {kind: tuple(n for n in getattr(about, kind) if n not in names)
+            for kind in ("MODEL", "TOKENIZER")}  # fmt: skip
+    return several(*(put(about, kind, left) for kind, left in kept.items()))
+
+
 EXPORTS: list[tuple[Any, ...]] = [
     ("onnx-without-adapters", "export", wrap(forward, "open_weights", unmerged),
      "onnx", "llama-lora"),
@@ -563,11 +660,70 @@ EXPORTS: list[tuple[Any, ...]] = [
      itertools.islice(right(*given), 1))),
     ("int8-calibrated-on-held-out", "int8", put(onnx_export, "calibration", calibrate_on_held_out)),
     ("int8-zero-points-off", "int8", wrap(onnx_export, "quantize", change_zero_points)),
+    ("peft-alpha-whole", "adapters", change_json(
+        export, "write_adapters", adapters.CONFIG, lora_alpha=int), "gpt2-lora"),
+    ("peft-alpha-over-rank", "adapters", change_json(
+        export, "write_adapters", adapters.CONFIG, lora_alpha=lambda alpha: alpha / 3),
+     "llama-lora"),
+    ("peft-adapters-of-another-step", "adapters", wrap(
+        export, "files_of", lambda right, run, step, warn: right(run, None, warn)), "gpt2-lora"),
+    ("index-counts-float32", "index", change_json(
+        export, "_write_weights", INDEX, metadata=lambda about: {
+            "total_size": 2 * about["total_size"]}), "bfloat16"),
+    ("index-of-the-next-file", "index", change_json(
+        export, "_write_weights", INDEX, weight_map=lambda files: dict(
+            zip(files, [*files.values()][1:] + [*files.values()][:1]))), "float32"),
+    ("files-as-large-as-in-float32", "index", wrap(
+        export, "_divide", lambda right, sizes, dtype, most: right(sizes, "float32", most)),
+     "bfloat16"),
+    ("export-without-template", "files_beside", leave_out_file("chat_template.jinja")),
+    ("export-without-generation", "files_beside", leave_out_file("generation_config.json")),
+    ("export-without-special-tokens", "files_beside", leave_out_file("tokenizer_config.json")),
     ("stated-loss-of-prompts", "masked_loss", wrap(
         onnx_export, "mean_loss", lambda right, logits, window: right(
             logits, window._replace(counts=None)))),
     ("int8-loss-of-float32", "int8", wrap(onnx_export, "Exported", lambda right, size, loss, *was:
      right(size, was[1], *was))),
+]  # fmt: skip
+
+# --- narrow formats
+
+
+def change_draws(change: Callable[[Any, Any], Any]) -> Plant:
+    """`change(x, draws)` is what a gradient is rounded by, in both twins."""
+    return wrap(rounding.NeutralRounding, "quantize", lambda right, self, x, to, axis, draws=None,
+                scale=None: right(self, x, to, axis, change(x, draws), scale))  # fmt: skip
+
+
+def keep_scales(of: Callable[[int], bool]) -> Plant:
+    """A process goes by its own rows where it has so many scales."""
+    return wrap(torch_ref.extra.formats.rounding.Rounding, "over_processes", lambda right, self, x:
+                x if of(x.numel()) else right(self, x))  # fmt: skip
+
+
+def scale_by_own_loss(right: Callable, self: Any, *given: Any) -> None:
+    processes, self.processes = self.processes, 1
+    right(self, *given)
+    self.processes = processes
+
+
+DELAYED = torch_ref.extra.formats.delayed.Delayed
+NARROW: list[tuple[Any, ...]] = [
+    ("float64-is-rounded-to-nearest", "stochastic", change_draws(
+        lambda x, draws: None if str(x.dtype).endswith("64") else draws), "torch", "float64"),
+    ("gradients-are-rounded-to-nearest", "stochastic", change_draws(
+        lambda x, draws: None), "jax", "float32"),
+    ("draws-up-to-a-half", "stochastic", change_draws(
+        lambda x, draws: None if draws is None else draws / 2), "torch", "float32"),
+    ("rows-scaled-by-own-rows", "scales_of_all_rows", keep_scales(lambda n: n > 1), "fp8-rowwise"),
+    ("tensor-scaled-by-own-rows", "scales_of_all_rows", keep_scales(lambda n: n == 1), "fp8"),
+    ("amaxes-of-own-loss", "histories_of_processes", wrap(
+        DELAYED, "update_amaxes", lambda right, self, found, scale, **how: right(
+            self, found, scale / self.processes, **how))),
+    ("scales-of-own-loss", "histories_of_processes", wrap(
+        DELAYED, "give_scales", scale_by_own_loss)),
+    ("amaxes-of-skipped-steps", "histories_of_processes", wrap(
+        DELAYED, "update_amaxes", lambda right, *given, skipped: right(*given, skipped=False))),
 ]  # fmt: skip
 
 # --- several devices
@@ -612,7 +768,8 @@ REMAT: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
-         "evaluation": EVALUATION, "exports": EXPORTS, "mesh": MESH, "remat": REMAT}  # fmt: skip
+         "evaluation": EVALUATION, "exports": EXPORTS, "formats": NARROW, "mesh": MESH,
+         "remat": REMAT}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

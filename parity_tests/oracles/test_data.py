@@ -1,8 +1,18 @@
-"""Data: the tokens of a window and of a packed row, by hand."""
+"""Data: the tokens of a window and of a packed row, and of documents, by hand."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
-from lockstep.data import batches
+from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents
 from parity_tests.oracles import Call, checks
@@ -119,9 +129,56 @@ def check_documents_are_drawn() -> None:
         assert window.tokens[n].tolist() == [PACKED[first][0] for first in firsts]
 
 
+# --- tokens made ahead
+
+PROMPT, ANSWER = "<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n", "yes<|im_end|>\n"
+CHAT = {"messages": [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}]}
+PLAIN = {"text": "plain"}
+
+
+def load_rows(folder: Path, rows: list[dict[str, Any]], tokenizer: str = "") -> Any:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(folder / "cache"))
+        return corpus.load(str(file), tokenizer)
+
+
+def check_masks(chat_in: str, folder: Path) -> None:
+    """Of rows of text one is a chat, held out or not: its prompt counts nowhere, the rest does."""
+    place = {"train": 2, "val": 19}[chat_in]  # the twentieth row is held out
+    loaded = load_rows(folder, [CHAT if i == place else PLAIN for i in range(20)])
+    chat = (PROMPT + ANSWER).encode(), [0] * len(PROMPT) + [1] * len(ANSWER)
+    plain = b"plain\0", [1] * 6  # a text ends with byte 0
+    for split, rows in (("train", range(19)), ("val", range(19, 20))):
+        documents, counts = zip(*(chat if i == place else plain for i in rows))
+        found = getattr(loaded, split)
+        assert isinstance(found, Documents)  # and so masked
+        assert np.asarray(found.tokens).tobytes() == b"".join(documents)
+        assert np.asarray(found.counts).tolist() == [*itertools.chain(*counts)]
+        assert np.asarray(found.ends).tolist() == [*itertools.accumulate(map(len, documents))]
+
+
+def check_tokenizer(folder: Path) -> None:
+    """A document is its words' own numbers and the end: whatever the file says of lengths, and of
+    tokens around a text, is for others."""
+    inner = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2, "<end>": 3, "<pad>": 4, "<s>": 5}))
+    inner.pre_tokenizer = WhitespaceSplit()
+    inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 5)])
+    inner.enable_truncation(3)
+    inner.enable_padding(pad_id=4, pad_token="<pad>", length=8)
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    texts = {"a b": [0, 1, 3], "a b c a b": [0, 1, 2, 0, 1, 3]}
+    loaded = load_rows(folder, [{"text": text} for text in texts], str(folder))
+    found = [np.asarray(split[:]).tolist() for split in (loaded.train, loaded.val)]
+    assert found == [*texts.values()] and loaded.vocab == 6
+
+
 @checks(
     (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
-    (check_masked_stream,), (check_documents_are_drawn,),
+    (check_masked_stream,), (check_documents_are_drawn,), (check_masks, "val"),
+    (check_masks, "train"), (check_tokenizer,),
 )  # fmt: skip
 def test_what_is_drawn_is_as_by_hand(check: Call, call: Call) -> None:
     call(check)

@@ -1,5 +1,6 @@
 """Evaluation and sampling: losses by numpy from logits, draws by transformers' own distribution."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from transformers.generation import logits_process
 
 from benchmarks.peers import hf_model
+from lockstep import exits
 from lockstep.cli import commands
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
@@ -17,8 +19,10 @@ from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
 from lockstep.train import sampling
 from lockstep.twin import Twin
+from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
+from parity_tests.runs import fake_runs
 from parity_tests.weights.folders import run_of
 
 T = 6
@@ -205,9 +209,9 @@ def check_draws_are_independent() -> None:
 
 
 def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`lockstep sample` draws from the scores of its checkpoint under `--eval-policy`: bf16's, and
-    those of the first weights, give another text."""
-    config = toy(**{**SMALL, "vocab": 256, "context": 8}, policy="bf16", eval_policy="fp32")
+    """`lockstep sample` draws bytes, and no token beyond, from the scores of its checkpoint under
+    `--eval-policy`: bf16's, and those of the first weights, give another text."""
+    config = toy(**{**SMALL, "vocab": 300, "context": 8}, policy="bf16", eval_policy="fp32")
     state = run_of(folder / "run", "torch", config)
     random = np.random.default_rng(0)
     weights = {n: random.normal(0, 0.5, x.shape).astype("f4") for n, x in state.params.items()}
@@ -226,6 +230,26 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == written[0] != written[1]
 
 
+# --- an evaluation that overflows
+
+
+def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> None:
+    """Weights that give no finite loss end a run, unless float16 trains or evaluates, which may
+    overflow by itself: then the row says that there is no loss, and training goes on."""
+
+    def evaluate(self: FakeTwin, batches: Batch) -> float:
+        return math.nan if self.now.step == 4 else 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeTwin, "evaluate", evaluate)
+        ended = fake_runs.train(
+            f"--policy {policy} --eval-policy {eval_policy} --steps 8 --warmup 1 --eval-every 4"
+        )
+    assert ended == getattr(exits, status)
+    losses = {row["step"]: row["val_loss"] for row in fake_runs.rows("eval")}
+    assert losses == {0: 1.0, 4: None} | ({8: 1.0} if ended == exits.DONE else {})
+
+
 @checks(
     *((check_loss, framework, "bf16") for framework in FRAMEWORKS),
     *((check_loss, "torch", "fp64", form) for form in ("masked", "chunks")),
@@ -234,6 +258,8 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *((check_scores_in_the_evaluation_s_policy, framework) for framework in FRAMEWORKS),
     *((check_grouped_queries, framework) for framework in FRAMEWORKS),
     (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
+    (check_overflow, "bf16", "bf16", "DIVERGED"), (check_overflow, "bf16", "fp16", "DONE"),
+    (check_overflow, "fp16", "fp16", "DONE"),
 )  # fmt: skip
 def test_it_is_numpy_s_or_transformers(check: Call, call: Call) -> None:
     call(check)

@@ -1,6 +1,8 @@
 """Exports: transformers' own model with the weights merged by hand; int8 by the formula of affine
 quantization."""
 
+import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,17 @@ import pytest
 import torch
 from jax import export as jax_export
 from onnx import numpy_helper
+from peft import PeftModel
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 from benchmarks.peers import hf_model
 from lockstep.config import Config
@@ -26,19 +37,20 @@ from lockstep.run import checkpoint
 from lockstep.weights import onnx_export
 from lockstep.weights.export import export
 from lockstep.weights.forward import WEIGHTS
+from lockstep.weights.huggingface import INDEX
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, export_stablehlo
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
-from parity_tests.weights.folders import run_of
+from parity_tests.weights.folders import config_of, make, run_of
 
 BOUND = 2e-6  # of the logits' norm, in float32
 T = 12
 SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": T, "vocab": 256}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt2", "norm_eps": 1e-3, "mlp": "gelu-erf", "tied": False, "mlp_dim": 80},
-    "gpt2-lora": {"family": "gpt2", "lora_rank": 3, "lora_alpha": 7.0},
+    "gpt2-lora": {"family": "gpt2", "lora_rank": 3, "lora_alpha": 2.5},
     "llama-lora": {"family": "tiny", "n_kv_head": 2, "lora_rank": 3, "tied": True,
                    "lora_targets": "*.qkv,blocks.1",
                    "rope": "base=500,factor=4,low=1,high=4,original=16"},
@@ -118,6 +130,56 @@ def check_export(form: str, name: str, folder: Path) -> None:
     assert max(norm_gap(found[:, t], expected[:, t]) for t in range(T)) < BOUND
 
 
+def check_adapters(name: str, folder: Path) -> None:
+    """PEFT, with transformers' model of the weights alone, has the logits of both together."""
+    config, state = trained(folder / "run", name)
+    export(folder / "run", folder / "to", step=1, warn=pytest.fail, only_adapters=True)
+    base = config.model.base
+    net = hf_model.build(base)
+    alone = {name: x for name, x in state.params.items() if ".lora_" not in name}
+    hf_model.load(net, base, alone)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, which PEFT asks
+        found = PeftModel.from_pretrained(net, str(folder / "to"))(torch.from_numpy(TOKENS)).logits
+    assert norm_gap(found.numpy(), expected_logits(config, state.params)) < BOUND
+
+
+def check_index(dtype: str, folder: Path) -> None:
+    """The index of several files is transformers' own: where each tensor is, and all bytes."""
+    there = make(folder / "there", "gpt2", getattr(torch, dtype), max_shard_size="10KB")
+    run_of(folder / "run", "torch", config_of(there, policy="fp32"))
+    export(folder / "run", folder / "to", dtype=dtype, warn=pytest.fail, shard_bytes=10_000)
+    ours, theirs = (json.loads((each / INDEX).read_text()) for each in (folder / "to", there))
+    assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"]
+    assert ours["weight_map"] == theirs["weight_map"]
+
+
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+def check_files_beside(folder: Path) -> None:
+    """transformers finds in an export what its own folder had: how a chat is written, where a text
+    ends, and how one is generated."""
+    there = make(folder / "there", "gpt2")
+    inner = Tokenizer(WordLevel({"<s>": 0, "user:": 1, "yes": 2, "</s>": 3}, unk_token="</s>"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
+    )
+    words.save_pretrained(there)
+    GenerationConfig(max_length=77, eos_token_id=3).save_pretrained(there)
+    run_of(folder / "run", "torch", config_of(there, policy="fp32"))
+    export(folder / "run", folder / "to", warn=pytest.fail)
+    found = AutoTokenizer.from_pretrained(folder / "to")
+    chat = [{"role": "user", "content": "yes"}]
+    assert found.chat_template == TEMPLATE
+    assert found.apply_chat_template(chat, tokenize=False) == "<s>user: yes"
+    assert (found.eos_token, found("user: yes </s>")["input_ids"]) == ("</s>", [1, 2, 3])
+    assert (folder / "to" / "generation_config.json").exists()
+    generation = GenerationConfig.from_pretrained(folder / "to")
+    assert (generation.max_length, generation.eos_token_id) == (77, 3)
+
+
 # --- int8
 
 
@@ -185,7 +247,8 @@ def check_masked_loss() -> None:
 @checks(
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
-    (check_masked_loss,),
+    (check_masked_loss,), (check_adapters, "gpt2-lora"), (check_adapters, "llama-lora"),
+    (check_index, "float32"), (check_index, "bfloat16"), (check_files_beside,),
 )  # fmt: skip
 def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
     call(check)

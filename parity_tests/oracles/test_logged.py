@@ -17,8 +17,8 @@ from lockstep.model import flops, params
 from lockstep.plan import roofline, shape
 from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
-from lockstep.train import loop, memory
-from lockstep.twin import StepResult
+from lockstep.train import loop, memory, nonfinite
+from lockstep.twin import BatchTrace, StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
@@ -26,8 +26,9 @@ from parity_tests.plan.plans import setting
 from parity_tests.runs import fake_runs
 
 STEP, EVALUATION, SAVE, COMPILE = 2.0, 100.0, 30.0, 1000.0  # seconds
-SHAPE = "--batch-size 3 --accum 5 --mesh data=2 --context 8 --n-layer 1 --d-model 8 --n-head 1"
-TOKENS = 2 * 3 * 5 * 8  # of a step
+MESH = "--mesh data=2,fsdp=2"
+SHAPE = f"{MESH} --batch-size 3 --accum 5 --context 8 --n-layer 1 --d-model 8 --n-head 1"
+TOKENS = 4 * 3 * 5 * 8  # of a step
 BYTES = 123_456_789
 
 
@@ -86,7 +87,7 @@ def check_clock(mode: str, folder: Path) -> None:
         # Weights: embedding and head of 256 x 8; in the layer qkv, proj, gate, up and down, where
         # 8/3 x 8 is rounded up to 64; three norms. NVIDIA: 989 TFLOP/s in bfloat16.
         weights = 2 * 256 * 8 + 8 * (3 * 8 + 8 + 3 * 64) + 3 * 8
-        share = TOKENS / STEP * (6 * weights + 12 * 1 * 8 * 8) / (2 * 989e12)
+        share = TOKENS / STEP * (6 * weights + 12 * 1 * 8 * 8) / (4 * 989e12)
         assert math.isclose(row["mfu"], share, rel_tol=1e-12), step
         assert row["peak_bytes"] == BYTES
         assert (row["loss"], row["lr"]) == (1 / step, 1e-3)
@@ -183,6 +184,40 @@ def check_plan_attention(case: str) -> None:
         assert 1 <= weights / (6 * tokens * (products + 3200)) < 1.05  # norms and biases, too
 
 
+# --- what is not finite
+
+ORDER = ["embed", "blocks.0", "blocks.1", "logits"]
+
+
+def looked_into(outputs: str = "", backwards: str = "", grads: str = "", loss: float = 1.0) -> str:
+    """What is named in the second of two micro-batches, where the named tensors are not finite."""
+
+    def made(bad: str) -> dict[str, np.ndarray]:
+        return {name: np.array([math.nan if name in bad.split() else 1.0]) for name in ORDER}
+
+    fine = BatchTrace(1.0, made(""), made(""), made(""))
+    traces = iter([fine, BatchTrace(loss, made(outputs), made(backwards), made(grads))])
+    twin: Any = SimpleNamespace(
+        state=lambda: SimpleNamespace(params=made("")), trace=lambda batch: next(traces)
+    )
+    return nonfinite.first_bad_tensor(twin, Batch(*np.zeros((2, 2, 1, 4), np.int32)))
+
+
+def check_first_bad_tensor() -> None:
+    """Of several the first that is computed: forward from the embedding on, backward from the
+    logits back, outputs before the loss, gradients of outputs before those of weights."""
+    where, some = "in micro-batch 2 of 2", "blocks.0 blocks.1"
+    assert looked_into(some, "logits", "logits", math.nan).startswith(
+        f"the output of blocks.0 {where}"
+    )
+    assert looked_into("", some, "logits", math.nan) == f"the loss {where}"
+    assert looked_into("", some, "logits").startswith(
+        f"the gradient at the output of blocks.1 {where}"
+    )
+    assert looked_into("", "", some) == f"the gradient of blocks.1 {where}"
+    assert looked_into() == ""
+
+
 # --- norms and memory
 
 
@@ -229,7 +264,7 @@ def check_peak() -> None:
 
 @checks(
     (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
-    (check_norms_of_modules,),
+    (check_norms_of_modules,), (check_first_bad_tensor,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
     *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),
