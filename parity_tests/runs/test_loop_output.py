@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from lockstep import devices, exits
+from lockstep import exits
 from lockstep.cli import trainers
 from lockstep.config import from_flags
-from lockstep.model import flops
 from lockstep.run import directory
 from lockstep.train import closing
-from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import process as process
 from parity_tests.runs.fake_runs import resume, rows, train
@@ -105,17 +103,3 @@ def test_the_closing_starts_from_the_first_evaluation(capsys: Any) -> None:
     assert train("--steps 4") == exits.DONE
     assert resume("--steps 9") == exits.DONE
     assert "validation loss 1.0000 -> 0.1000 nats a token after 9 steps" in capsys.readouterr().out
-
-
-def test_mfu_is_a_share_of_the_peak_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = FakeTwin.describe
-
-    def describe(self: FakeTwin) -> dict[str, Any]:
-        return {**about(self), "device": "NVIDIA H200"}
-
-    monkeypatch.setattr(FakeTwin, "describe", describe)
-    assert train("--mesh data=2,fsdp=2 --policy bf16") == exits.DONE
-    last, config = rows()[-1], directory.read_record(Path("run")).config
-    peak = 4 * devices.find("h200").half
-    share = last["tokens_per_second"] * flops.of_run(config) / peak
-    assert last["mfu"] == pytest.approx(share)

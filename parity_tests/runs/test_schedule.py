@@ -1,4 +1,4 @@
-"""The table of learning rates, beside torch's own schedulers; and both twins go by it."""
+"""The table of learning rates, beside torch's own schedulers."""
 
 import numpy as np
 import pytest

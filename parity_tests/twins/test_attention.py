@@ -95,14 +95,22 @@ def test_fused_is_written_out_in_float64(attention: Any, shape: tuple[int, ...])
 def test_fused_errs_no_more_than_written_out_in_bfloat16(
     attention: Any, shape: tuple[int, ...]
 ) -> None:
-    """Against float64 on the same rounded inputs. The kernel rounds neither scores nor (forward)
-    probabilities, so it may err less: 0.59 to 1.22 of the written-out error was seen."""
-    tensors = draw(shape, torch.bfloat16)
+    """It may round neither scores nor probabilities, and add up the blocks of a gradient: 0.5 to
+    1.22 of the written-out error was seen."""
+    assert max(excess(attention, draw(shape, torch.bfloat16))) < TWICE_AS_OFTEN
+
+
+# The error of twice as many roundings of one size, which are independent.
+TWICE_AS_OFTEN = 2**0.5
+
+
+def excess(attention: Any, tensors: list[Tensor]) -> list[float]:
+    """The errors of y and the gradients, over those of attention that is written out; both against
+    float64 on the same rounded inputs."""
     exact = outputs(written_out(torch.float64), [x.double() for x in tensors])
-    written, fused = (outputs(f, tensors) for f in (written_out(torch.float32), attention))
-    for a, b, truth in zip(fused, written, exact):
-        ratio = np.linalg.norm(a - truth) / np.linalg.norm(b - truth)
-        assert 0.4 < ratio < 1.5
+    written, found = (outputs(f, tensors) for f in (written_out(torch.float32), attention))
+    pairs = zip(found, written, exact, strict=True)
+    return [float(np.linalg.norm(a - c) / np.linalg.norm(b - c)) for a, b, c in pairs]
 
 
 def test_products_of_bfloat16_are_summed_in_float32() -> None:
@@ -129,8 +137,11 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
         assert norm_gap(np.asarray(a, np.float64), b) <= 2.0**-8
 
 
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("fault", ["scale", "mask"])
-def test_a_wrong_kernel_is_seen(fault: str) -> None:
+def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
+    """In the gradients of queries and keys; forward a scale 1 % too large is near the rounding."""
+
     def wrong(q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
         if fault == "scale":  # 1 % too sharp
             return attend_fused(q * 1.01, k, v, places)
@@ -138,11 +149,8 @@ def test_a_wrong_kernel_is_seen(fault: str) -> None:
         causal = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)  # one too many
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, causal).transpose(1, 2)
 
-    tensors = draw(SHAPES[2], torch.bfloat16)
-    exact = outputs(written_out(torch.float64), [x.double() for x in tensors])
-    written, faulty = (outputs(f, tensors) for f in (written_out(torch.float32), wrong))
-    errors = [np.linalg.norm(x[0] - exact[0]) for x in (faulty, written)]
-    assert errors[0] > 1.5 * errors[1]
+    _, of_queries, of_keys, _ = excess(wrong, draw(shape, torch.bfloat16))
+    assert min(of_queries, of_keys) > 2 * TWICE_AS_OFTEN
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,9 +15,11 @@ from parity_tests.pair import FRAMEWORKS, largest_gap, perturbed, random_batch, 
     ("fp64", "gpt2"), ("fp64", "tiny"), ("fp32", "gpt2"), ("bf16", "gpt2"), ("fp16", "tiny"),
 ])  # fmt: skip
 def test_chunks_are_the_whole(policy: str, family: str) -> None:
-    """34 rows in chunks of 12, 12 and 10. The gradient of the head's weights is a sum of chunks,
-    each rounded by half an ulp; float32 sums come in another order (2.4 ulps seen)."""
-    batch = random_batch(2, 17)
+    """34 rows in chunks of 12, 12 and 10, token 0 among the targets. The gradient of the head's
+    weights is a sum of chunks, each rounded by half an ulp; float32 sums come in another order (2.4
+    ulps seen)."""
+    batch = random_batch(2, 17, vocab=8)
+    assert not batch.targets.all()
     configs = [toy(family, policy=policy, n_layer=1, context=17, loss_chunks=n) for n in "13"]
     state = perturbed(configs[0])
     compute, single = configs[0].precision.roles.compute, epsilon("float32")

@@ -1,4 +1,4 @@
-"""model.onnx: the twins' logits and text, in a process without the twins; int8 within its gap."""
+"""model.onnx: the twins' logits and text, in a process without the twins; what int8 weighs."""
 
 import json
 import re
@@ -25,7 +25,6 @@ from parity_tests.weights.folders import FAMILIES, logits_gap, run_of
 from parity_tests.weights.test_adapters import run_with_adapters
 
 TOLERANCE = 1e-6  # of the largest logit, in float32; 2.5e-7 seen
-GAP = 0.02  # nats on held-out text that int8 may cost; 0.0006 seen
 LENGTH = 8
 READER = """
 import json, sys
@@ -112,9 +111,7 @@ def test_a_process_without_the_twins_writes_their_text(
     assert twins == dict.fromkeys(FRAMEWORKS, written) and ours == []
 
 
-def test_int8_costs_little_and_weighs_a_third(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_int8_weighs_less_than_a_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is multiplied with rows is int8, and a tied embedding with it."""
     config = toy("gpt2", policy="fp32", n_layer=2, d_model=96)
     run_of(tmp_path / "run", "torch", config)
@@ -125,7 +122,7 @@ def test_int8_costs_little_and_weighs_a_third(
                      capsys.readouterr().out.strip())  # fmt: skip
     assert said
     small, loss, whole, float32_loss = map(float, said.groups())
-    assert 0 < abs(loss - float32_loss) <= GAP
+    assert loss != float32_loss  # how much: parity_tests/oracles/test_exports.py
     assert small < whole / 2
     kinds = {
         each.name: onnx.TensorProto.DataType.Name(each.data_type)
