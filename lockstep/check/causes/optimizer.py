@@ -1,7 +1,7 @@
 """The optimizer's rule, found from what it did to weights and gradients that are known."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -9,39 +9,43 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.causes.catalogue import CATALOGUE
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between
+from lockstep.check.causes.rules import (
+    CONJUGATE,
+    L2,
+    Options,
+    Sequence,
+    clips,
+    directions,
+    first_update,
+    rules,
+    some,
+)
 from lockstep.check.locate import Root
-from lockstep.check.rungs import changes, labels_of
+from lockstep.check.rungs import changes, labels_of, whole_tensors
 
-FIRST = (0.9, 0.8, 0.95, 0.85, 0.5, 0.0)
-SECOND = (0.999, 0.95, 0.99, 0.98, 0.9, 0.9999)
-EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-12, 1e-10, 1e-4, 1e-3, 0.0)
-PLACES = ("outside the root", "inside the root", "before bias correction")
-MOMENTA = (0.0, 0.9, 0.95, 0.99, 0.8, 0.5)
 DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
-LIMITS = (1.0, 0.5, 0.1, 0.25, 2.0, 5.0, 10.0)
-ELEMENTS = 64  # of a tensor, from which a rule is found
 FEW = 4  # elements: a rate and a decay fit two of any rule
-CLOSE = 1e-7  # relative: the weights' own rounding is left in an update
+CLOSE = 1e-9  # relative: the weights' own rounding is left in an update
+FLOAT32 = 1e-6  # relative: optax computes Adafactor's decay in float32
 ROUNDING = 1e-15  # of a weight, in float64
 ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
+NOISE = 1e-9  # of the largest gradient: rounding, whose direction is Adam's
+WHOLE = 65536  # elements of a tensor that is kept in full
+KINDS = 3  # rules beside each other, of several tensors each
 
-
-@dataclass
-class Sequence:
-    """One tensor's history: (steps, elements) of weights before, gradients and changes."""
-
-    weights: np.ndarray
-    grads: np.ndarray
-    changes: np.ndarray
-    norms: np.ndarray  # (steps,) of all gradients
+Rows = dict[str, Sequence]  # by tensor
+History = dict[str, Rows]  # by label of the gradients' scale
 
 
 @dataclass
 class Rule:
-    options: dict[str, Any]
+    """The rule of some tensors, and each one's rate and decay."""
+
+    options: Options
     rates: list[float] = field(default_factory=list)  # by step
     decay: dict[str, float] = field(default_factory=dict)  # by tensor, decoupled
     rate: dict[str, float] = field(default_factory=dict)  # by tensor
@@ -50,24 +54,39 @@ class Rule:
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
     """The options in which the two rules differ."""
-    sides = [_histories(evidence, own) for own in (False, True)]
-    if not all(sides):
+    if root.rung == "4":
+        return _rates_alone(root)
+    counts = [_gathered(evidence, own) for own in (False, True)]
+    if None in counts:
         return None
-    if found := accumulation(*sides):
+    if counts[0] != counts[1]:
+        said = [f"{count} gradients" if count else "more gradients" for count in counts]
+        return Cause("gradients accumulated", f"{said[1]} make an update, for {said[0]}",
+                     f"make an update of {said[0]}")  # fmt: skip
+    theirs, ours = (histories(evidence, own, counts[0] or 1) for own in (False, True))
+    if found := _mean_or_sum(theirs, ours, counts[0] or 1):
         return found
-    theirs, ours = (find_rule(each) for each in sides)
-    if theirs is None:
-        return None
-    if ours is None:
-        root.hints.append(f"the reference is {_say(theirs.options)}; the port fits no rule")
-        return None
-    found = compare(theirs, ours)
-    lacks_epsilon = (theirs.options.get("clip's epsilon"), ours.options.get("clip's epsilon"))
-    if found and lacks_epsilon == (1e-6, 0.0) and evidence.port.facts["framework"] == "jax":
-        said = f"{CLIP_EPSILON}: 1e-06"
-        remedy = found.remedy.replace(said, f"{said}, in place of optax.clip_by_global_norm:")
-        return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
-    return found
+    their_rules, our_rules = find_rules(theirs), find_rules(ours)
+    known = their_rules and our_rules
+    if known and (found := compare(their_rules, our_rules, counts[0] or 1)):
+        if found.entry == "schedule of the learning rate" and counts[0] and counts[0] > 1:
+            found = _by_gradients(evidence, counts[0]) or found
+        return _with_lines(found, evidence)
+    root.hints.append(_say_unknown(root, their_rules, our_rules))
+    return None
+
+
+def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
+    """What is known where no cause is: whose rule was found, and how the first update differs."""
+    said = [f"the {side} is {_say(rules[0].options)}" if rules else f"the {side} fits no rule"
+            for side, rules in (("reference", theirs), ("port", ours))]  # fmt: skip
+    spot = next((s for s in root.spots if s.ours is not None and s.theirs is not None), None)
+    if spot is None or spot.ours is None or spot.theirs is None:
+        return "; ".join(said)
+    step = spot.where.partition(", ")[2]
+    sizes = [float(np.linalg.norm(x)) for x in (spot.ours, spot.theirs)]
+    ratio = f"{sizes[0] / sizes[1]:.6g} times" if sizes[1] else "not zero, unlike"
+    return f"{'; '.join(said)}; {step}: the port's update is {ratio} the reference's size"
 
 
 CLIP_EPSILON = "clip's epsilon"
@@ -79,115 +98,252 @@ def clip(limit):
         return jax.tree.map(lambda g: g * jnp.minimum(1.0, limit / (norm + 1e-6)), grads), state
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)"""
 
-History = dict[str, dict[str, Sequence]]
+
+def _with_lines(found: Cause, evidence: Evidence) -> Cause:
+    """Adds what takes the place of optax's clip, which has no epsilon."""
+    said = f"{CLIP_EPSILON}: 1e-06"
+    if said not in found.remedy or evidence.port.facts["framework"] != "jax":
+        return found
+    remedy = found.remedy.replace(said, f"{said}, in place of optax.clip_by_global_norm:")
+    return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
 
 
-def accumulation(theirs: History, ours: History) -> Cause | None:
-    """How many gradients an optimizer gathers before it moves the weights, and how."""
-    label = "cycles" if "cycles" in theirs else "1"
-    counts = [_gathered(each[label]) for each in (theirs, ours)]
-    if counts[0] == counts[1] and (label == "1" or counts[0] == 1):
+def lacks_epsilon_alone(root: Root) -> bool:
+    """Says if the port's clip has no epsilon, as optax's, and all else is the reference's."""
+    return root.cause == f"{CLIP_EPSILON} 0.0, for 1e-06"
+
+
+def _rates_alone(root: Root) -> Cause | None:
+    """One ratio of all tensors' updates, in a run of the optimizer alone."""
+    first = int(root.spots[0].where.rpartition("step ")[2].split()[0])
+    ratios = [float(s.ours[first] / s.theirs[first]) for s in root.spots
+              if s.ours is not None and s.theirs is not None and s.theirs[first]]  # fmt: skip
+    if not ratios or not np.allclose(ratios, ratios[0], rtol=ONE):
         return None
-    if counts[0] != counts[1]:
-        said = [f"{count} gradients" if count else "more gradients" for count in counts]
-        return Cause("gradients accumulated", f"{said[1]} make an update, for {said[0]}",
-                     f"make an update of {said[0]}")  # fmt: skip
+    return Cause("schedule of the learning rate",
+                 f"from update {first + 1} on, {ratios[0]:.6g} times the reference's rate",
+                 "let the schedule go on and end as the reference's does")  # fmt: skip
+
+
+def _by_gradients(evidence: Evidence, n: int) -> Cause | None:
+    """Says if one side's schedule goes on with each gradient, of which `n` make an update."""
+    reference, port, entries = evidence.reference, evidence.port, evidence.entries
+    theirs_of = reference.group("alone")
+    pairs = whole_tensors(entries, theirs_of)
+    if not pairs or port.begin(port.weights(reference.weights)):
+        return None
+    steps = len(theirs_of[pairs[0][0]])
+    ours_of = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
+    theirs, ours = theirs_of[pairs[0][0]], ours_of[pairs[0][1]]
+    theirs, ours = (x[np.flatnonzero(x)] for x in (theirs, ours))
+    for fast, slow, said in ((ours, theirs, True), (theirs, ours, False)):
+        for start in range(n):
+            some_of = slow[start::n][: len(fast)]
+            if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=ONE, atol=0):
+                with_each = (f"with each of {n} gradients", "with each update")
+                b, a = with_each if said else reversed(with_each)
+                return Cause("schedule of the learning rate",
+                             f"the schedule goes on {b}, for {a}",
+                             f"let the schedule go on {a}")  # fmt: skip
+    return None
+
+
+def _mean_or_sum(theirs: History, ours: History, n: int) -> Cause | None:
+    """One factor of all updates, where each is made of several gradients."""
+    if n == 1:
+        return None
+    label = next(iter(theirs))
     factors = {name: factor_between(ours[label][name].changes, s.changes)
                for name, s in theirs[label].items() if s.changes.any()}  # fmt: skip
-    if None in factors.values() or not counts[0]:
+    factor = next(iter(factors.values()), None)
+    if None in factors.values() or factor is None:
         return None
-    factor = next(iter(factors.values()))
+    if not any(np.isclose(factor, value, rtol=ONE) for value in (n, 1 / n)):
+        return None
     return Cause("mean of accumulated gradients", f"{factor:.6g} times the reference's update of "
-                 f"{counts[0]} gradients: their sum for their mean, or the other way",
+                 f"{n} gradients: their sum for their mean, or the other way",
                  "divide each loss by the number of gradients, or do not")  # fmt: skip
 
 
-def _gathered(sequences: dict[str, Sequence]) -> int:
+def _moves(evidence: Evidence, own: bool, label: str, steps: int) -> np.ndarray | None:
+    """(steps,): says if the weights changed; None where there is no optimizer."""
+    reference, port = evidence.reference, evidence.port
+    if own and port.begin(port.weights(reference.weights)):
+        return None
+    found = []
+    for step in range(steps):
+        parts = changes(port, reference, evidence.entries, label, step)
+        found.append(any((ours if own else theirs).any() for _, ours, theirs, _ in parts))
+    return np.array(found)
+
+
+def _gathered(evidence: Evidence, own: bool) -> int | None:
     """In how many steps the weights change once; 0 where they never do. A schedule that begins at
     zero gathers nothing: after its first change each step makes one."""
-    moved = np.any([s.changes.any(1) for s in sequences.values()], axis=0)
+    labels = labels_of(evidence.reference)
+    label = "cycles" if "cycles" in labels else "1"
+    moved = _moves(evidence, own, label, labels[label])
+    if moved is None:
+        return None
     steps = np.flatnonzero(moved) + 1
     return 0 if not len(steps) else int(steps[0]) if not (steps % steps[0]).any() else 1
 
 
-def _histories(evidence: Evidence, own: bool) -> History:
-    """Label of the scale -> tensor -> its sequence; the port's changes where `own`."""
+def histories(evidence: Evidence, own: bool, n: int) -> History:
+    """Label of the scale -> tensor -> its sequence; the port's changes where `own`.
+
+    Args:
+        n: gradients that make an update.
+    """
     reference, port = evidence.reference, evidence.port
-    found: dict[str, dict[str, Sequence]] = {}
-    for label, count in labels_of(reference).items():
-        if own and port.begin(port.weights(reference.weights)):
-            return {}
+    labels = labels_of(reference)
+    if n > 1:
+        labels = {"cycles": labels["cycles"] // n * n} if "cycles" in labels else {}
+    found: History = {}
+    for label, count in labels.items():
+        if own:
+            port.begin(port.weights(reference.weights))
         steps: dict[str, list[tuple[np.ndarray, ...]]] = {}
-        norms = []
+        fed = []
         for step in range(count):
             before = reference.group(f"fed/{label}/{step}/weights")
             grads = reference.group(f"fed/{label}/{step}/grad")
-            norms.append(float(np.sqrt(sum((g**2).sum() for g in grads.values()))))
+            fed.append(grads)
             for name, ours, theirs, entry in changes(
                 port, reference, evidence.entries, label, step
             ):
                 change = ours if own else theirs
                 parts = (entry.reference.take(before), entry.reference.take(grads), change)
-                steps.setdefault(name, []).append(tuple(_some(x) for x in parts))
-        found[label] = {name: _sequence(parts, norms) for name, parts in steps.items()}
+                steps.setdefault(name, []).append(parts)
+        found[label] = {name: sequence(parts, fed, n) for name, parts in steps.items()}
     return found
 
 
-def _sequence(parts: list[tuple[np.ndarray, ...]], norms: list[float]) -> Sequence:
-    weights, grads, changes = (np.stack(each) for each in zip(*parts))
-    return Sequence(weights, grads, changes, np.array(norms))
+def sequence(
+    parts: list[tuple[np.ndarray, ...]], fed: list[dict[str, np.ndarray]], n: int = 1
+) -> Sequence:
+    """One tensor's updates.
+
+    Args:
+        parts: by step, its weights before, gradient and change.
+        fed: by step, all gradients.
+        n: steps that make an update.
+    """
+    weights, grads, moved = zip(*parts)
+    at = range(n - 1, len(parts), n)
+    few = np.stack([some(g) for g in grads])
+    summed = [np.sum(grads[step - n + 1 : step + 1], axis=0) for step in at]
+    norms = np.array([_norm(each) for each in fed])
+    whole = [{name: np.sum([each[name] for each in fed[step - n + 1 : step + 1]], axis=0)
+              for name in fed[0]} for step in at]  # fmt: skip
+    kept = grads[0].size <= WHOLE
+    return Sequence(
+        np.stack([some(weights[step]) for step in at]), np.stack([some(g) for g in summed]),
+        np.stack([some(moved[step]) for step in at]), np.array([_norm(each) for each in whole]),
+        np.array([np.linalg.norm(g) for g in summed]),
+        np.stack(summed) if kept else np.zeros(0),
+        np.array([np.sqrt((weights[step] ** 2).mean()) for step in at]),
+        few.reshape(len(at), n, -1) if n > 1 else None,
+        norms.reshape(len(at), n) if n > 1 else None,
+    )  # fmt: skip
 
 
-def _some(x: np.ndarray) -> np.ndarray:
-    flat = x.ravel()
-    return flat[:: max(flat.size // ELEMENTS, 1)][:ELEMENTS]
+def _norm(arrays: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum((x**2).sum() for x in arrays.values())))
 
 
-def find_rule(histories: dict[str, dict[str, Sequence]]) -> Rule | None:
-    """Adam's options from small gradients, which no clipping reaches; then clipping; then rates."""
-    small, plain, large = (histories.get(label) for label in ("1e-6", "1", "100"))
-    if not (small and plain and large):
-        return None
-    # The tensor with the largest gradients has the least rounding; few numbers fit every rule.
-    pick = max(small, key=lambda name: (min(small[name].grads.shape[1], FEW),
-                                        float(np.abs(small[name].grads).max())))  # fmt: skip
-    for options in _rules():
-        if _solve(options, small[pick]) is None:
+def find_rules(history: History) -> list[Rule]:
+    """The rule of the tensor with the largest gradients, and those of tensors that have others."""
+    if "cycles" in history:  # its first two updates are of small gradients
+        plain, others = history["cycles"], []
+        small = {name: s.first(2) for name, s in plain.items()}
+    elif {"1", "100", "1e-6"} <= history.keys():
+        plain, others, small = history["1"], [history["100"]], history["1e-6"]
+    else:
+        return []
+    found: list[Rule] = []
+    rest, unknown = set(plain), 0
+    while rest and len(found) < KINDS and unknown < 2:
+        # The largest gradients have the least rounding; few numbers fit every rule.
+        pick = max(sorted(rest), key=lambda name: _weight(small[name]))
+        if found and (plain[pick].grads.shape[1] < FEW or not plain[pick].changes.any()):
+            break
+        shown = {name: s for name, s in plain.items() if name in rest}
+        options = _options_of(pick, small, [plain, *others], rest)
+        rule = _rates(options, shown) if options else None
+        if rule and rule.rate:
+            found.append(rule)
+            rest -= set(rule.rate) | _noisy(plain)
+        else:
+            unknown += 1
+        rest.discard(pick)
+    return found
+
+
+def _weight(s: Sequence) -> tuple[int, float]:
+    return min(s.grads.shape[1], FEW), float(np.abs(s.grads).max())
+
+
+def _noisy(rows: Rows) -> set[str]:
+    """Tensors that have no true gradient."""
+    largest = max(float(np.abs(s.grads).max()) for s in rows.values())
+    return {name for name, s in rows.items() if np.abs(s.grads).max() < NOISE * largest}
+
+
+def _options_of(pick: str, small: Rows, wholes: list[Rows], rest: set[str]) -> Options | None:
+    """Those from small gradients, which no clipping reaches; then clipping."""
+    plain = wholes[0][pick]
+    gathers, begins = small[pick].parts is not None, dict[tuple[Any, ...], bool]()
+    for options in _candidates(gathers, pairs=_may_be_complex(small[pick])):
+        # What bounds small squares of Adafactor from below is no rule of its own.
+        known = plain if options["rule"] == "Adafactor" else small[pick]
+        start = first_update(options)
+        if start not in begins:
+            begins[start] = _solve(options, known.first(1)) is not None
+        if not begins[start] or _solve(options, known) is None:
             continue
-        wholes = [{**options, **clip} for clip in _clips()]
-        fitting = [
-            whole
-            for whole in wholes
-            if all(_solve(whole, each[pick]) is not None for each in (plain, large))
-        ]
+        tried = ({**options, **clip} for clip in clips(gathers))
+        fitting = [whole for whole in tried
+                   if all(_solve(whole, each[pick]) is not None for each in wholes)]  # fmt: skip
         if fitting:
-            return _rates(_best(fitting, (plain, large)), plain)
+            return _best(fitting, wholes, rest)
     return None
 
 
-def _best(
-    fitting: list[dict[str, Any]], histories: tuple[dict[str, Sequence], ...]
-) -> dict[str, Any]:
+def _may_be_complex(s: Sequence) -> bool:
+    return s.whole.ndim > 1 and s.whole.shape[-1] == 2
+
+
+def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
+    """The usual ones first: without L2 and conjugates."""
+    for l2 in DECAYS:
+        for conjugate in (False, True)[: 1 + (pairs and not l2)]:
+            for options in rules():
+                extra: Options = {L2: l2} | ({CONJUGATE: True} if conjugate else {})
+                for gathered in ("mean", "sum") if gathers else ("",):
+                    yield {**options, **extra, **({"gathered": gathered} if gathered else {})}
+
+
+def _best(fitting: list[Options], wholes: list[Rows], rest: set[str]) -> Options:
     """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales."""
     if len(fitting) == 1:
         return fitting[0]
-    largest = [max(float(np.abs(s.grads).max()) for s in each.values()) for each in histories]
-    shown = [s for each, most in zip(histories, largest) for s in each.values()
-             if np.abs(s.grads).max() > 1e-9 * most]  # fmt: skip
+    shown = [s for rows in wholes for name, s in rows.items()
+             if name in rest and name not in _noisy(rows)]  # fmt: skip
     misfits = [max(_misfit(options, s) for s in shown) for options in fitting]
     return next(o for o, gap in zip(fitting, misfits) if gap <= 3 * min(misfits) + ALIKE)
 
 
-def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
+def _rates(options: Options, plain: Rows) -> Rule:
     rule = Rule(options)
-    largest = max(float(np.abs(s.grads).max()) for s in plain.values())
+    noisy = _noisy(plain)
     # Last what is one number, for the rates of others tell its own from its decay.
-    for name, sequence in sorted(plain.items(), key=lambda item: item[1].grads.shape[1] == 1):
-        if np.abs(sequence.grads).max() < 1e-9 * largest:
-            continue  # rounding noise, whose direction is Adam's
-        solve = _solve if sequence.grads.shape[1] > 1 else partial(_solve_one, rule.rates)
-        for l2 in (options["L2 in the gradient"], *DECAYS):
-            solved = solve({**options, "L2 in the gradient": l2}, sequence)
+    for name, s in sorted(plain.items(), key=lambda item: item[1].grads.shape[1] == 1):
+        if name in noisy:
+            continue
+        solve = _solve if s.grads.shape[1] > 1 else partial(_solve_one, rule.rates)
+        for l2 in (options[L2], *DECAYS):
+            solved = solve({**options, L2: l2}, s)
             if solved is not None:
                 break
         if solved is None:
@@ -200,38 +356,14 @@ def _rates(options: dict[str, Any], plain: dict[str, Sequence]) -> Rule:
     return rule
 
 
-def _rules() -> Iterator[dict[str, Any]]:
-    for decay in DECAYS:
-        for place, corrected, b1, b2, eps in product(
-            PLACES, (True, False), FIRST, SECOND, EPSILONS
-        ):
-            if place == "before bias correction" and not corrected:
-                continue
-            yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": place,
-                   "bias correction": corrected, "L2 in the gradient": decay}  # fmt: skip
-        for momentum, nesterov, dampened in product(MOMENTA, (False, True), (False, True)):
-            if not momentum and (nesterov or dampened):
-                continue
-            yield {"rule": "SGD", "momentum": momentum, "Nesterov": nesterov,
-                   "dampening": dampened, "L2 in the gradient": decay}  # fmt: skip
-
-
-def _clips() -> Iterator[dict[str, Any]]:
-    yield {"clip": "none"}
-    for limit in LIMITS:
-        yield {"clip": f"norm {limit:g}", "clip's epsilon": 1e-6, "_limit": limit}
-        yield {"clip": f"norm {limit:g}", "clip's epsilon": 0.0, "_limit": limit}
-        yield {"clip": f"value {limit:g}", "_value": limit}
-
-
-def _misfit(options: dict[str, Any], s: Sequence) -> float:
+def _misfit(options: Options, s: Sequence) -> float:
     """Of the changes, relative: what the rule does not give beyond rounding; 0 for another rule."""
     worst: list[float] = [0.0]
     return max(worst) if _solve(options, s, worst) is not None else 0.0
 
 
 def _solve(
-    options: dict[str, Any], s: Sequence, misfits: list[float] | None = None
+    options: Options, s: Sequence, misfits: list[float] | None = None
 ) -> tuple[list[float], list[float]] | None:
     """Each step's learning rate and decay, if the rule gives the changes; else None.
 
@@ -239,7 +371,7 @@ def _solve(
         misfits: gets each step's.
     """
     rates, decays = [], []
-    for step, direction in enumerate(_directions(options, s)):
+    for step, direction in enumerate(directions(options, s)):
         change = s.changes[step]
         matrix = np.stack([-direction, -s.weights[step]], axis=1)
         scale = np.linalg.norm(matrix, axis=0)
@@ -249,7 +381,8 @@ def _solve(
         (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
         rest = np.linalg.norm(matrix / scale @ np.array([rate, decay]) - change)
         rounding = ROUNDING * np.linalg.norm(s.weights[step])
-        if rest > CLOSE * np.linalg.norm(change) * 1e-2 + rounding:
+        close = FLOAT32 if options["rule"] == "Adafactor" else CLOSE
+        if rest > close * np.linalg.norm(change) + rounding:
             return None
         if misfits is not None and change.any():
             misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
@@ -257,71 +390,60 @@ def _solve(
         significant = abs(decay) * np.linalg.norm(s.weights[step]) > 10 * rounding
         rates.append(float(rate))
         decays.append(float(decay / rate) if rate and significant else 0.0)
-    return rates, decays
+    return (rates, decays) if rates else None
 
 
 def _solve_one(
-    others: list[float], options: dict[str, Any], s: Sequence
+    others: list[float], options: Options, s: Sequence
 ) -> tuple[list[float], list[float]] | None:
     """As `_solve`, of one number: with the others' rates and one decay, or with rates in one ratio
     to them and none."""
-    moves = np.array(list(_directions(options, s)))[:, 0]
-    weights, changes, rates = s.weights[:, 0], s.changes[:, 0], np.array(others)
+    moves = np.array(list(directions(options, s)))[:, 0]
+    weights, moved, rates = s.weights[:, 0], s.changes[:, 0], np.array(others)
     if not len(rates) or not (rates * weights * moves).all():
         return None
-    rest = changes + rates * moves
+    rest = moved + rates * moves
     decays = np.where(np.abs(rest) > 10 * ROUNDING * np.abs(weights), -rest / rates / weights, 0.0)
     if np.allclose(decays, decays[0], rtol=ONE, atol=0):
         return others, decays.tolist()
-    ratios = -changes / moves / rates
+    ratios = -moved / moves / rates
     plain = np.allclose(ratios, ratios[0], rtol=ONE, atol=0)
     return ((ratios * rates).tolist(), [0.0] * len(rates)) if plain else None
 
 
-def _directions(options: dict[str, Any], s: Sequence) -> Iterator[np.ndarray]:
-    """By step: against what a rate of one moves the weights."""
-    grads = s.grads
-    if "_limit" in options:
-        factor = options["_limit"] / (s.norms + options["clip's epsilon"])
-        grads = grads * np.minimum(factor, 1.0)[:, None]
-    elif "_value" in options:
-        grads = np.clip(grads, -options["_value"], options["_value"])
-    grads = grads + options["L2 in the gradient"] * s.weights
-    if options["rule"] == "SGD":
-        buffer = np.zeros_like(grads[0])
-        for step, g in enumerate(grads):
-            mu = options["momentum"]
-            kept = (1 - mu) if options["dampening"] and step else 1.0
-            buffer = mu * buffer + kept * g
-            yield g + mu * buffer if options["Nesterov"] else buffer
-        return
-    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
-    b1, b2, eps = options["beta1"], options["beta2"], options["eps"]
-    for step, g in enumerate(grads, 1):
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-        first = 1 - b1**step if options["bias correction"] else 1.0
-        second = 1 - b2**step if options["bias correction"] else 1.0
-        with np.errstate(all="ignore"):
-            if options["eps is"] == "inside the root":
-                yield m / first / np.sqrt(v / second + eps)
-            elif options["eps is"] == "before bias correction":
-                yield m / first / (np.sqrt(v) + eps) * np.sqrt(second)
-            else:
-                yield m / first / (np.sqrt(v / second) + eps)
+def compare(theirs_of: list[Rule], ours_of: list[Rule], n: int = 1) -> Cause | None:
+    """What differs, options before rates before decay; of tensors whose rules are known alone.
+
+    Args:
+        n: gradients that make an update.
+    """
+    if other := _other_rules(theirs_of, ours_of):
+        return other
+    known = {name for rule in (*theirs_of, *ours_of) for name in rule.rate}
+    pairs = [(pair[0].rate.keys() & pair[1].rate.keys(), *pair)
+             for pair in product(theirs_of, ours_of)]  # fmt: skip
+    for both, theirs, ours in sorted(pairs, key=lambda each: -len(each[0])):
+        if both and (found := _compare(theirs, ours, n)):
+            alone = len(theirs_of) == len(ours_of) == 1
+            of = "" if alone or both == known else f", of {_list_places(both, known)}"
+            return found if " of " in found.text else replace(found, text=found.text + of)
+    return None
 
 
-def compare(theirs: Rule, ours: Rule) -> Cause | None:
-    """What differs, options before rates before decay."""
+def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
     said, lines, entries = [], [], []
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
-        if a != b and not key.startswith("_") and key != "L2 in the gradient":
-            said.append(f"{key} {b}, for {a}")
-            lines.append(f"{key}: {a}")
-            entries.append(f"optimizer's {key}")
+        if a != b and not key.startswith("_") and key != L2:
+            text, line, entry = _option(key, b, a, n)
+            said.append(text)
+            lines.append(line)
+            entries.append(entry)
     if shift := _shift(theirs.rates, ours.rates):
         return Cause("schedule one step off", f"the schedule is one step {shift}",
                      "count the optimizer's steps as the reference does")  # fmt: skip
+    if not said and (found := _decay_after(theirs, ours)):
+        return found
     # Of groups with rates of their own the first tensor's is not all tensors'.
     ratios = [ours.rate[name] / a for name, a in theirs.rate.items() if a and name in ours.rate]
     of_all = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
@@ -334,26 +456,90 @@ def compare(theirs: Rule, ours: Rule) -> Cause | None:
             plain = np.allclose(by_step, by_step[0], rtol=ONE)
             entries.append("learning rate" if plain else "schedule of the learning rate")
             break
-    options = [("weight decay", theirs.decay, ours.decay),
-               ("L2 in the gradient", theirs.l2, ours.l2)]  # fmt: skip
+    options = [("weight decay", theirs.decay, ours.decay), (L2, theirs.l2, ours.l2)]
     if not said:  # a schedule is told above
         options.insert(0, ("learning rate", theirs.rate, ours.rate))
     for word, a_of, b_of in options:
-        kinds: dict[tuple[str, str], set[str]] = {}
-        pairs = {name: (f"{b_of.get(name, 0.0):.4g}", f"{a_of[name]:.4g}") for name in a_of}
-        together = names.places_of({name.partition("[")[0] for name in a_of})
-        places = {name: together[name.partition("[")[0]] for name in a_of}
-        for name, (b, a) in pairs.items():
-            if a != b:
-                alike = {pairs[other] for other in pairs if places[other] == places[name]}
-                place = places[name] if len(alike) == 1 else name.partition("[")[0]
-                kinds.setdefault((b, a), set()).add(place)
-        for (b, a), members in kinds.items():
-            listed = ", ".join(sorted(members)[:4]) + (" and more" if len(members) > 4 else "")
+        for (b, a), listed in _differences(a_of, b_of).items():
             said.append(f"{word} {b}, for {a}, of {listed}")
             lines.append(f"{word} {a} for {listed}")
             entries.append(word)
     return Cause(entries[0], "; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+
+
+def _option(key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
+    """Text, remedy and entry of an option that differs."""
+    if key == "gathered":
+        text = f"the {ours} of {n} gradients, for their {theirs}"
+        return text, f"make an update of the {theirs}", "mean of accumulated gradients"
+    if key == CONJUGATE:
+        text = "the gradient of complex tensors is its conjugate"
+        return text, "conjugate it: jax.tree.map(jnp.conj, grads)", "gradient not conjugated"
+    if key == "clip of":
+        text = f"clipped is {ours}, for {theirs} of an update"
+        return text, f"clip {theirs} of an update", "optimizer's clip"
+    if key == "moments":
+        ours, theirs = ("the weights' format" if x == "none" else x for x in (ours, theirs))
+        return f"moments in {ours}, for {theirs}", f"moments in {theirs}", "optimizer's moments"
+    entry = f"optimizer's {key}" if f"optimizer's {key}" in CATALOGUE else "optimizer's option"
+    return f"{key} {ours}, for {theirs}", f"{key}: {theirs}", entry
+
+
+def _other_rules(theirs_of: list[Rule], ours_of: list[Rule]) -> Cause | None:
+    """Another rule of some tensors, where both sides' rules of these are known."""
+    for theirs in theirs_of:
+        for ours in ours_of:
+            both = theirs.rate.keys() & ours.rate.keys()
+            if not both or theirs.options["rule"] == ours.options["rule"]:
+                continue
+            if len(theirs_of) == len(ours_of) == 1:
+                return None  # of all tensors: told with its options
+            listed = _list_places(both, set(theirs.rate) | set(ours.rate))
+            return Cause("optimizer's rule", f"rule {_say(ours.options)}, for "
+                         f"{_say(theirs.options)}, of {listed}",
+                         f"rule: {theirs.options['rule']} for {listed}")  # fmt: skip
+    return None
+
+
+def _decay_after(theirs: Rule, ours: Rule) -> Cause | None:
+    """Says if one side's decay reaches its own update, too: its rate is then less by the product
+    of rate and decay, which both have in common."""
+    for a, b, said in ((theirs, ours, "after"), (ours, theirs, "before")):
+        names_of = [name for name in a.rate if name in b.rate and a.decay[name] and b.rate[name]]
+        if not names_of:
+            return None
+        if all(_decays_after(a, b, name) for name in names_of):
+            other = "before" if said == "after" else "after"
+            return Cause("weight decay's place", f"weights decay {said} the step, for {other} it",
+                         f"let the weights decay {other} the step")  # fmt: skip
+    return None
+
+
+def _decays_after(before: Rule, after: Rule, name: str) -> bool:
+    products = [each.rate[name] * each.decay[name] for each in (before, after)]
+    less = after.rate[name] / before.rate[name] - 1
+    return all(np.isclose(each, -less, rtol=ONE, atol=0) for each in products)
+
+
+def _differences(theirs: dict[str, float], ours: dict[str, float]) -> dict[tuple[str, str], str]:
+    """(the port's value, the reference's) -> the tensors, of those whose rules are known."""
+    kinds: dict[tuple[str, str], set[str]] = {}
+    pairs = {name: (f"{ours[name]:.4g}", f"{a:.4g}") for name, a in theirs.items() if name in ours}
+    for name, (b, a) in pairs.items():
+        if a != b:
+            kinds.setdefault((b, a), set()).add(name)
+    return {pair: _list_places(members, set(pairs)) for pair, members in kinds.items()}
+
+
+def _list_places(members: Set[str], known: Set[str]) -> str:
+    """Tensors of all layers by one name, if all of them are members."""
+    together = names.places_of({name.partition("[")[0] for name in known})
+    places = {name: together[name.partition("[")[0]] for name in known}
+    found = set()
+    for name in members:
+        alike = {other for other in known if places[other] == places[name]}
+        found.add(places[name] if alike <= members else name.partition("[")[0])
+    return ", ".join(sorted(found)[:4]) + (" and more" if len(found) > 4 else "")
 
 
 def _shift(theirs: list[float], ours: list[float]) -> str:
@@ -365,5 +551,9 @@ def _shift(theirs: list[float], ours: list[float]) -> str:
     return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=ONE) else ""
 
 
-def _say(options: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in options.items() if not k.startswith("_"))
+def _say(options: Options) -> str:
+    """The rule by its name, with its options."""
+    rest = [
+        f"{k} {v}" for k, v in options.items() if not k.startswith("_") and k not in ("rule", L2)
+    ]
+    return ", ".join([options["rule"], *rest])
