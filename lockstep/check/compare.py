@@ -71,20 +71,35 @@ def compare_programs(
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
-        follower = None
+        again = follower = None
         if not traced and options.device == "cpu" and not options.own_precision:
-            follower = partial(_follow, reference, options, recorded, live, say)
-        return check.run(recorded, live, overrides=overrides, accept=list(accept),
-                         initial=options.initial, say=say, follower=follower)  # fmt: skip
+            again = stack.enter_context(closing(ReferenceAgain(reference, options, say)))
+            follower = partial(_follow, again, recorded, live, say)
+        return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say,
+                         initial=options.initial, follower=follower, again=again)  # fmt: skip
 
 
-def _follow(
-    reference: str, options: Options, recorded: trace.Trace, live: Port, say: Say
-) -> Followed:
-    """Starts the reference's program again, and follows the data through both."""
+def _follow(again: "ReferenceAgain", recorded: trace.Trace, live: Port, say: Say) -> Followed:
     say("following the data, for the lines at which the programs part")
-    with closing(options.program(reference, options.reference_python, say)) as again:
-        return follow_data(again, recorded, live)
+    return follow_data(again(), recorded, live)
+
+
+class ReferenceAgain:
+    """The reference's program, started once more when it is first asked for."""
+
+    def __init__(self, name: str, options: Options, say: Say) -> None:
+        self.name, self.options, self.say = name, options, say
+        self.program: UserProgram | None = None
+
+    def __call__(self) -> UserProgram:
+        if self.program is None:
+            python = self.options.reference_python
+            self.program = self.options.program(self.name, python, self.say)
+        return self.program
+
+    def close(self) -> None:
+        if self.program:
+            self.program.close()
 
 
 def assert_equivalent(

@@ -11,6 +11,7 @@ from lockstep.check.modules import Calls
 from lockstep.check.port import Port
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Spot
+from lockstep.check.tapes import Asked
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
@@ -33,6 +34,7 @@ class Evidence:
     trial: Trial
     entries: list[Entry]
     prover: Prover
+    again: Callable[[], Asked] | None = None  # starts the reference's program once more
 
     @property
     def framework(self) -> str:

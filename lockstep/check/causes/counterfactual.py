@@ -1,0 +1,306 @@
+"""Causes by experiment: a torch program runs again with one thing done otherwise in its calls.
+
+Where the other side's values come out, to rounding, what was changed is the cause. Each module is
+fed the reference's own values, so that a root is judged by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.check.causes.evidence import FITS, Cause, Evidence
+from lockstep.check.causes.functions import LINES
+from lockstep.check.locate import Root
+from lockstep.check.modules import Calls, call_of
+from lockstep.check.rungs import Pieces, Spot, by_piece
+from lockstep.check.tapes import Asked
+from lockstep.errors import UserError
+from lockstep.judge.compare import norm_gap
+from lockstep.model.params import Arrays
+from lockstep_recorder.recording import prefixed
+from lockstep_recorder.wire import group
+
+OF_GRADIENTS = ("gradient not stopped", "padding of an embedding")
+FACTS = ("factor", "factor of a gradient", "factor of the loss", "left out")
+MOST = 5_000_000  # elements of the reference's tensors; more would take minutes
+ROUNDED, AS_FAR = 1e-4, 4  # a gap that may be of float32; of what moved constants move it by
+SPOTS = 8  # of a root, that must fit
+KINDS = ("input", "output", "loss", "state", "cotangent", "gradient")
+Key = tuple[str, str, str]  # entry of the catalogue, what a call did, what it does
+
+
+def explain(roots: list[Root], evidence: Evidence) -> None:
+    """Writes the cause into the roots that one change explains."""
+    isolated = [root for root in roots if root.rung in ("2i", "3i")]
+    size = sum(x.size for x in evidence.reference.weights.values())
+    if size > MOST or not evidence.trial.isolated or not any(map(is_open, isolated)):
+        return
+    for side in _sides_of(evidence):
+        with suppress(UserError):  # the verdict stands
+            _explain_by(side, isolated)
+
+
+def _sides_of(evidence: Evidence) -> "Iterator[Side]":
+    """The sides that can run otherwise: those in torch, the port first, for it runs already."""
+    if evidence.port.facts["framework"] == "torch":
+        yield PortSide(evidence, evidence.port.program)
+    if evidence.reference.about["framework"] == "torch" and evidence.again:
+        yield ReferenceSide(evidence, evidence.again())
+
+
+def is_open(root: Root) -> bool:
+    """Says if no cause is known, or one that says what is so and not why."""
+    return not root.cause or root.entry in FACTS
+
+
+def name_rounded_constants(roots: list[Root], evidence: Evidence) -> None:
+    """Writes the cause into the roots whose gap is no larger than what float32 leaves open of the
+    constants that a program makes in it: measured by moving these."""
+    open_ones = [root for root in roots if root.rung == "2i" and not root.cause
+                 and max(spot.figure for spot in root.spots) < ROUNDED]  # fmt: skip
+    if not open_ones or not evidence.trial.isolated:
+        return
+    sides = [side for side in _rounded_sides(evidence)]
+    runs = [(side, seen) for side in sides if (seen := side.run(nudges=True)) is not None]
+    for root in open_ones:
+        moved = [sum(side.moved(spot, seen) for side, seen in runs) for spot in root.spots]
+        if all(spot.figure <= AS_FAR * most for spot, most in zip(root.spots, moved)):
+            whose = " and ".join(side.name for side in sides)
+            root.entry = "made in float32"
+            root.cause = f"a constant made in float32 ({whose}): the gap is of its rounding"
+            root.remedy = "make it in float64, or in the dtype of what it meets"
+
+
+def _rounded_sides(evidence: Evidence) -> "Iterator[Side]":
+    if evidence.port.facts["rounded"]:
+        yield PortSide(evidence, evidence.port.program)
+    if evidence.reference.about["rounded"] and evidence.again:
+        side = ReferenceSide(evidence, evidence.again())
+        side.start()
+        yield side
+
+
+def _explain_by(side: "Side", roots: list[Root]) -> None:
+    side.start()
+    for key, where in side.possible():
+        open_ones = [root for root in roots if is_open(root)
+                     and (root.direction == "backward") == (key[0] in OF_GRADIENTS)
+                     and side.makes(root, where)]  # fmt: skip
+        seen = side.run(key) if open_ones else None
+        if seen is None or not any(side.explains(root, seen) for root in open_ones):
+            continue
+        # Statistics that are not updated follow from those that are not used.
+        for root in [r for r in roots if is_open(r) or r.entry == "running statistics"]:
+            if side.explains(root, seen):
+                found, fact = side.cause(key), root.cause if root.entry in FACTS else ""
+                text = f"{found.text}: {fact}" if fact else found.text
+                root.entry, root.cause, root.remedy = found.entry, text, found.remedy
+
+
+@dataclass
+class Side:
+    """A program that runs with one change, fed the reference's values."""
+
+    evidence: Evidence
+    program: Asked
+    name = ""
+
+    def start(self) -> None:
+        """Makes a program ready that was started anew."""
+
+    def given(self) -> Arrays:
+        """Weights, batch and forced values."""
+        raise NotImplementedError
+
+    def values(self, spot: Spot, seen: Arrays) -> Iterator[np.ndarray]:
+        """What may stand at a spot, in the reference's layout."""
+        raise NotImplementedError
+
+    def target(self, spot: Spot) -> np.ndarray | None:
+        """The other side's value there."""
+        raise NotImplementedError
+
+    def words(self, written: str, changed: str) -> tuple[str, str]:
+        """The port's and the reference's."""
+        raise NotImplementedError
+
+    def possible(self) -> list[tuple[Key, list[str]]]:
+        """What can be changed in this program, and in which calls, on the first batch."""
+        spec = self.evidence.reference.about["batch"]
+        found = self.program.ask("changes", self.plain(), batch=spec)[0]["found"]
+        return [(tuple(key), where) for key, where in found]
+
+    def makes(self, root: Root, where: list[str]) -> bool:
+        """Says if a root's place may follow from one of the calls, in this program, in which
+        something can be changed; what stands in a module that has a partner stays inside it."""
+        if root.direction == "backward":
+            return True
+        calls, paired = self.calls()
+        parents = calls.parents()
+        outer = {o for spot in root.spots for o in self._outer(spot, calls, parents)}
+        for call in where:
+            inner: str | None = call
+            while inner and inner not in outer and inner not in paired:
+                inner = parents.get(inner, "")
+            if inner in outer:
+                return True
+        return False
+
+    def _outer(self, spot: Spot, calls: Calls, parents: dict[str, str]) -> set[str]:
+        """The calls inside which a spot's value is made; "" is the whole program."""
+        call = self.call(spot)
+        if spot.rule not in ("input", "output"):
+            return {""} if spot.rule == "loss" else {call, *calls.names, ""}
+        around = parents.get(call, "")
+        if spot.rule == "input":
+            return {around}
+        return {call, around} if spot.where in self.evidence.trial.tapped else {call}
+
+    def calls(self) -> tuple[Calls, set[str]]:
+        """This program's calls, and those that have a partner."""
+        raise NotImplementedError
+
+    def call(self, spot: Spot) -> str:
+        """This program's call at a spot."""
+        raise NotImplementedError
+
+    def plain(self) -> Arrays:
+        """Weights and batch."""
+        return {k: x for k, x in self.given().items() if not k.startswith("forced/")}
+
+    def run(self, key: Key | tuple[()] = (), *, nudges: bool = False) -> Arrays | None:
+        """All values of a run with this change; None where it raises.
+
+        Args:
+            nudges: constants made in float32 are moved as far as their rounding may have.
+        """
+        spec = self.evidence.reference.about["batch"]
+        try:
+            about, seen = self.program.ask("run", self.given(), batch=spec, change=list(key),
+                                           nudges=nudges)  # fmt: skip
+        except UserError:
+            return None
+        return {**seen, "loss": np.array([about["loss"]])}
+
+    def explains(self, root: Root, seen: Arrays) -> bool:
+        """Says if the change gives the other side's values in all of the root's places."""
+        spots = [spot for spot in root.spots if spot.rule in KINDS][:SPOTS]
+        return bool(spots) and all(self._fits(spot, seen) for spot in spots)
+
+    def _fits(self, spot: Spot, seen: Arrays) -> bool:
+        target = self.target(spot)
+        return target is not None and any(
+            x.shape == target.shape and norm_gap(x, target) <= FITS for x in self.values(spot, seen)
+        )
+
+    def moved(self, spot: Spot, seen: Arrays) -> float:
+        """How far a run parts from the plain one at a spot, relative."""
+        plain = spot.theirs if self.target(spot) is spot.ours else spot.ours
+        gaps = [norm_gap(x, plain) for x in self.values(spot, seen)
+                if plain is not None and x.shape == plain.shape]  # fmt: skip
+        return min(gaps, default=0.0)
+
+    def cause(self, key: Key) -> Cause:
+        entry, written, changed = key
+        ours, theirs = self.words(written, changed)
+        lines = LINES[self.evidence.framework]
+        if entry == "epsilon of a norm":
+            eps = theirs.partition(", ")[2]
+            text = f"{ours}, for {eps}"
+            word = "eps" if self.evidence.framework == "torch" else "epsilon"
+            return Cause(entry, text, f"{word}={eps.removeprefix('eps ')}")
+        if entry == "activation":
+            return Cause(entry, f"{ours} for {theirs}", lines.get(theirs, f"compute {theirs}"))
+        return Cause(entry, f"{ours}, for {theirs}", f"here: {theirs}")
+
+
+class ReferenceSide(Side):
+    """The reference, which is to give the port's values."""
+
+    name = "the reference's"
+
+    def start(self) -> None:
+        self.program.ask("widen", self.plain(), batch=self.evidence.reference.about["batch"])
+
+    def given(self) -> Arrays:
+        reference, calls = self.evidence.reference, self.evidence.calls
+        forced: Arrays = {}
+        for slots in self.evidence.trial.pairing.slots.values():
+            for r in slots.values():
+                for key in (r, f"d{r}") if r.startswith("act/") else (r,):
+                    if key in calls.arrays:
+                        forced[key] = calls.arrays[key]
+        return (prefixed("weights", reference.weights) | prefixed("forced", forced)
+                | prefixed("batch", reference.group("batch/0")))  # fmt: skip
+
+    def values(self, spot: Spot, seen: Arrays) -> Iterator[np.ndarray]:
+        if spot.rule == "loss":
+            yield seen["loss"]
+        elif spot.rule in ("state", "gradient"):
+            arrays = group(seen, "state" if spot.rule == "state" else "grad")
+            for entry in self.evidence.entries:
+                if str(entry.reference) == spot.where and entry.reference.name in arrays:
+                    yield entry.reference.take(arrays)
+        else:
+            kind = {"input": "in", "output": "act", "cotangent": "dact"}[spot.rule]
+            for key, x in seen.items():
+                if key.startswith(f"{kind}/") and call_of(key) == spot.where:
+                    yield x
+
+    def calls(self) -> tuple[Calls, set[str]]:
+        return self.evidence.calls, set(self.evidence.trial.pairing.calls.values())
+
+    def call(self, spot: Spot) -> str:
+        return spot.where
+
+    def target(self, spot: Spot) -> np.ndarray | None:
+        return spot.ours
+
+    def words(self, written: str, changed: str) -> tuple[str, str]:
+        return changed, written
+
+
+class PortSide(Side):
+    """The port, which is to give the reference's values."""
+
+    name = "the port's"
+
+    def given(self) -> Arrays:
+        evidence = self.evidence
+        forced = evidence.trial.pairing.forced(evidence.calls)
+        return (prefixed("weights", evidence.trial.weights) | prefixed("forced", forced)
+                | prefixed("batch", evidence.reference.group("batch/0")))  # fmt: skip
+
+    def values(self, spot: Spot, seen: Arrays) -> Iterator[np.ndarray]:
+        pairing, reference = self.evidence.trial.pairing, self.evidence.reference
+        if spot.rule == "loss":
+            yield seen["loss"]
+        elif spot.rule in ("state", "gradient"):
+            kind = "state" if spot.rule == "state" else "grad"
+            pieces: list[Pieces] = by_piece(self.evidence.entries, group(seen, kind),
+                                            reference.group(kind))  # fmt: skip
+            yield from (ours for name, ours, _, _ in pieces if name == spot.where)
+        else:
+            d, kind = {"input": ("", "in/"), "output": ("", "act/"),
+                       "cotangent": ("d", "act/")}[spot.rule]  # fmt: skip
+            for slots in pairing.slots.values():
+                for p, r in slots.items():
+                    if r.startswith(kind) and call_of(r) == spot.where:
+                        x = pairing.value(d + p, seen)
+                        if x is not None:
+                            yield x
+
+    def calls(self) -> tuple[Calls, set[str]]:
+        trial = self.evidence.trial
+        return trial.free.calls, set(trial.pairing.calls)
+
+    def call(self, spot: Spot) -> str:
+        return spot.port
+
+    def target(self, spot: Spot) -> np.ndarray | None:
+        return spot.theirs
+
+    def words(self, written: str, changed: str) -> tuple[str, str]:
+        return written, changed

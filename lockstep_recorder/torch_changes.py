@@ -1,0 +1,433 @@
+"""A torch program with one thing done otherwise in the calls of its functions: a counterfactual.
+
+Functions are replaced where programs look them up: in torch, torch.nn.functional, torch.Tensor and
+the program's own globals. What the recorder itself calls stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from lockstep_recorder.calls import CallLog
+
+METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
+           "triu", "masked_fill")  # fmt: skip
+FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
+             "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu")  # fmt: skip
+# As they are before any is replaced.
+f = SimpleNamespace(**vars(F))
+t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
+tensor = SimpleNamespace(**{name: getattr(torch.Tensor, name) for name in METHODS})
+EPSILONS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-7, 0.0)
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "GELU (erf)": f.gelu,
+    "GELU (tanh)": lambda x: 0.5 * x * (1 + t.tanh((2 / torch.pi) ** 0.5
+                                                       * (x + 0.044715 * x**3))),
+    "quick GELU": lambda x: x * t.sigmoid(1.702 * x),
+    "SiLU": f.silu, "ReLU": f.relu, "leaky ReLU (0.01)": f.leaky_relu,
+    "leaky ReLU (0.2)": lambda x: f.leaky_relu(x, 0.2), "ReLU6": f.relu6, "ELU": f.elu,
+    "softplus": f.softplus, "tanh": t.tanh, "sigmoid": t.sigmoid, "mish": f.mish,
+    "hard swish": f.hardswish, "no activation": lambda x: x,
+}  # fmt: skip
+PLAIN = {f.relu: "ReLU", t.relu: "ReLU", f.silu: "SiLU", f.relu6: "ReLU6", f.mish: "mish",
+         f.hardswish: "hard swish", t.tanh: "tanh", f.tanh: "tanh", t.sigmoid: "sigmoid",
+         f.sigmoid: "sigmoid", f.softplus: "softplus", f.elu: "ELU"}  # fmt: skip
+NORMS = {f.layer_norm: "LayerNorm", f.group_norm: "GroupNorm", f.batch_norm: "BatchNorm",
+         f.instance_norm: "InstanceNorm", f.normalize: "normalize"}  # fmt: skip
+if hasattr(f, "rms_norm"):
+    NORMS[f.rms_norm] = "RMSNorm"
+CONVOLUTIONS = [getattr(f, f"conv{word}{n}d") for n in (1, 2, 3) for word in ("", "_transpose")]
+LOSSES = (f.cross_entropy, f.nll_loss, f.mse_loss, f.l1_loss, f.kl_div, f.smooth_l1_loss,
+          f.binary_cross_entropy, f.binary_cross_entropy_with_logits, f.ctc_loss)  # fmt: skip
+POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
+
+
+class Change(NamedTuple):
+    """What a call did, what it does, and how that is done."""
+
+    entry: str  # of the catalogue of causes
+    written: str
+    changed: str
+    call: Callable[[], Any]
+
+
+Made = Iterator[Change]
+Args = tuple[Any, ...]
+Words = dict[str, Any]
+
+
+def changes_of(function: Any, args: Args, kwargs: Words) -> Made:
+    """The ways in which one call can be done otherwise."""
+    for functions, make in MAKERS:
+        if function in functions:
+            yield from make(function, args, kwargs)
+
+
+def _activation(function: Any, args: Args, kwargs: Words) -> Made:
+    name = PLAIN.get(function, "")
+    if function is f.gelu:
+        name = f"GELU ({'tanh' if kwargs.get('approximate') == 'tanh' else 'erf'})"
+    elif function is f.leaky_relu:
+        name = f"leaky ReLU ({_option(args, kwargs, 1, 'negative_slope', 0.01):g})"
+    x = args[0] if args else kwargs["input"]
+    for other, function_of in ACTIVATIONS.items():
+        if other != name:
+            yield Change("activation", name, other, partial(function_of, x))
+
+
+def _norm(function: Any, args: Args, kwargs: Words) -> Made:
+    name, given = NORMS[function], _bound(function, args, kwargs)
+    for eps in EPSILONS:
+        if given["eps"] is not None and eps != given["eps"]:
+            yield Change("epsilon of a norm", f"{name}, eps {given['eps']:g}",
+                         f"{name}, eps {eps:g}", _with(function, given, eps=eps))  # fmt: skip
+
+
+def _statistics(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    mode = "training" if function is f.batch_norm else "use_input_stats"
+    words = [f"{NORMS[function]} by {whose} statistics" for whose in ("the running", "the batch's")]
+    if given["running_mean"] is not None:
+        yield Change("statistics of a norm", words[given[mode]], words[not given[mode]],
+                     _with(function, given, **{mode: not given[mode]}))  # fmt: skip
+
+
+def _groups(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    own, channels = given["num_groups"], given["input"].shape[1]
+    for n in range(1, channels + 1):
+        if channels % n == 0 and n != own:
+            yield Change("groups of a norm", f"{own} groups", f"{n} groups",
+                         _with(function, given, num_groups=n))  # fmt: skip
+
+
+def _axes(function: Any, args: Args, kwargs: Words) -> Made:
+    name, given = NORMS[function], _bound(function, args, kwargs)
+    x, last = given["input"], function is f.layer_norm
+    n = len(given["normalized_shape"]) if last else x.ndim - 2
+    own = tuple(range(x.ndim - n, x.ndim))
+    for count in range(1, x.ndim + 1):
+        for axes in itertools.combinations(range(x.ndim), count):
+            if axes != own:
+                made = partial(_normalise, given, axes, last)
+                yield Change("axes of a norm", f"{name} over axes {own}",
+                             f"{name} over axes {axes}", made)  # fmt: skip
+
+
+def _normalise(given: Words, axes: tuple[int, ...], last: bool) -> torch.Tensor:
+    """
+    Args:
+        last: gain and bias are those of the last axes, and not of channels.
+    """
+    x = given["input"]
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred * torch.rsqrt(x.var(axes, unbiased=False, keepdim=True) + given["eps"])
+    for word, of in (("weight", torch.mul), ("bias", torch.add)):
+        if given[word] is not None:
+            y = of(y, given[word] if last else given[word].reshape(-1, *[1] * (x.ndim - 2)))
+    return y
+
+
+def _reduction(function: Any, args: Args, kwargs: Words) -> Made:
+    own = REDUCTIONS[function]
+    for other in ("mean", "sum", "amax"):
+        if other != own and "dtype" not in kwargs:
+            yield Change("reduction", f"the {own} of it", f"the {other} of it",
+                         partial(getattr(t, other), *args, **kwargs))  # fmt: skip
+
+
+def _detach(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change("gradient not stopped", "the gradient is stopped (detach)",
+                 "the gradient is not stopped", lambda: args[0])  # fmt: skip
+
+
+def _spread(function: Any, args: Args, kwargs: Words) -> Made:
+    over = kwargs.get("unbiased", kwargs.get("correction", 1) != 0)
+    plain = {k: v for k, v in kwargs.items() if k not in ("unbiased", "correction")}
+    words = ("a variance over n", "a variance over n - 1")
+    if not any(isinstance(x, bool) for x in args[1:]):
+        yield Change("another norm", words[over], words[not over],
+                     partial(function, *args, **plain, unbiased=not over))  # fmt: skip
+
+
+def _bias(function: Any, args: Args, kwargs: Words) -> Made:
+    x, weight, bias, rest, words = _affine(args, kwargs)
+    if bias is not None:
+        yield Change("linear layer", "a bias", "no bias",
+                     partial(function, x, weight, None, *rest, **words))  # fmt: skip
+
+
+def _kernel(function: Any, args: Args, kwargs: Words) -> Made:
+    x, weight, bias, rest, words = _affine(args, kwargs)
+    turned = weight.flip(tuple(range(2, weight.ndim)))
+    yield Change("kernel of a convolution", "the kernel as it is", "the kernel turned half round",
+                 partial(function, x, turned, bias, *rest, **words))  # fmt: skip
+
+
+def _affine(args: Args, kwargs: Words) -> tuple[Any, Any, Any, Args, Words]:
+    words = {k: v for k, v in kwargs.items() if k not in ("input", "weight", "bias")}
+    named = [_option(args, kwargs, at, name, None)
+             for at, name in enumerate(("input", "weight", "bias"))]  # fmt: skip
+    return named[0], named[1], named[2], args[3:], words
+
+
+def _embedding(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    if given["padding_idx"] is not None:
+        written = f"row {given['padding_idx']} has no gradient (padding_idx)"
+        yield Change("padding of an embedding", written, "each row has a gradient",
+                     _with(function, given, padding_idx=None))  # fmt: skip
+
+
+def _pool(function: Any, args: Args, kwargs: Words) -> Made:
+    words = ("padding not counted", "padding counted (count_include_pad)")
+    counted = bool(_option(args, kwargs, 5, "count_include_pad", True))
+    other = {**kwargs, "count_include_pad": not counted}
+    yield Change("padding", words[counted], words[not counted],
+                 partial(function, *args[:5], **other))  # fmt: skip
+
+
+def _pad(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        if mode != given["mode"]:
+            yield Change("padding", f"padded by mode {given['mode']}", f"padded by mode {mode}",
+                         _with(function, given, mode=mode))  # fmt: skip
+
+
+def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    for option in ("align_corners", "antialias"):
+        own = bool(given[option])
+        yield Change("interpolation", f"{option}={own}", f"{option}={not own}",
+                     _with(function, given, **{option: not own}))  # fmt: skip
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        if mode != given["mode"]:
+            corners = None if "nearest" in mode else False
+            yield Change("interpolation", f"mode {given['mode']}", f"mode {mode}",
+                         _with(function, given, mode=mode, align_corners=corners))  # fmt: skip
+
+
+PARTS = "halves exchanged", "the parts in this order", "the parts exchanged"
+
+
+def _split(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change(*PARTS, lambda: tuple(reversed(function(*args, **kwargs))))
+
+
+def _join(function: Any, args: Args, kwargs: Words) -> Made:
+    if isinstance(args[0], (list, tuple)):
+        yield Change(*PARTS, partial(function, list(reversed(args[0])), *args[1:], **kwargs))
+
+
+def _glu(function: Any, args: Args, kwargs: Words) -> Made:
+    first, second = args[0].chunk(2, _option(args, kwargs, 1, "dim", -1))
+    yield Change("halves exchanged", "the second half gates", "the first half gates",
+                 lambda: second * torch.sigmoid(first))  # fmt: skip
+
+
+def _shuffle(function: Any, args: Args, kwargs: Words) -> Made:
+    x, r = args[:2]
+    b, c, h, w = x.shape
+
+    def other() -> torch.Tensor:
+        y = x.reshape(b, r, r, c // r**2, h, w).permute(0, 3, 4, 1, 5, 2)
+        return y.reshape(b, c // r**2, h * r, w * r)
+
+    yield Change("rearranged", "channels before the pixels of a block",
+                 "the pixels of a block before channels", other)  # fmt: skip
+
+
+def _softmax(function: Any, args: Args, kwargs: Words) -> Made:
+    x = args[0]
+    own = _option(args, kwargs, 1, "dim", -1) % x.ndim
+    for axis in range(x.ndim):
+        if axis != own:
+            yield Change("attention softmax over", f"softmax over axis {own}",
+                         f"softmax over axis {axis}", partial(t.softmax, x, axis))  # fmt: skip
+
+
+def _diagonal(function: Any, args: Args, kwargs: Words) -> Made:
+    own = _option(args, kwargs, 1, "diagonal", 0)
+    for other in (own + 1, own - 1):
+        yield Change("attention mask", f"{function.__name__} of diagonal {own}",
+                     f"{function.__name__} of diagonal {other}",
+                     partial(function, args[0], other))  # fmt: skip
+
+
+def _fill(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change("attention mask", "masked", "not masked", lambda: args[0])
+
+
+def _attention(function: Any, args: Args, kwargs: Words) -> Made:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, args)) | kwargs
+    causal, size = bool(given.get("is_causal")), given["query"].shape[-1]
+    if given.get("attn_mask") is not None:
+        yield Change("attention mask", "masked", "not masked",
+                     _with(function, given, attn_mask=None))  # fmt: skip
+    else:
+        words = ("no mask", "a causal mask")
+        yield Change("attention mask", words[causal], words[not causal],
+                     _with(function, given, is_causal=not causal))  # fmt: skip
+    own = given.get("scale") or size**-0.5
+    for word, scale in (("no scale", 1.0), ("1/head size", 1 / size),
+                        ("1/sqrt(head size)", size**-0.5)):  # fmt: skip
+        if abs(scale / own - 1) > 1e-12:
+            yield Change("attention scale", f"scale {own:.6g}", word,
+                         _with(function, given, scale=scale))  # fmt: skip
+
+
+def _heads(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    for option, word in (("key_padding_mask", "padding"), ("attn_mask", "attn_mask")):
+        if given[option] is not None:
+            yield Change("attention mask", f"masked by {word}", f"not masked by {word}",
+                         _with(function, given, **{option: None}))  # fmt: skip
+
+
+def _loss(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    own = given["reduction"]
+    if own == "none":
+        return
+    for other in ("mean", "sum", *["batchmean"] * (function is f.kl_div)):
+        if other != own:
+            yield Change("reduction of the loss", f"reduction {own}", f"reduction {other}",
+                         _with(function, given, reduction=other))  # fmt: skip
+    words = {f.ctc_loss: ("each row's loss over its target's length", "a plain mean of rows")}
+    if given.get("weight") is not None:
+        words[function] = ("a mean over the weights' sum", "a mean over the number of targets")
+    if own == "mean" and function in words:
+        plain = _with(function, given, reduction="none")
+        yield Change("reduction of the loss", *words[function], lambda: plain().mean())
+
+
+REDUCTIONS = {each: name for name in ("mean", "sum", "amax")
+              for each in (getattr(t, name), getattr(tensor, name))}  # fmt: skip
+MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
+    ((*PLAIN, f.gelu, f.leaky_relu), _activation), (NORMS, _norm),
+    ((f.batch_norm, f.instance_norm), _statistics), ((f.group_norm,), _groups),
+    ((f.instance_norm, f.layer_norm), _axes), (REDUCTIONS, _reduction),
+    ((tensor.detach,), _detach), ((t.var, t.std, tensor.var, tensor.std), _spread),
+    ((f.linear, *CONVOLUTIONS), _bias), (CONVOLUTIONS, _kernel), ((f.embedding,), _embedding),
+    (POOLS, _pool), ((f.pad,), _pad), ((f.interpolate,), _interpolation),
+    ((t.chunk, tensor.chunk, t.split, tensor.split), _split), ((t.cat, t.concat), _join),
+    ((f.glu,), _glu), ((f.pixel_shuffle,), _shuffle),
+    ((t.softmax, f.softmax, tensor.softmax), _softmax),
+    ((t.tril, t.triu, tensor.tril, tensor.triu), _diagonal),
+    ((t.masked_fill, tensor.masked_fill), _fill),
+    ((f.scaled_dot_product_attention,), _attention),
+    ((f.multi_head_attention_forward,), _heads), (LOSSES, _loss),
+]  # fmt: skip
+
+
+def _option(args: Args, kwargs: Words, at: int, name: str, default: Any) -> Any:
+    return args[at] if len(args) > at else kwargs.get(name, default)
+
+
+def _bound(function: Any, args: Args, kwargs: Words) -> Words:
+    """All arguments by name, with defaults, of a function that is written in Python."""
+    function = getattr(function, "__wrapped__", function)
+    found = inspect.signature(function).bind(*args, **kwargs)
+    found.apply_defaults()
+    return dict(found.arguments)
+
+
+def _with(function: Any, given: Words, **other: Any) -> Callable[[], Any]:
+    return partial(function, **{**given, **other})
+
+
+Key = tuple[str, str, str]  # entry, written, changed
+
+
+class Changed:
+    """Replaces functions while a program runs; notes what could be changed, or changes it."""
+
+    def __init__(
+        self, own: dict[str, Any], key: tuple[str, ...] = (), calls: CallLog | None = None
+    ) -> None:
+        """
+        Args:
+            own: the program's global variables.
+            key: what is changed; nothing where there is none.
+            calls: the modules' calls, which say where something could be changed.
+        """
+        self.own, self.key, self.calls = own, key, calls
+        self.found: dict[Key, set[str]] = {}  # and the modules' calls in which it stands
+        self.inside = False
+
+    def _replacement(self, function: Any) -> Any:
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            if self.inside or sys._getframe(1).f_globals.get("__name__", "").startswith(RECORDER):
+                return function(*args, **kwargs)
+            self.inside = True
+            try:
+                if made := self._look(function, args, kwargs):
+                    return made()
+            finally:
+                self.inside = False
+            return function(*args, **kwargs)
+
+        return replaced
+
+    def _look(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any] | None:
+        # A call that cannot be read so has no counterfactual.
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+            for change in changes_of(function, args, kwargs):
+                if not self.key:
+                    inner = self.calls.open[-1] if self.calls and self.calls.open else ""
+                    self.found.setdefault(change[:3], set()).add(inner)
+                elif change[:3] == self.key:
+                    return change.call
+        return None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for place, name, function in _looked_up(self.own):
+                stack.enter_context(_replaced(place, name, self._replacement(function)))
+            yield
+
+
+RECORDER = __name__.partition(".")[0]
+
+
+def _looked_up(own: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+    """(place, name, function) of all that may be changed."""
+    known = [function for functions, _ in MAKERS for function in functions]
+    found: list[tuple[Any, str, Any]] = []
+    for place, those in ((torch, vars(t)), (torch.Tensor, vars(tensor))):
+        found += [(place, name, function) for name, function in those.items()]
+    found += [(F, name, x) for name, x in vars(f).items() if callable(x) and x in known]
+    functions = [each[2] for each in found]
+    named = [(name, x) for name, x in own.items() if callable(x) and not isinstance(x, type)]
+    return found + [(own, name, x) for name, x in named if x in functions]
+
+
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, function: Any) -> Iterator[None]:
+    """A module's variable, a class's attribute, or a dict's value, for a while."""
+    variables: Any = place if isinstance(place, dict) else vars(place)
+    had, former = name in variables, variables.get(name)
+    put = place.__setitem__ if isinstance(place, dict) else partial(setattr, place)
+    put(name, function)
+    try:
+        yield
+    finally:
+        if had:
+            put(name, former)
+        else:
+            delattr(place, name)

@@ -1,0 +1,157 @@
+"""One thing is done otherwise in a port, where no operand is recorded; the cause is found by doing
+it the other way in a run of one side."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from lockstep.check.check import Result
+from lockstep.check.trace import Trace
+from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.test_comparisons import record
+
+PROGRAM = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4, padding_idx=0)
+        self.conv, self.up = nn.Conv2d(3, 6, 3), nn.ConvTranspose2d(6, 4, 2)
+        self.bn, self.group = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.inst = nn.InstanceNorm2d(4, affine=True)
+        self.gate, self.head = nn.Linear(4, 8), nn.Linear(4, 5)
+
+    def forward(self, ids, image):
+        x = self.conv(F.pad(image, (1, 1, 1, 1), mode="reflect"))
+        x = self.bn(self.up(x))
+        x = F.avg_pool2d(torch.relu(F.gelu(x)), 3, 2, 1)
+        x = F.interpolate(self.group(x), scale_factor=2, mode="bilinear")
+        a, b = self.gate(self.inst(x).amax(3).mean(2)).chunk(2, -1)
+        return self.head(a * torch.sigmoid(b) + self.embed(ids).sum(1))
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch["ids"], batch["image"]), batch["class"])
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"ids": draw.integers(0, 3, (3, 4)), "image": draw.normal(size=(3, 3, 5, 5)),
+            "class": draw.integers(0, 5, 3)}
+"""
+TURNED = """class Turned(nn.ConvTranspose2d):
+    def forward(self, x):
+        return F.conv_transpose2d(x, self.weight.flip((2, 3)), self.bias)
+
+
+class Model"""
+TOGETHER = """class Together(nn.InstanceNorm2d):
+    def forward(self, x):
+        x = x - x.mean((1, 2, 3), keepdim=True)
+        y = x * torch.rsqrt(x.var((1, 2, 3), unbiased=False, keepdim=True) + 1e-5)
+        return y * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class Model"""
+
+
+class Plant(NamedTuple):
+    entry: str  # of the catalogue
+    where: str  # a part of the first root's place
+    cause: str
+    changes: list[tuple[str, str]]
+
+
+PLANTS = [
+    Plant("activation", "between bn and group", "GELU (tanh) for GELU (erf)",
+          [("F.gelu(x)", 'F.gelu(x, approximate="tanh")')]),
+    Plant("epsilon of a norm", "group", "GroupNorm, eps 1e-06, for eps 1e-05",
+          [("GroupNorm(2, 4", "GroupNorm(2, 4, eps=1e-6")]),
+    Plant("groups of a norm", "group", "4 groups, for 2 groups",
+          [("GroupNorm(2, 4", "GroupNorm(4, 4")]),
+    Plant("statistics of a norm", "bn", "BatchNorm by the running statistics, for "
+          "BatchNorm by the batch's statistics",
+          [("BatchNorm2d(4)", "BatchNorm2d(4).eval()")]),
+    Plant("axes of a norm", "inst", "InstanceNorm over axes (1, 2, 3), for InstanceNorm over axes "
+          "(2, 3)", [("nn.InstanceNorm2d(4", "Together(4"), ("class Model", TOGETHER)]),
+    Plant("kernel of a convolution", "up", "turned half round",
+          [("nn.ConvTranspose2d(6", "Turned(6"), ("class Model", TURNED)]),
+    Plant("padding", "before conv", "padded by mode replicate, for padded by mode reflect",
+          [('mode="reflect"', 'mode="replicate"')]),
+    Plant("padding", "between bn and group", "padding not counted, for padding counted",
+          [("3, 2, 1)", "3, 2, 1, count_include_pad=False)")]),
+    Plant("interpolation", "between group and inst", "align_corners=True, for align_corners=False",
+          [('"bilinear")', '"bilinear", align_corners=True)')]),
+    Plant("halves exchanged", "between embed and head", "the parts",
+          [("a, b = ", "b, a = ")]),
+    Plant("reduction", "between inst and gate", "the sum of it, for the mean of it",
+          [("amax(3).mean(2)", "amax(3).sum(2)")]),
+    Plant("padding of an embedding", "embed.weight", "each row has a gradient, for row 0 has no",
+          [(", padding_idx=0", "")]),
+    Plant("gradient not stopped", "what uses", "the gradient is stopped (detach)",
+          [("a * torch.sigmoid(b)", "a * torch.sigmoid(b.detach())")]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
+    folder = tmp_path_factory.mktemp("otherwise")
+    return record(PROGRAM, folder), folder / "ref.py"
+
+
+def check(reference: tuple[Trace, Path], folder: Path, changes: list[tuple[str, str]]) -> Result:
+    text = PROGRAM
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "port.py").write_text(text)
+    trace, program = reference
+    return check_inside(trace, folder / "port.py", again=lambda: Inside(program))
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.entry}, {plant.where}")
+def test_a_cause_is_found_by_doing_it_otherwise(
+    plant: Plant, reference: tuple[Trace, Path], tmp_path: Path
+) -> None:
+    result = check(reference, tmp_path, plant.changes)
+    assert result.verdict == "different"
+    first = result.roots[0]
+    assert plant.where in first.where and plant.cause in first.cause, (first.name, first.cause)
+    assert first.entry == plant.entry
+
+
+def test_what_statistics_are_not_used_are_no_roots_of_their_own(
+    reference: tuple[Trace, Path], tmp_path: Path
+) -> None:
+    """They were two more roots, whose remedy kept the bug."""
+    result = check(reference, tmp_path, [("BatchNorm2d(4)", "BatchNorm2d(4).eval()")])
+    assert len(result.roots) == 1
+
+
+def test_no_cause_is_named_where_two_things_are_otherwise(
+    reference: tuple[Trace, Path], tmp_path: Path
+) -> None:
+    """Each alone leaves the gap of the other; the place is named all the same."""
+    both = [("F.gelu(x)", 'F.gelu(x, approximate="tanh")'), ("3, 2, 1)", "3, 2, 1) * 1.01")]
+    result = check(reference, tmp_path, both)
+    assert [(root.where, root.cause) for root in result.roots] == [("between bn and group", "")]
+
+
+def test_the_program_is_as_it_was_afterwards(reference: tuple[Trace, Path], tmp_path: Path) -> None:
+    """Functions are replaced for a while, and no longer."""
+    own = [torch.nn.functional.gelu, torch.mean, torch.Tensor.detach]
+    check(reference, tmp_path, PLANTS[0].changes)
+    assert own == [torch.nn.functional.gelu, torch.mean, torch.Tensor.detach]
+    assert check(reference, tmp_path, []).verdict == "equal"
