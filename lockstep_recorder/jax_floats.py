@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import numpy as np
 from jax import lax
 
 WIDE = (jnp.float64, jnp.complex128)
+ULPS = 4  # of float32, as in `torch_modes`
+NARROWER = ("float32", "bfloat16", "float16", "complex64", "float8_e4m3fn", "float8_e5m2")
 
 
 def narrow_operations(jaxpr: Any) -> Iterator[str]:
@@ -30,7 +33,7 @@ def rounded_values(jaxpr: Any) -> Iterator[str]:
         if eqn.primitive is lax.convert_element_type_p:
             x, y = eqn.invars[0].aval, eqn.outvars[0].aval
             if y.dtype in WIDE and x.dtype not in WIDE and jnp.issubdtype(x.dtype, jnp.inexact):
-                yield from [f"{x.dtype} of shape {x.shape}"] * (x.size > 1)
+                yield f"{x.dtype} of shape {x.shape}"
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -54,8 +57,12 @@ def formats(jaxpr: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def nothing_narrower() -> Iterator[None]:
-    """What would make a narrower float of a float64 makes a float64, however it is written."""
+def nothing_narrower(formats: tuple[str, ...] = NARROWER) -> Iterator[None]:
+    """What would make a narrower float of a float64 makes a float64, however it is written.
+
+    Args:
+        formats: those for which this holds.
+    """
     changed = ((lax.convert_element_type_p, "new_dtype"), (lax.iota_p, "dtype"),
                (lax.dot_general_p, "preferred_element_type"))  # fmt: skip
 
@@ -64,7 +71,7 @@ def nothing_narrower() -> Iterator[None]:
 
         def widened_bind(*args: Any, **params: Any) -> Any:
             wide = all(getattr(x, "dtype", None) in WIDE for x in args)
-            if wide and params[option] is not None and jnp.issubdtype(params[option], jnp.inexact):
+            if wide and params[option] is not None and jnp.dtype(params[option]).name in formats:
                 params[option] = np.result_type(params[option], np.float64)
             return bind(primitive, *args, **params)
 
@@ -77,3 +84,27 @@ def nothing_narrower() -> Iterator[None]:
     finally:
         for primitive, _ in changed:
             del primitive.bind
+
+
+@contextlib.contextmanager
+def nudged_constants() -> Iterator[None]:
+    """Moves a narrower float of which a float64 is made by some ulps of float32, up or down."""
+    primitive = lax.convert_element_type_p
+    former = vars(primitive).get("bind")  # that of `nothing_narrower`
+    bind = former or partial(type(primitive).bind, primitive)
+
+    def nudged_bind(x: Any, **params: Any) -> Any:
+        y = bind(x, **params)
+        narrow = str(getattr(x, "dtype", "")) in NARROWER
+        if not narrow or y.dtype not in WIDE:
+            return y
+        signs = 1.0 - 2.0 * (np.arange(y.size) * 7919 % 13 % 2)
+        return y * (1.0 + ULPS * 2.0**-23 * signs.reshape(y.shape))
+
+    primitive.bind = nudged_bind
+    try:
+        yield
+    finally:
+        del primitive.bind
+        if former:
+            primitive.bind = former

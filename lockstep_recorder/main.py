@@ -55,7 +55,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         if isinstance(built, sys.modules["torch"].nn.Module):
             return TorchSide(user, built, place("torch", device), own)
     else:
-        built = user.call("build", seed)
+        built = _build_by_jax(user, seed) if "jax" in sys.modules else user.call("build", seed)
     if "jax" not in sys.modules:
         kind = type(built).__name__
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
@@ -63,6 +63,23 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
 
     configure(place("jax", device), own)
     return JaxSide(user, built, own)
+
+
+def _build_by_jax(user: User, seed: int) -> Any:
+    """What `build` gives; it runs without 64 bits where it does not with them, such as a cell whose
+    carry is float32: weights are widened afterwards."""
+    import jax
+
+    try:
+        return user.call("build", seed)
+    except Mistake:
+        if not jax.config.read("jax_enable_x64"):
+            raise
+        jax.config.update("jax_enable_x64", False)
+        try:
+            return user.call("build", seed)
+        finally:
+            jax.config.update("jax_enable_x64", True)
 
 
 def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -134,10 +151,17 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return {"batch": drawn[0][0]}, found
     if ask == "widen":
         side.widen(weights, spec, batch)
-        facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked")
+        facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked",
+                 "weights_format")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, {}
+    if ask == "changes":
+        return {"found": side.possible_changes(weights, spec, batch)}, {}
     if ask == "run":
-        return side.run(weights, spec, batch, wire.group(arrays, "forced"))
+        side.change, side.nudges = tuple(header.get("change", ())), bool(header.get("nudges"))
+        try:
+            return side.run(weights, spec, batch, wire.group(arrays, "forced"))
+        finally:
+            side.change, side.nudges = (), False
     if ask == "record":
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
@@ -153,6 +177,9 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         if not missing:
             side.begin(weights)
         return {"lacks": missing}, {}
+    if ask == "alone":
+        moved = recording.alone(side, weights, wire.group(arrays, "grad"), header["steps"])
+        return {"widened_state": side.widened_state, "scales": side.scales}, moved
     if ask == "update":
         return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
     assert ask == "train", ask

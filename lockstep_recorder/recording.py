@@ -15,7 +15,9 @@ Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
 # Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
-CYCLES, MOST = 2, 64  # of an optimizer that accumulates; steps in which they must end
+# Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
+CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
+ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 BATCHES = 4  # whose gradients are summed
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 
@@ -57,7 +59,8 @@ def record(
     if side.precision != "float64":
         about["noise"] = noise(side, weights, batches[:BATCHES])
     _steps(side, weights, batches, about, arrays, curve, given)
-    about["kept"] = side.kept_by_update()
+    about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
+              "scales": side.scales}  # fmt: skip
     return about, arrays
 
 
@@ -68,9 +71,11 @@ def accumulate(side: Any, weights: Arrays, batches: list[Batch]) -> tuple[list[f
     carried: Arrays = {}
     for spec, leaves in batches:
         ran, seen = side.run({**weights, **carried}, spec, leaves)
+        side.keeps = True  # of its state what is no float, such as a count
         losses.append(ran["loss"])
         sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
         carried = group(seen, "state")
+    side.keeps = False
     return losses, {**prefixed("sum", sums), **prefixed("carried", carried)}
 
 
@@ -96,28 +101,45 @@ def _steps(
         fed = [{n: (1.0 + step) * g for n, g in gradients[step % STEPS].items()}
                for step in range(MOST)]  # fmt: skip
         arrays.update(_feed(side, "cycles", weights, fed, given, cycles=CYCLES))
+    steps = min(ALONE * curve, int(WORK / sum(g.size for g in gradients[0].values())))
+    arrays.update(alone(side, weights, group(arrays, "fed/1/0/grad"), steps))
     about["losses"] = side.train(weights, batches[:curve])
     nudged = [side.train(nudge(weights, k, side.narrowest), batches[:curve]) for k in range(NUDGES)]
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
 def _feed(
-    side: Any, label: str, weights: Arrays, fed: list[Arrays], given: Arrays, cycles: int = 0
-) -> Arrays:
-    """`fed/LABEL/STEP/weights/N` and `.../grad/N`; it ends after so many changes of the weights."""
+    side: Any, label: str, weights: Arrays, fed: list[Arrays], given: Arrays,
+    cycles: tuple[float, ...] = (),
+) -> Arrays:  # fmt: skip
+    """`fed/LABEL/STEP/weights/N` and `.../grad/N`.
+
+    Args:
+        cycles: scales of the gradients, one until the weights change, the next until they do again;
+            it ends with the last.
+    """
     arrays: Arrays = {}
     side.begin(weights)
     current, changes = weights, 0
     for step, own in enumerate(fed):
         here = f"fed/{label}/{step}"
-        grads = group(given, f"{here}/grad") or own
+        scale = cycles[changes] if cycles else 1.0
+        grads = group(given, f"{here}/grad") or {n: scale * g for n, g in own.items()}
         arrays.update(prefixed(f"{here}/grad", grads) | prefixed(f"{here}/weights", current))
         after = side.update(current, grads, step)
         changes += any((after[name] != current[name]).any() for name in grads)
         current = after
-        if cycles and changes == cycles:
+        if cycles and changes == len(cycles):
             break
     return arrays | prefixed(f"fed/{label}/{step + 1}/weights", current)
+
+
+def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
+    """`alone/N`: by step, the 2-norm of what an optimizer moves a tensor by, always from the same
+    weights and with the same gradients: what changes is its state and its schedule."""
+    take_step = side.begin_alone(weights, grads)
+    moved = np.array([take_step(step) for step in range(steps)])
+    return {f"alone/{name}": moved[:, at] for at, name in enumerate(grads) if steps}
 
 
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:

@@ -29,6 +29,12 @@ class ProgramSide:
         self.narrow: list[str] = []
         self.rounded: list[str] = []
         self.changed: list[str] = []  # parameters whose gradients the recorder's hooks change
+        self.widened_state: list[str] = []  # of the optimizer: what it keeps in 32 bits
+        self.change: tuple[str, ...] = ()  # what its calls do otherwise, for a counterfactual
+        self.nudges = False  # constants made in float32 are moved as far as rounding may have
+        self.weights_format = ""  # the narrowest in which `build` makes weights
+        self.scales = False  # the program has a scaler of gradients
+        self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.player: Any = None  # of the program's tape, once that was asked for
 
     def about(self, **own: Any) -> dict[str, Any]:
@@ -36,7 +42,7 @@ class ProgramSide:
         return {
             "framework": self.framework, "precision": self.precision, "narrow": self.narrow,
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
-            "hooked": self.changed, **own,
+            "hooked": self.changed, "weights_format": self.weights_format, **own,
         }  # fmt: skip
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
@@ -45,6 +51,10 @@ class ProgramSide:
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""
         return sorted(getattr(self, "kept", ()))
+
+    def possible_changes(self, weights: Arrays, spec: Any, batch: Arrays) -> list[Any]:
+        """Returns what could be done otherwise in the program's calls; see `torch_changes`."""
+        return []
 
     def lacks_optimizer(self) -> str:
         return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"

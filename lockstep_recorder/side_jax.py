@@ -17,6 +17,7 @@ from lockstep_recorder.jax_floats import (
     formats,
     narrow_operations,
     nothing_narrower,
+    nudged_constants,
     rounded_values,
 )
 from lockstep_recorder.models import Model, model_of
@@ -64,7 +65,10 @@ class JaxSide(ProgramSide):
         super().__init__(user, own)
         self.precision = self.narrowest = "float32" if own else "float64"
         self.model: Model = model_of(user, built)
+        leaves = self.model.flat(self.model.params).values()
+        self.weights_format = narrowest_of(str(x.dtype) for x in leaves)
         self.programs: dict[Any, Any] = {}
+        self.left: Any = None  # the state after the last run
         self.transform: Any = None
         self.optimizer_state: Any = None
 
@@ -99,7 +103,8 @@ class JaxSide(ProgramSide):
     def _trees(self, weights: Arrays) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"
         params = self.model.rebuild(self.model.params, weights, dtype)
-        return params, self.model.rebuild(self.model.state, weights, dtype)
+        state = self.left if self.keeps else self.model.state
+        return params, self.model.rebuild(state, weights, dtype)
 
     def _batch(self, spec: Any, batch: Arrays) -> Any:
         def leaf(x: np.ndarray) -> Any:
@@ -114,8 +119,9 @@ class JaxSide(ProgramSide):
             if hasattr(leaf, "_trace"):
                 tape.traces.add(level_of(leaf._trace))
         wide = nothing_narrower() if self.wide else contextlib.nullcontext()
+        moved = nudged_constants() if self.nudges else contextlib.nullcontext()
         given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
-        with jax.disable_jit(), self.model.listening(tape), wide:
+        with jax.disable_jit(), self.model.listening(tape), wide, moved:
             loss, new = self.model.loss(params, state, given)
         if getattr(loss, "size", 0) != 1:
             shaped = hasattr(loss, "shape")
@@ -138,6 +144,7 @@ class JaxSide(ProgramSide):
         params, state = self._trees(weights)
         answer = self._run(params, state, self._batch(spec, batch), forced or {})
         (loss, (arrays, new)), (grads, cotangents) = answer
+        self.left = new
         seen = arrays | {f"dact/{name}": x.conj() for name, x in cotangents.items()}
         seen |= {f"grad/{n}": x.conj() for n, x in self.model.flat(grads).items()}
         seen |= {f"state/{n}": x for n, x in self.model.flat(new).items()}
@@ -147,7 +154,7 @@ class JaxSide(ProgramSide):
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """By the compiled program of these shapes, which is the same whatever is forced."""
-        key = str(jax.tree.map(jnp.shape, batch))
+        key = str((jax.tree.map(jnp.shape, batch), self.nudges))
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]
@@ -191,27 +198,58 @@ class JaxSide(ProgramSide):
             self.transform = getattr(made, "tx", made)  # an nnx.Optimizer holds one
 
             def step(params: Any, grads: Any, state: Any) -> Any:
-                updates, state = self.transform.update(grads, state, params)
+                with contextlib.nullcontext() if self.own else nothing_narrower(("float32",)):
+                    updates, state = self.transform.update(grads, state, params)
                 return jax.tree.map(jnp.add, params, updates), state
 
             self.apply = jax.jit(step)
         self.optimizer_state = self._traced(lambda: self._widest(params), "optimizer")
 
     def _widest(self, params: Any) -> Any:
-        """The optimizer's first state, with counts of 64 bits where an older optax allows it."""
+        """The optimizer's first state: floats of 32 bits as of 64, such as those of MultiSteps, and
+        counts where an older optax allows it."""
         state = self.transform.init(params)
-        for each in (jax.tree.map(widen_count, state), state):
-            with contextlib.suppress(AssertionError):
-                jax.eval_shape(self.apply, params, params, each)
-                return each
+        if self.own:
+            return state
+        found = jax.tree_util.tree_leaves_with_path(state)
+        self.widened_state = sorted({name for path, x in found if (name := _is_float32(path, x))})
+        for each in (jax.tree.map(widen_count, jax.tree.map(widen_float, state)),
+                     jax.tree.map(widen_float, state), state):  # fmt: skip
+            with contextlib.suppress(AssertionError, TypeError):
+                _, after = jax.eval_shape(self.apply, params, params, each)
+                if jax.tree.map(dtype_of, after) == jax.tree.map(dtype_of, each):
+                    return each
+        self.widened_state = []
         return state
+
+    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], list[float]]:
+        """See `TorchSide.begin_alone`."""
+        self.begin(weights)
+        params, _ = self._trees(weights)
+        given = self._given(grads)
+
+        @jax.jit
+        def moved(params: Any, grads: Any, state: Any) -> Any:
+            after, state = self.apply(params, grads, state)
+            moved = self.model.flat(jax.tree.map(jnp.subtract, after, params))
+            return jnp.stack([jnp.linalg.norm(moved[name]) for name in grads_of]), state
+
+        grads_of = list(grads)
+
+        def take_step(step: int) -> list[float]:
+            sizes, self.optimizer_state = moved(params, given, self.optimizer_state)
+            return [float(x) for x in sizes]
+
+        return take_step
+
+    def _given(self, grads: Arrays) -> Any:
+        given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")
+        return jax.tree.map(jnp.conj, given)  # torch's is the conjugate of JAX's gradient
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""
         params, _ = self._trees(weights)
-        given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")
-        given = jax.tree.map(jnp.conj, given)  # torch's is the conjugate of JAX's gradient
-        params, self.optimizer_state = self.apply(params, given, self.optimizer_state)
+        params, self.optimizer_state = self.apply(params, self._given(grads), self.optimizer_state)
         flat = self.model.flat(params)
         after = {n: tree.to_numpy(x).astype(np.float64) for n, x in flat.items()}
         return {**weights, **after}
@@ -237,6 +275,21 @@ def like(x: Any, values: np.ndarray, cotangent: bool) -> Any:
     given = tree.to_complex(values) if jnp.iscomplexobj(x) else values
     given = given.conj() if cotangent else given
     return jnp.asarray(given, x.dtype).reshape(x.shape)
+
+
+def _is_float32(path: Any, x: Any) -> str:
+    """The name of a state's leaf that has 32 bits; "" of another."""
+    inside = ("value", "raw_value")  # of Flax's variables
+    names = [key.name for key in path if hasattr(key, "name") and key.name not in inside]
+    return names[-1] if names and dtype_of(x) == jnp.float32 else ""
+
+
+def dtype_of(x: Any) -> Any:
+    return getattr(x, "dtype", None)
+
+
+def widen_float(x: Any) -> Any:
+    return jnp.asarray(x, jnp.float64) if dtype_of(x) == jnp.float32 else x
 
 
 def widen_count(x: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
 from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
+from lockstep_recorder.torch_changes import Changed
 from lockstep_recorder.torch_modes import (
     Formats,
     Narrowing,
     NothingNarrower,
+    Nudged,
     is_float,
+    is_rounded,
+    nudged,
     replace_floats,
     without_dropout,
     without_functional_dropout,
@@ -25,6 +30,8 @@ from lockstep_recorder.torch_modes import (
 )
 from lockstep_recorder.user import Mistake, User, mistake
 
+UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
+            "that it can be switched off, or leave it out")  # fmt: skip
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
@@ -36,7 +43,10 @@ class TorchSide(ProgramSide):
         self.device = find_device(device)
         self.model = model.to(self.device)
         without_dropout(self.model)
+        formats = {str(p.dtype).partition(".")[2] for p in self.model.parameters()}
+        self.weights_format = narrowest_of(formats)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
+        self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
         self.kept: set[str] = set()  # global variables whose arrays `update` changes
@@ -62,6 +72,8 @@ class TorchSide(ProgramSide):
         with torch.no_grad():
             for name, x in weights.items():
                 named[name].copy_(like(named[name], x))
+            for name, x in ({} if self.keeps else self.counts).items():
+                named[name].copy_(x)
         self.model.zero_grad(set_to_none=True)
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
@@ -82,7 +94,8 @@ class TorchSide(ProgramSide):
                 self.load(weights)
                 with Narrowing() as mode:
                     self._loss(spec, batch)
-                self.narrow, self.rounded = mode.found, mode.rounded
+                self.narrow = mode.found
+                self.rounded = mode.rounded + [f"float32 of {n}" for n, _ in self._constants()]
             except Mistake as error:
                 self.narrow = [f"in float64 it raises: {error}"]
             if not self.narrow:
@@ -91,6 +104,11 @@ class TorchSide(ProgramSide):
         self.wide, self.precision = False, "float32"
         if self.narrow[0].startswith("in float64 it raises"):
             self.model.float()
+
+    def _constants(self) -> list[tuple[str, torch.Tensor]]:
+        """The buffers that were made in float32, such as a table of positions."""
+        return [(name, x) for name, x in self.model.named_buffers()
+                if is_float(x) and not x.is_complex() and is_rounded(x)]  # fmt: skip
 
     def _try_hooks(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """Compares a run without a hook with one that is recorded.
@@ -125,8 +143,8 @@ class TorchSide(ProgramSide):
 
     def _leaf(self, x: np.ndarray) -> torch.Tensor:
         if x.dtype.kind in "fc":
-            own = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-            dtype = np.dtype(str(own.dtype).split(".")[1]) if own is not None else x.real.dtype
+            own = next((p for p in self.model.parameters() if is_float(p)), None)
+            dtype = x.real.dtype if own is None else np.dtype(str(own.real.dtype).split(".")[1])
             x = x.astype(np.result_type(dtype, np.complex64) if x.dtype.kind == "c" else dtype)
         elif x.dtype.kind in "iu":
             x = x.astype(np.int64)
@@ -134,13 +152,26 @@ class TorchSide(ProgramSide):
 
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)
-        wide = NothingNarrower() if self.wide else contextlib.nullcontext()
-        with wide, without_functional_dropout():
+        wide = NothingNarrower() if self.wide else nullcontext()
+        with wide, without_functional_dropout(), self._changed():
             loss = self.user.call("loss", self.model, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise Mistake(f"{self.user.name}: loss gives {describe(loss)}; return a scalar tensor")
         return loss.reshape(())
+
+    def _changed(self) -> contextlib.AbstractContextManager[None]:
+        if not self.change:
+            return nullcontext()
+        return Changed(vars(self.user.module), self.change).running()
+
+    def possible_changes(self, weights: Arrays, spec: Any, batch: Arrays) -> list[Any]:
+        self.load(weights)
+        calls = CallLog()
+        looking = Changed(vars(self.user.module), calls=calls)
+        with self._hooks(calls, {}), looking.running():
+            self._loss(spec, batch)
+        return [(key, sorted(where)) for key, where in looking.found.items()]
 
     def run(
         self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
@@ -152,9 +183,12 @@ class TorchSide(ProgramSide):
                 cotangent of its output.
         """
         self.load(weights)
+        if self.nudges:
+            for _, x in self._constants():
+                x.copy_(nudged(x))
         calls = CallLog()
         with without_recomputation():
-            with self._hooks(calls, forced or {}):
+            with self._hooks(calls, forced or {}), Nudged() if self.nudges else nullcontext():
                 loss = self._loss(spec, batch)
             if loss.requires_grad:
                 self._backward(loss)
@@ -233,10 +267,18 @@ class TorchSide(ProgramSide):
         """A fresh optimizer, on given weights."""
         self.load(weights)
         self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
+        self._switch_scalers_off()
         listen = getattr(self.optimizer, "register_step_post_hook", None)
         self.always_steps = listen is None
         if listen:
             listen(self._note_step)
+
+    def _switch_scalers_off(self) -> None:
+        """Gradients are given as they are, not scaled."""
+        kind = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+        for value in vars(self.user.module).values():
+            if isinstance(value, kind):
+                value._enabled, self.scales = False, True
 
     def _note_step(self, *_: Any) -> None:
         self.stepped = True
@@ -251,12 +293,40 @@ class TorchSide(ProgramSide):
         self._step(step)
         return self.initial()
 
+    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], Sequence[float]]:
+        """A fresh optimizer, of which each step gets the same gradients and weights.
+
+        Returns:
+            What one step moves each tensor by, a 2-norm, in the order of `grads`.
+        """
+        self.begin(weights)
+        named = dict(self.model.named_parameters())
+        tensors = [named[name] for name in grads]
+        before = [p.detach().clone() for p in tensors]
+        given = [like(p, grads[name]) for name, p in zip(grads, tensors)]
+
+        def take_step(step: int) -> Sequence[float]:
+            for name, p, start, g in zip(grads, tensors, before, given):
+                p.data.copy_(start)
+                p.grad = g + self.pending[name] if name in self.pending else g.clone()
+            self._step(step)
+            with torch.no_grad():
+                moved = torch._foreach_norm(torch._foreach_sub(tensors, before))
+            return [float(x) for x in moved]
+
+        return take_step
+
     def _step(self, step: int) -> None:
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
         self.stepped = self.always_steps
         if self.user.has("update"):
             before = self.user.kept_arrays()
-            self.user.call("update", self.model, self.optimizer, step)
+            try:
+                self.user.call("update", self.model, self.optimizer, step)
+            except Mistake as error:
+                if "scale is None" not in str(error):
+                    raise
+                raise Mistake(f"{error}; {UNSCALED}", error.frames) from None
             after = self.user.kept_arrays()
             self.kept |= {name for name, x in after.items() if x != before.get(name)}
         else:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDE = (torch.float64, torch.complex128)
+ULPS = 4  # of float32: a table is made by some operations
 
 
 class Narrowing(TorchDispatchMode):
@@ -29,13 +30,42 @@ class Narrowing(TorchDispatchMode):
         wide = any(x.dtype in WIDE for x in given)
         for out in floats(y):
             for x in given:
-                if x.dtype not in WIDE and out.dtype in WIDE and x.numel() > 1:
+                if x.dtype not in WIDE and out.dtype in WIDE:
                     self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
             if wide and out.dtype not in WIDE and out.numel() > 1:
                 name = f"{func} gives {str(out.dtype).split('.')[1]}"
                 if name not in self.found:
                     self.found.append(name)
         return y
+
+
+class Nudged(TorchDispatchMode):
+    """Moves what is computed in a narrower float than float64 by some ulps of float32, up or down:
+    so far as its rounding may have moved it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            return y
+        given = [x for x in floats((args, kwargs)) if x.dtype not in WIDE]
+
+        def moved(at: int, x: torch.Tensor) -> torch.Tensor:
+            return nudged(x) if given or x.dtype not in WIDE else x
+
+        return replace_floats(y, moved)
+
+
+def nudged(x: torch.Tensor) -> torch.Tensor:
+    """Moved by `ULPS` of float32, each element up or down."""
+    signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) * 7919 % 13 % 2)
+    return x + (x * signs.reshape(x.shape).to(x.dtype) * (ULPS * 2.0**-23)).to(x.dtype)
+
+
+def is_rounded(x: torch.Tensor) -> bool:
+    """Says if all values are those of float32, though some are no short fractions."""
+    values = x.detach().to("cpu", torch.float64)
+    short = values * 1024 == (values * 1024).round()
+    return bool((values.float().double() == values).all()) and not bool(short.all())
 
 
 class Formats(TorchDispatchMode):

@@ -29,7 +29,12 @@ class Accepted:
 
     def is_at(self, root: Root, name: str) -> bool:
         """Says if the place is one of a root's names, or all of the root."""
-        wholes = (root.where, root.name, root.direction, *root.names[:1] * (root.rung == "4i"))
+        wholes = (
+            root.where,
+            root.name,
+            root.direction,
+            *root.names[:1] * (root.direction == "update"),
+        )
         return self.place in (name, names.wildcard(name), *wholes)
 
     def causes(self, root: Root) -> set[str]:

@@ -1,6 +1,7 @@
 """One check: the reference's trace, the port's program, all rungs, the roots."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from lockstep.check.modules import Calls
 from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Stage
+from lockstep.check.tapes import Asked
 from lockstep.check.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
@@ -32,6 +34,7 @@ class Result:
     echoes: int
     accepted: list[locate.Root]
     initial: list[locate.Root]  # what `build` draws otherwise, where that is no difference
+    beside: list[locate.Root]  # of a format or a library, and no fault of the port
     mapping: Mapping
     pairs: dict[str, str]  # the port's call -> the reference's
     partnerless: list[str]
@@ -44,13 +47,14 @@ class Result:
 def run(
     reference: Trace, port: Port, *, overrides: dict[str, Any] | None = None,
     accept: list[str] | None = None, initial: bool = False, say: Say = silent,
-    follower: Follower | None = None,
+    follower: Follower | None = None, again: Callable[[], Asked] | None = None,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow.
 
     Args:
         initial: initial values that differ are a difference, and no report of their own.
         follower: follows the data through both programs, to name lines.
+        again: starts the reference's program once more, to change it for a cause.
     """
     calls = calls_of(reference)
     found = port.mapping = propose(reference, port, overrides or {})
@@ -63,14 +67,15 @@ def run(
     climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
     climbed += _runs(reference, calls, trial, entries, bounds)
     say("activations and gradients compared")
-    climbed += [rungs.updates(port, reference, entries),
+    climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
                 rungs.accumulation(port, reference, entries, bounds),
                 rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
     roots = _unmatched(found, climbed[1]) + roots
-    causes.explain(roots, causes.Evidence(reference, port, calls, trial, entries, prover))
+    evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
+    causes.explain(roots, evidence)
     found_all = list(roots)
     known = acceptance.parse(accept or [])
     unused = acceptance.say_unused(known, roots)
@@ -79,15 +84,17 @@ def run(
     if not reference.about["repeats"]:  # what differs may be chance
         echoes, roots = sum(len(rung.spots) for rung in climbed), []
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
-    roots = [root for root in roots if root not in drawn]
+    beside = [root for root in roots if causes.is_no_fault(root, evidence)]
+    roots = [root for root in roots if root not in (*drawn, *beside)]
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
-    rounded = bool(reference.about["rounded"] or port.facts.get("rounded"))
+    rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
     uncompared = notes.unmatched_state(reference, trial, entries)
-    return Result(verdict, climbed, roots, echoes, accepted, drawn, found, trial.pairing.calls,
-                  partnerless, reference.about, port.facts, limits, uncompared)  # fmt: skip
+    return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
+                  trial.pairing.calls, partnerless, reference.about, port.facts, limits,
+                  uncompared)  # fmt: skip
 
 
 def calls_of(reference: Trace) -> Calls:

@@ -61,7 +61,8 @@ def find_roots(
     roots = _group(forward, "forward", calls, partnerless, tapped)
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
-    roots += group_updates([] if by_number.get("1") else by_number.get("4i", []), whole)
+    updates = by_number.get("4i", []) or by_number.get("4", [])
+    roots += group_updates([] if by_number.get("1") else updates, whole)
     if initial := by_number.get("0", []):
         kinds = sorted(set(names.places_of([spot.where for spot in initial], whole).values()))
         roots.append(_root_of("0", list_some(kinds), "initial values", initial))
@@ -294,7 +295,7 @@ def group_updates(spots: list[Spot], whole: Collection[str] = ()) -> list[Root]:
     if not spots:
         return []
     tensors = sorted({spot.detail for spot in spots})
-    root = _root_of("4i", _update_place(spots, tensors, whole), "update", spots)
+    root = _root_of(spots[0].rung, _update_place(spots, tensors, whole), "update", spots)
     root.names = ["optimizer", *tensors]
     return [root]
 

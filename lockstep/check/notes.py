@@ -6,6 +6,7 @@ import numpy as np
 
 from lockstep.check.layout import Entry
 from lockstep.check.locate import Root
+from lockstep.check.modules import module_of
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
 from lockstep.check.rungs import Stage, labels_of
@@ -35,6 +36,7 @@ def of(
         total = len(partnerless) + len(pairing.calls)
         found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
                      f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
+    found += _of_calls(reference, trial, partnerless)
     if pairing.reordered:
         found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
                      f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
@@ -46,9 +48,39 @@ def of(
         found.append("all of the reference's gradients are zero, which shows nothing of what makes "
                      "or uses them: let its loss depend on its weights")  # fmt: skip
     found += _updates(reference, climbed)
+    for side, about in sides.items():
+        if kept := about.get("widened_state"):
+            found.append(f"the {side}'s optimizer keeps {', '.join(kept)} in float32: here float64")
+        if about.get("scales"):
+            found.append(f"the {side}'s GradScaler is off: `update` is given unscaled gradients")
     if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
         found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
     return found
+
+
+def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
+    """What is not seen of the model's output, of dropout, and of another number of calls."""
+    found = []
+    kinds = reference.about["kinds"]
+    taps = "tap" in trial.free.calls.kinds.values()
+    if "(root)" in partnerless and taps:
+        found.append('what the model gives is not seen in the port: show it by tap("(root)", y)')
+    dropped = [call for call in partnerless if "Drop" in kinds.get(call, "")]
+    if dropped:
+        found.append(f"the reference drops out at {len(dropped)} places, such as {dropped[0]}: "
+                     "switched off here, and whether the port does so is not compared")  # fmt: skip
+    pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
+    for theirs, ours in pairs.items():
+        counts = [sum(module_of(call) == name for call in names)
+                  for names, name in ((kinds, theirs), (trial.free.calls.kinds, ours))]  # fmt: skip
+        if counts[0] != counts[1]:
+            found.append(f"{theirs} is called {_times(counts[0])} in the reference, and its "
+                         f"partner {ours} {_times(counts[1])}")  # fmt: skip
+    return found
+
+
+def _times(n: int) -> str:
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
@@ -57,8 +89,9 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     rungs = {rung.number: rung for rung in climbed}
     if not rungs["4i"].lacks:
         steps = len(reference.about.get("losses", []))
-        fed = max(labels_of(reference).values())
-        found.append(f"the optimizer was seen for {fed} updates, and for {steps} in the loss "
+        runs = [] if rungs["4"].lacks else map(len, reference.group("alone").values())
+        seen = max(*labels_of(reference).values(), *runs)
+        found.append(f"the optimizer was seen for {seen} updates, and for {steps} in the loss "
                      "curves: what a schedule does later is not compared (--steps)")  # fmt: skip
     if kept := reference.about.get("kept", []):
         found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
@@ -88,6 +121,10 @@ def _precision(side: str, about: dict[str, Any]) -> list[str]:
     if about["precision"] != "float64":
         why = ", ".join(map(str, about["narrow"][:3]))
         return [f"the {side} runs in {about['precision']} alone: blind below its noise ({why})"]
+    found = []
+    if about.get("weights_format") in ("bfloat16", "float16"):
+        found.append(f"weights are {about['weights_format']} in the {side}, and float64 here: try "
+                     "--own-precision")  # fmt: skip
     if about["widened"]:
-        return [f"the {side} casts to narrower floats inside: here these mean float64"]
-    return []
+        found.append(f"the {side} casts to narrower floats inside: here these mean float64")
+    return found

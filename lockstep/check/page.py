@@ -39,7 +39,7 @@ def page(result: Result, command: str) -> str:
         f"<h1><span class='verdict {result.verdict}'>{escape(verdict)}</span>{escape(rest)}</h1>",
         f"<pre>{escape(command)}</pre>",
         *[_root(number, root) for number, root in enumerate(result.roots, 1)],
-        *[_root("", root, "beside") for root in result.initial],
+        *[_root("", root, "beside") for root in (*result.beside, *result.initial)],
         *[f"<p class=dim>accepted: {escape(root.name)}</p>" for root in result.accepted],
         "<h2>Rungs</h2>", _rungs(result.rungs),
         "<h2>Gaps of modules in the order of calls, isolated</h2>", _gaps(isolated),

@@ -85,6 +85,13 @@ class Port:
         after = self.program.ask("update", given, step=step)[1]
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}
 
+    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
+        """By tensor, what each of many steps with the same gradients moves it by."""
+        given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
+        header, moved = self.program.ask("alone", given, steps=steps)
+        self.facts |= header
+        return group(moved, "alone")
+
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
         """The losses of the first batches, their gradients summed, and the state left."""
         arrays = prefixed("weights", weights) | self._batches(steps)

@@ -201,16 +201,23 @@ class Prover:
     def find_exchange(self, place: str) -> str:
         """Two siblings of one parent that the port exchanges, inside a place; "" where none.
 
-        Names say that they are right: the mapping stays.
+        With the exchange nothing in this place is wrong. Names say that the mapping is right: it
+        stays.
         """
-        former, best = list(self.mapping.entries), self.best
         if not self.port.isolates:
             return ""
         for a, b, pairs in self._siblings(place):
             if self.left <= 0:
                 break
-            if self.exchange_helps(pairs):
-                self.mapping.entries[:], self.best = former, best
+            former = list(self.mapping.entries)
+            if not exchange(self.mapping, pairs):
+                continue
+            self.left -= 1
+            spots = self.trial().spots
+            self.mapping.entries[:] = former
+            wrong = [names.wildcard(where) for where, _ in spots]
+            inside = [w for w in wrong if place in ("", "(root)", w) or w.startswith(place + ".")]
+            if spots < self.best.spots and not inside:
                 return f"{a} and {b}"
         return ""
 

@@ -64,6 +64,9 @@ class RecordedPort(Port):
         return {name: np.zeros(self.shapes[name]) if none else after[name] - before[name]
                 for name in self.facts["parameters"]}  # fmt: skip
 
+    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
+        return {name: x[:steps] for name, x in self.recorded.group("alone").items()}
+
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
         return self.facts["accumulated"], self.recorded.group("sum"), self.recorded.group("carried")
 

@@ -17,7 +17,7 @@ SCHEMA = 2
 
 def text(result: Result) -> list[str]:
     """Lines for a terminal; names come from the user's files, so they are made printable."""
-    lines = [headline(result), *roots(result), *initial_values(result)]
+    lines = [headline(result), *roots(result), *beside(result)]
     for root in result.accepted:
         lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
     lines.append("")
@@ -33,15 +33,17 @@ def roots(result: Result) -> list[str]:
     return [line for number, root in enumerate(result.roots, 1) for line in _of_root(number, root)]
 
 
-def initial_values(result: Result) -> list[str]:
-    """Returns the lines of what `build` draws otherwise, which is beside the verdict."""
-    return [line for root in result.initial for line in _of_root("-", root)]
+def beside(result: Result) -> list[str]:
+    """Returns the lines of what differs beside the verdict: what `build` draws, float32 constants,
+    and what a library lacks."""
+    return [line for root in (*result.beside, *result.initial) for line in _of_root("-", root)]
 
 
 def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     drawn = sum(len(root.names) for root in result.initial)
-    beside = f"; initial values differ ({drawn})" if drawn else ""
+    beside = "".join(f"; {name}" for name in dict.fromkeys(r.entry for r in result.beside))
+    beside += f"; initial values differ ({drawn})" if drawn else ""
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
         lacking = [rung.number for rung in result.rungs if rung.lacks]
@@ -143,6 +145,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "roots": [_root_json(root) for root in result.roots],
         "accepted": [_root_json(root) for root in result.accepted],
+        "beside": [_root_json(root) for root in result.beside],
         "initial_values": [_root_json(root) for root in result.initial],
         "echoes": result.echoes, "uncompared": result.uncompared,
         "rungs": [_rung_json(rung) for rung in result.rungs],

@@ -1,5 +1,6 @@
 """Comparisons of each rung, and what they find."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
 
+ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
 
@@ -186,6 +188,46 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
                 where = f"{name}, {scale}, step {step}"
                 rung.add("update", where, figure, bound, str(entry.port), a, b, name)
     return rung
+
+
+def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
+    """Rung 4: many steps of the optimizer alone, with the same gradients, for its schedule.
+
+    Tensors that both sides have whole are compared, by what each step moves them by.
+    """
+    rung = Stage(number="4", name="update, alone")
+    theirs = reference.group("alone")
+    rung.lacks = reference.about["lacks"].get("optimizer", "" if theirs else "no such run recorded")
+    rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
+    pairs = whole_tensors(entries, theirs)
+    if rung.lacks or not pairs:
+        rung.lacks = rung.lacks or "no tensor is whole on both sides"
+        return rung
+    steps = len(next(iter(theirs.values())))
+    ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
+    bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
+    found = []
+    for r, p in pairs:
+        a, b = ours.get(p, np.zeros(0)), theirs[r]
+        if len(a) != steps:
+            rung.lacks = f"the port's trace has {len(a)} steps, and not {steps}"
+            return rung
+        size = float(np.linalg.norm(reference.weights[r]))
+        scale = b.max() + 16 * epsilon(precision_of(port, reference)) * size / bound
+        gaps = np.abs(a - b) / scale if scale else np.zeros(steps)
+        first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
+        found.append((first, r, p, float(gaps.max()), a, b))
+    for first, r, p, figure, a, b in sorted(found, key=lambda each: each[:2]):
+        rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, a, b, r)
+    return rung
+
+
+def whole_tensors(entries: list[Entry], known: Arrays) -> list[tuple[str, str]]:
+    """(reference's, port's) tensors that are each other's and nobody else's."""
+    names = [(e.reference.name, e.port.name) for e in entries]
+    counts = [Counter(each) for each in zip(*names)]
+    return [(r, p) for (r, p), e in zip(names, entries)
+            if counts[0][r] == counts[1][p] == 1 and not e.alias and r in known]  # fmt: skip
 
 
 def changes(

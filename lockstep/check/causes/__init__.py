@@ -12,6 +12,7 @@ from lockstep.check import names
 from lockstep.check.causes import (
     attention,
     backward,
+    counterfactual,
     glue,
     initial,
     loss,
@@ -22,11 +23,22 @@ from lockstep.check.causes import (
 from lockstep.check.causes.evidence import Cause, scenes_of
 from lockstep.check.causes.evidence import Evidence as Evidence
 from lockstep.check.locate import Root
+from lockstep.errors import UserError
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
            attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
 # What float32 leaves of a value, after some operations.
 FLOAT32 = (1e-10, 1e-5)
+MEASURED = "the gap is of its rounding"
+
+
+def is_no_fault(root: Root, evidence: Evidence) -> bool:
+    """Says if a difference is of a format or a library, and not of the port: float32 constants, as
+    measured, and the epsilon that optax's clip has not."""
+    if root.entry == "made in float32":
+        return MEASURED in root.cause
+    lacking = optimizer.lacks_epsilon_alone(root)
+    return lacking and evidence.port.facts["framework"] == "jax"
 
 
 def explain(roots: list[Root], evidence: Evidence) -> None:
@@ -36,8 +48,15 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         # A module of another shape than a solver expects has no cause; the verdict stands.
         with suppress(ValueError, IndexError, np.linalg.LinAlgError):
             found = _cause_of(root, evidence)
-        if not found and root.direction == "forward":
-            found = _exchanged(root, evidence) or _made_in_float32(root, evidence)
+        if found:
+            root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
+    with suppress(UserError):  # a program that cannot run once more leaves the verdict as it is
+        counterfactual.name_rounded_constants(roots, evidence)
+        counterfactual.explain(roots, evidence)
+    for root in roots:
+        if root.cause or root.direction != "forward":
+            continue
+        found = _exchanged(root, evidence) or _made_in_float32(root, evidence)
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     roots[:] = _merge_alike(roots)
@@ -58,7 +77,7 @@ def _made_in_float32(root: Root, evidence: Evidence) -> Cause | None:
     rounded = evidence.port.facts["rounded"]
     if not rounded or not FLOAT32[0] < root.largest.figure < FLOAT32[1]:
         return None
-    return Cause("made in float32", f"a constant made in {rounded[0]}: the gap is of its rounding",
+    return Cause("made in float32", f"perhaps a constant made in {rounded[0]}",
                  "make it in float64, or in the dtype of what it meets")  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from lockstep.check.causes.evidence import FITS, Cause, Formulas, Scene, both, f
 from lockstep.check.causes.functions import ACTIVATIONS, LINES
 from lockstep.model.params import Arrays
 
+ONE = 1e-6  # relative: of a factor that is no other than 1
 OPERANDS = 6  # of a sum, at most
 SAMPLE = 4096  # elements, on which elementwise formulas are tried first
 
@@ -179,7 +180,7 @@ def _arrangements(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     for groups in range(2, last):
         if last % groups == 0:
             split = x.reshape(*x.shape[:-1], groups, last // groups)
-            yield (f"heads interleaved: {groups} groups of the last axis in the other order",
+            yield (f"{groups} groups of the last axis interleaved, such as heads or channels",
                    np.swapaxes(split, -1, -2).reshape(x.shape))  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def factor_between(ours: np.ndarray, theirs: np.ndarray) -> float | None:
     if not size or theirs.size == 1:
         return None
     factor = float((ours * theirs).sum() / size)
-    if abs(factor) < FITS or abs(factor - 1) < FITS:
+    if abs(factor) < FITS or abs(factor - 1) < ONE:  # a constant's rounding to float32
         return None
     return factor if fits(factor * theirs, ours) else None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
+from lockstep.check.modules import module_of
 
 SMOOTHINGS = (0.1, 0.05, 0.2, 0.15, 0.01, 0.3)
 
@@ -16,10 +17,9 @@ def explain(evidence: Evidence) -> Cause | None:
         evidence.reference.about["loss"],
         (evidence.trial.isolated or evidence.trial.free).loss,
     )
-    scores = _scores(evidence)
-    if scores is not None:
-        theirs = _first(_losses(scores, evidence), reference)
-        mine = _first(_losses(scores, evidence), ours) if theirs else ""
+    for scores, part in _scores(evidence):
+        theirs = _first(_losses(scores, evidence, part), reference)
+        mine = _first(_losses(scores, evidence, part), ours) if theirs else ""
         if mine and mine != theirs:
             return Cause(_entry(mine, theirs), f"{mine}, for {theirs}", f"compute {theirs}")
     ratio = ours / reference if reference else 0.0
@@ -42,16 +42,24 @@ def _entry(ours: str, theirs: str) -> str:
     return "mean over padding" if "padding" in ours + theirs else "reduction of the loss"
 
 
-def _scores(evidence: Evidence) -> np.ndarray | None:
-    """The last float output that both programs have: the logits."""
+def _scores(evidence: Evidence) -> Iterator[tuple[np.ndarray, str]]:
+    """The last float output that both programs have, the logits, and what its first axis is; first
+    those of all calls of this module, such as one for each micro-batch."""
+    arrays = evidence.calls.arrays
     for call in reversed(evidence.calls.names):
-        x = evidence.calls.arrays.get(f"act/{call}")
-        if x is not None and x.ndim >= 2:
-            return x
-    return None
+        x = arrays.get(f"act/{call}")
+        if x is None or x.ndim < 2:
+            continue
+        module = module_of(call)
+        alike = [c for c in evidence.calls.names if module_of(c) == module and f"act/{c}" in arrays]
+        every = [arrays[f"act/{c}"] for c in alike]
+        if len(every) > 1 and all(each.shape == x.shape for each in every):
+            yield np.stack(every), "micro-batch"
+        yield x, "row"
+        return
 
 
-def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float]]:
+def _losses(scores: np.ndarray, evidence: Evidence, part: str) -> Iterator[tuple[str, float]]:
     shifted = scores - scores.max(-1, keepdims=True)
     log = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     rows = log.reshape(-1, log.shape[-1])
@@ -69,7 +77,7 @@ def _losses(scores: np.ndarray, evidence: Evidence) -> Iterator[tuple[str, float
                 nll = np.zeros(len(rows))
                 nll[kept] = -rows[kept, flat[kept]]
                 for s_name, values in _smoothed(nll, rows):
-                    for r_name, value in _reduced(values, kept, log.shape):
+                    for r_name, value in _reduced(values, kept, log.shape, part):
                         what = f"{shift} ({name})" if len(batch) > 1 else shift
                         yield f"{r_name} of the cross-entropy of {what}{m_name}{s_name}", value
 
@@ -94,17 +102,17 @@ def _targets(leaf: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np
     """Tokens one ahead, and neighbours that are taken for it."""
     if leaf.shape == shape:
         yield "the targets", leaf
-    if leaf.ndim == 2 and len(shape) == 2 and leaf.shape[0] == shape[0]:
-        t = shape[1]
+    if leaf.ndim == len(shape) > 1 and leaf.shape[:-1] == shape[:-1]:
+        t = shape[-1]
         for by, name in (
             (1, "the next token"),
             (0, "the token itself"),
             (2, "the token after next"),
         ):
-            if leaf.shape[1] >= t + by:
-                yield name, leaf[:, by : by + t]
-        yield "the next token, rolled", np.roll(leaf, -1, 1)[:, :t]
-        yield "the former token", np.roll(leaf, 1, 1)[:, :t]
+            if leaf.shape[-1] >= t + by:
+                yield name, leaf[..., by : by + t]
+        yield "the next token, rolled", np.roll(leaf, -1, -1)[..., :t]
+        yield "the former token", np.roll(leaf, 1, -1)[..., :t]
 
 
 def _smoothed(nll: np.ndarray, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -117,7 +125,7 @@ def _smoothed(nll: np.ndarray, rows: np.ndarray) -> Iterator[tuple[str, np.ndarr
 
 
 def _reduced(
-    values: np.ndarray, kept: np.ndarray, shape: tuple[int, ...]
+    values: np.ndarray, kept: np.ndarray, shape: tuple[int, ...], part: str
 ) -> Iterator[tuple[str, float]]:
     total, n = float(values[kept].sum()), int(kept.sum())
     yield "mean", total / n
@@ -130,7 +138,7 @@ def _reduced(
         rows = (values * kept).reshape(shape[0], -1)
         yield "mean without the last position", float(rows[:, :-1].sum() / by_row[:, :-1].sum())
         if n < kept.size:
-            yield "mean over rows of each row's mean", float(
+            yield f"mean of each {part}'s mean", float(
                 (rows.sum(1) / np.maximum(by_row.sum(1), 1)).mean())  # fmt: skip
     if n < kept.size:
         yield "mean over padding, too,", total / kept.size
