@@ -146,6 +146,7 @@ def update(model, opt, step):
 """
 )
 STEPPED = GATHERED[: GATHERED.index("def update")]
+GAINS = ATTENTION[ATTENTION.index("        x = x + self.attention") : ATTENTION.index("def build")]
 PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED}
 
 
@@ -172,8 +173,9 @@ PLANTS = [
           "y.permute(0, 2, 3, 1).reshape(b, t, D)", "attention", "merged: head size, heads"),
     Plant("attention", "gate", "F.silu(self.gate(x)) * self.up(x)",
           "self.gate(x) * F.silu(self.up(x))", "mlp.down", "SiLU of up times gate"),
-    Plant("attention", "exchanged tensors", "mask) * self.a_gain",
-          "mask) * self.b_gain", "", "a_gain and b_gain are used in each other's place"),
+    Plant("attention", "exchanged tensors", GAINS, GAINS.replace("a_gain", "c_gain").replace(
+          "b_gain", "a_gain").replace("c_gain", "b_gain"), "",
+          "a_gain and b_gain are used in each other's place"),
     Plant("attention", "sum of operands", "math.sqrt(D) * self.embed", "self.embed", "embed",
           "embed scaled by 1, for 4 (sqrt(16), the size of axis 2)"),
     Plant("attention", "mean over padding", "kept.sum()", "kept.numel()", "loss", "over padding"),
@@ -191,7 +193,7 @@ PLANTS = [
     Plant("cell", "made in float32", "self.table[t]", "torch.sin(torch.arange(T * D).view(T, D))[t]", "cell", "a constant made in float32"),
     Plant("cell", "another norm", "nn.RMSNorm(D, eps=1e-5)", "nn.LayerNorm(D, 1e-5, bias=False)",
           "rms", "LayerNorm"),
-    Plant("cell", "factor of the loss", ".square().mean()", ".square().sum()", "loss", "4 times"),
+    Plant("cell", "factor of the loss", ".square().mean()", ".square().mean() * 4", "loss", "4 times"),
     Plant("cell", "schedule one step off", "(step + 1)", "(step + 2)", "optimizer", "one step ahead"),
     Plant("cell", "optimizer's clip's epsilon", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
           "some = [p for p in model.parameters() if p.grad is not None]\n"

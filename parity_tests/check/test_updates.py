@@ -113,13 +113,24 @@ def test_what_update_keeps_and_how_far_it_was_seen_is_said(tmp_path: Path) -> No
     result = check_inside(trace, tmp_path / "port.py")
     assert result.verdict == "equal"
     assert "update keeps MEAN, which is not compared" in result.notes
-    assert any("seen for 3 updates, and for 6 in the loss curves" in note for note in result.notes)
+    assert any(
+        "seen for 300 updates, and for 6 in the loss curves" in note for note in result.notes
+    )
 
 
 def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
-    found = root_of(tmp_path, "(1 if step < 3 else 2)", "1")
+    fifth = np.random.default_rng(4).normal(size=(5, 6))[0, 0]
+    other = f".mean() * (1.01 if batch[0, 0] == {fifth} else 1)"
+    found = root_of(tmp_path, "1", "1", ".mean()", other)
     assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")
     assert "bound 3" in figure(found)
+
+
+def test_a_schedule_that_parts_late_is_found_by_the_optimizer_alone(tmp_path: Path) -> None:
+    """The curve has 6 steps and rung 4i has 3; the optimizer alone takes 300."""
+    found = root_of(tmp_path, "(1 if step < 200 else 0.5)", "1")
+    assert found.where.endswith("from step 200 of 300")
+    assert found.cause == "from update 201 on, 0.5 times the reference's rate"
 
 
 def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:

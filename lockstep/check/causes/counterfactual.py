@@ -42,7 +42,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
             _explain_by(side, isolated)
 
 
-def _sides_of(evidence: Evidence) -> "Iterator[Side]":
+def _sides_of(evidence: Evidence) -> "Iterator[ChangedSide]":
     """The sides that can run otherwise: those in torch, the port first, for it runs already."""
     if evidence.port.facts["framework"] == "torch":
         yield PortSide(evidence, evidence.port.program)
@@ -58,7 +58,7 @@ def is_open(root: Root) -> bool:
 def name_rounded_constants(roots: list[Root], evidence: Evidence) -> None:
     """Writes the cause into the roots whose gap is no larger than what float32 leaves open of the
     constants that a program makes in it: measured by moving these."""
-    open_ones = [root for root in roots if root.rung == "2i" and not root.cause
+    open_ones = [root for root in roots if root.rung in ("2i", "3i") and not root.cause
                  and max(spot.figure for spot in root.spots) < ROUNDED]  # fmt: skip
     if not open_ones or not evidence.trial.isolated:
         return
@@ -73,7 +73,7 @@ def name_rounded_constants(roots: list[Root], evidence: Evidence) -> None:
             root.remedy = "make it in float64, or in the dtype of what it meets"
 
 
-def _rounded_sides(evidence: Evidence) -> "Iterator[Side]":
+def _rounded_sides(evidence: Evidence) -> "Iterator[ChangedSide]":
     if evidence.port.facts["rounded"]:
         yield PortSide(evidence, evidence.port.program)
     if evidence.reference.about["rounded"] and evidence.again:
@@ -82,7 +82,7 @@ def _rounded_sides(evidence: Evidence) -> "Iterator[Side]":
         yield side
 
 
-def _explain_by(side: "Side", roots: list[Root]) -> None:
+def _explain_by(side: "ChangedSide", roots: list[Root]) -> None:
     side.start()
     for key, where in side.possible():
         open_ones = [root for root in roots if is_open(root)
@@ -100,7 +100,7 @@ def _explain_by(side: "Side", roots: list[Root]) -> None:
 
 
 @dataclass
-class Side:
+class ChangedSide:
     """A program that runs with one change, fed the reference's values."""
 
     evidence: Evidence
@@ -216,7 +216,7 @@ class Side:
         return Cause(entry, f"{ours}, for {theirs}", f"here: {theirs}")
 
 
-class ReferenceSide(Side):
+class ReferenceSide(ChangedSide):
     """The reference, which is to give the port's values."""
 
     name = "the reference's"
@@ -262,7 +262,7 @@ class ReferenceSide(Side):
         return changed, written
 
 
-class PortSide(Side):
+class PortSide(ChangedSide):
     """The port, which is to give the reference's values."""
 
     name = "the port's"

@@ -1,0 +1,345 @@
+"""Pairs of kinds that people reported: a right port is equal, and a note says what was done for
+that; the same port with a fault is different."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.check.check import Result
+from lockstep.errors import UserError
+from lockstep_recorder.main import open_side
+from lockstep_recorder.user import Mistake
+from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.test_comparisons import record
+
+HEAD = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+D = 6
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(4, D))}
+
+
+def optimizer(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+"""
+PLAIN = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+"""
+
+
+def check(folder: Path, theirs: str, ours: str, curve: int = 4) -> Result:
+    (folder / "port.py").write_text(HEAD + ours)
+    trace = record(HEAD + theirs, folder, curve=curve)
+    return check_inside(trace, folder / "port.py", again=lambda: Inside(folder / "ref.py"))
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+SCALAR = changed(PLAIN, ("torch.tanh(self.first(x))", "torch.tensor(D**0.5) * self.first(x)"))
+TABLE = changed(
+    PLAIN,
+    ("    def forward", "        table = torch.arange(D).div(7).sin()\n"
+     "        self.register_buffer('table', table)\n\n    def forward"),
+    ("torch.tanh(self.first(x))", "(self.first(x) + self.table).view(-1, D)"),
+)  # fmt: skip
+WIDE = (("torch.arange(D)", "torch.arange(D, dtype=torch.float64)"),
+        ("self.register_buffer('table', table)", "self.kept = [table]"),
+        ("+ self.table", "+ self.kept[0]"))  # fmt: skip
+
+
+@pytest.mark.parametrize(("theirs", "ours", "fault"), [
+    (SCALAR, changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")), ("D**0.5", "D**0.5001")),
+    (changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")), SCALAR, ("D**0.5", "D**0.5001")),
+    (TABLE, changed(TABLE, *WIDE), (".div(7)", ".div(7.001)")),
+], ids=["a scalar", "a scalar of the port", "a table behind a reshape"])  # fmt: skip
+def test_a_constant_made_in_float32_is_no_fault(
+    theirs: str, ours: str, fault: tuple[str, str], tmp_path: Path
+) -> None:
+    result = check(tmp_path, theirs, ours)
+    assert result.verdict == "equal", [root.name for root in result.roots]
+    assert [root.entry for root in result.beside] == ["made in float32"]
+    result = check(tmp_path, theirs, changed(ours, fault))
+    assert result.verdict == "different"
+
+
+SCALED = (
+    PLAIN
+    + """
+
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+
+def update(model, opt, step):
+    scaler.unscale_(opt)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(opt)
+    scaler.update()
+"""
+)
+UNSCALED = (
+    PLAIN
+    + """
+
+def update(model, opt, step):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    opt.step()
+"""
+)
+
+
+def test_a_scaler_of_gradients_is_switched_off(tmp_path: Path) -> None:
+    result = check(tmp_path, SCALED, UNSCALED)
+    assert result.verdict == "equal"
+    assert "the reference's GradScaler is off: `update` is given unscaled gradients" in result.notes
+    assert check(tmp_path, SCALED, changed(UNSCALED, ("0.1", "0.2"))).verdict == "different"
+
+
+def test_a_scaler_that_is_not_found_is_told(tmp_path: Path) -> None:
+    hidden = changed(SCALED, ("scaler = torch.amp.GradScaler", "scaler = lambda: made\nmade = None"
+                              "\nkept = [torch.amp.GradScaler"), ("2.0**10)", "2.0**10)]"),
+                     ("scaler.", "kept[0]."))  # fmt: skip
+    with pytest.raises(Mistake, match="leave it out"):
+        record(HEAD + hidden, tmp_path)
+
+
+def test_weights_in_bfloat16_are_told(tmp_path: Path) -> None:
+    narrow = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)",
+                             "nn.Linear(D, D).bfloat16(), nn.Linear(D, D).bfloat16()"))  # fmt: skip
+    said = "weights are bfloat16 in the port, and float64 here: try --own-precision"
+    assert said in check(tmp_path, PLAIN, narrow).notes
+    assert said not in check(tmp_path, PLAIN, PLAIN).notes
+
+
+COUNTED = changed(PLAIN, ("    def forward(self, x):\n", """\
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.steps += 1
+        x = x / self.steps
+"""))  # fmt: skip
+
+
+def test_a_count_is_carried_from_batch_to_batch(tmp_path: Path) -> None:
+    """The reference repeats itself, and a port that does not count differs from the second on."""
+    result = check(tmp_path, COUNTED, COUNTED)
+    assert result.verdict == "equal" and result.reference["repeats"]
+    result = check(tmp_path, COUNTED, changed(COUNTED, ("self.steps += 1", "self.steps.fill_(1)")))
+    assert result.verdict == "different"
+    assert [(root.direction, root.where) for root in result.roots] == [
+        ("accumulation", "loss of batch 1")]  # fmt: skip
+
+
+def test_a_batch_is_as_wide_as_complex_weights(tmp_path: Path) -> None:
+    """It stayed float32 where no parameter is real."""
+    spectral = changed(PLAIN, ("self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)",
+                               "self.w = nn.Parameter(torch.randn(D, dtype=torch.complex64))"),
+                       ("self.second(torch.tanh(self.first(x)))", "(x * self.w).real"))  # fmt: skip
+    (tmp_path / "ref.py").write_text(HEAD + spectral)
+    side = open_side(str(tmp_path / "ref.py"), 0, "cpu")
+    spec, leaves = side.batch(0)
+    leaves = {name: x.astype(np.float32) for name, x in leaves.items()}
+    side.widen(side.initial(), spec, leaves)
+    assert side.precision == "float64"
+    assert side._leaf(leaves["x"]).dtype == torch.float64
+
+
+AFTER = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+
+    def forward(self, x):
+        x = self.norm1(x + self.a(x))
+        return self.norm2(x + self.b(x))
+"""
+BEFORE = changed(AFTER, ("self.norm1(x + self.a(x))", "x + self.a(self.norm1(x))"),
+                 ("self.norm2(x + self.b(x))", "x + self.b(self.norm2(x))"))  # fmt: skip
+
+
+def test_norms_before_are_no_norms_in_each_other_s_place(tmp_path: Path) -> None:
+    result = check(tmp_path, AFTER, BEFORE)
+    assert result.verdict == "different"
+    assert all(root.entry != "exchanged tensors" for root in result.roots)
+
+
+WINDOW = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(D, 5)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def loss(model, batch):
+    rows = [F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none") * keep.flatten()
+            for x, y, keep in zip(batch["x"], batch["y"], batch["keep"])]
+    return sum(row.sum() for row in rows) / batch["keep"].sum()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    keep = draw.random((3, 4, 5)) < np.array([0.9, 0.5, 0.2])[:, None, None]
+    return {"x": draw.normal(size=(3, 4, 5, D)), "y": draw.integers(0, 5, (3, 4, 5)),
+            "keep": keep.astype(float)}
+"""
+
+
+def test_a_mean_of_micro_batches_means_is_told(tmp_path: Path) -> None:
+    means = "sum(row.sum() / k.sum() for row, k in zip(rows, batch['keep'])) / 3"
+    port = changed(WINDOW, ('sum(row.sum() for row in rows) / batch["keep"].sum()', means))
+    (root,) = check(tmp_path, WINDOW, port).roots
+    assert root.entry == "reduction of the loss"
+    assert "mean of each micro-batch's mean" in root.cause, root.cause
+    assert check(tmp_path, WINDOW, WINDOW).verdict == "equal"
+
+
+FIRST = "nn.Linear(D, D), nn"
+DROPPED = changed(PLAIN, (FIRST, "nn.Sequential(nn.Linear(D, D), nn.Dropout()), nn"))
+
+
+def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
+    alone = changed(PLAIN, (FIRST, "nn.Sequential(nn.Linear(D, D)), nn"))
+    result = check(tmp_path, DROPPED, alone)
+    assert result.verdict == "equal"
+    assert any("the reference drops out at 1 places, such as first.1" in n for n in result.notes)
+    assert not any("drops out" in note for note in check(tmp_path, DROPPED, DROPPED).notes)
+
+
+CALLED = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(self.first(self.first(x)))"))
+
+
+def test_another_number_of_calls_is_told(tmp_path: Path) -> None:
+    fewer = changed(CALLED, ("self.first(self.first(self.first(x)))", "self.first(self.first(x))"))
+    result = check(tmp_path, CALLED, fewer)
+    assert result.verdict == "different"
+    said = "first is called 3 times in the reference, and its partner first twice"
+    assert said in result.notes
+    assert said not in check(tmp_path, CALLED, CALLED).notes
+
+
+LATE = (
+    PLAIN
+    + """
+
+import math
+
+
+def update(model, opt, step):
+    warm = min(1.0, step / 8) if step < 8 else 0.5 * (1 + math.cos(math.pi * (step - 8) / LENGTH))
+    for group in opt.param_groups:
+        group["lr"] = 1e-2 * warm
+    opt.step()
+"""
+)
+
+
+def test_a_warm_up_that_is_subtracted_twice_is_found_behind_the_curve(tmp_path: Path) -> None:
+    """The loss curve has 4 steps, and rung 4i three: the schedules part at the tenth update."""
+    right, wrong = (changed(LATE, ("LENGTH", length)) for length in ("92", "84"))
+    assert check(tmp_path, right, right).verdict == "equal"
+    (root,) = check(tmp_path, right, wrong).roots
+    assert root.rung == "4" and root.entry == "schedule of the learning rate"
+    assert root.cause.startswith("from update 10 on, 0.9999")
+
+
+TWICE = (
+    PLAIN
+    + """
+
+RATE = 0
+
+
+def optimizer(model):
+    global RATE
+    RATE = 0
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def update(model, opt, step):
+    global RATE
+    for group in opt.param_groups:
+        group["lr"] = 1e-3 * (1.1 + np.cos(RATE / 20))
+    if step % 2 == 1:
+        opt.step()
+        RATE += 1
+"""
+)
+
+
+def test_a_schedule_that_goes_on_with_each_gradient_is_told(tmp_path: Path) -> None:
+    fast = changed(TWICE, ("        RATE += 1", "    RATE += 1"))
+    (root,) = check(tmp_path, TWICE, fast).roots
+    assert root.cause == "the schedule goes on with each of 2 gradients, for with each update"
+    assert check(tmp_path, TWICE, TWICE).verdict == "equal"
+
+
+def test_an_optimizer_of_no_known_rule_is_told_with_its_ratio(tmp_path: Path) -> None:
+    rule = (
+        PLAIN
+        + """
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= SIZE * p.sin() * p.grad.sign() * p.grad.abs() ** (1 / 3)
+
+
+def optimizer(model):
+    return Own(model.parameters())
+"""
+    )
+    theirs, ours = (changed(rule, ("SIZE", size)) for size in ("0.01", "0.02"))
+    (root,) = check(tmp_path, theirs, ours).roots
+    assert not root.cause
+    assert root.hints[-1] == (
+        "the reference fits no rule; the port fits no rule; gradients x 1, step 0: the port's "
+        "update is 2 times the reference's size"
+    )
+
+
+def test_a_program_that_cannot_run_again_leaves_the_verdict(tmp_path: Path) -> None:
+    def fails() -> Inside:
+        raise UserError("no such program")
+
+    (tmp_path / "port.py").write_text(HEAD + changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")))
+    trace = record(HEAD + SCALAR, tmp_path)
+    result = check_inside(trace, tmp_path / "port.py", again=fails)
+    assert result.verdict == "different"
