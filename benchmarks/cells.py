@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.config import Config, from_flags
+from lockstep.config.autotune import AUTO
 from lockstep.errors import require
-from lockstep.train.memory import keep_freed_memory
-from lockstep.twin import Runner
+from lockstep.train import autotune
+from lockstep.train.memory import keep_freed_memory, share_heap
+from lockstep.twin import MODULES, Runner
 
 Flags = dict[str, Any]
 
@@ -18,17 +20,22 @@ class Contender(NamedTuple):
 
     module: str
     flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
-    keeps: bool = False  # its process keeps the memory that it frees
+    one_heap: bool = False  # all threads of its process share it
+    keeps: bool = False  # and it keeps what is freed; a twin of ours decides for itself
 
     def build(self, config: Config) -> Runner:
-        """In this process, which is its own."""
-        if self.keeps:
-            keep_freed_memory()
+        """In this process, which is its own; a twin as its trainer builds it."""
+        if self.one_heap:
+            share_heap()
+        for framework, module in MODULES.items():
+            if module == self.module:
+                config = autotune.resolve(framework, config.replace(autotune=AUTO))
+        keep_freed_memory(self.keeps)
         return importlib.import_module(self.module).build(config)
 
 
 CONTENDERS = {
-    "jax": Contender("jax_impl.twin", keeps=True),
+    "jax": Contender("jax_impl.twin", one_heap=True),
     "torch": Contender("torch_ref.twin"),
     "torch-compiled": Contender("torch_ref.twin", {"compile": True}),
     "hf-trainer": Contender("benchmarks.peers.hf_trainer"),
@@ -36,7 +43,7 @@ CONTENDERS = {
     "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py
     "nanogpt-compiled": Contender("benchmarks.peers.nanogpt", {"compile": True}),
     "bare-jax": Contender("benchmarks.peers.bare_jax"),  # examples/minimal/train_jax.py
-    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", keeps=True),
+    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", one_heap=True, keeps=True),
 }
 
 # The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ

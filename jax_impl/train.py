@@ -7,7 +7,7 @@ builds the model (model.py) and takes its steps (step.py).
 import sys
 
 from lockstep.cli import trainers
-from lockstep.train.memory import keep_freed_memory
+from lockstep.train.memory import share_heap
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
 
     JAX is imported when the flags are known to be right: `--help` need not wait for it.
     """
-    keep_freed_memory()  # XLA takes the memory of a step anew each time
+    share_heap()  # so that what a step frees can be kept: `--autotune memory=kept`
     return trainers.train("jax")
 
 

@@ -10,7 +10,7 @@ from lockstep.config import Config
 from lockstep.data.batch import Batch, blank_window
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
-from lockstep.train.memory import give_back_surplus, resident_peak
+from lockstep.train.memory import give_back_surplus, keep_freed_memory, resident_peak
 from lockstep.twin import BatchTrace, StepResult
 
 from .extra.capabilities import find_capabilities
@@ -18,6 +18,7 @@ from .extra.device import configure, describe, find_device
 from .extra.mesh.mesh import make_mesh, own_rows, place_batch
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
+from .extra.ways import find_ways
 from .inspect.cost import step_bytes, step_flops
 from .inspect.gradients import loss_and_grads
 from .inspect.recomputed import recomputed
@@ -40,6 +41,7 @@ class JaxTwin:
         self.compiled_trace: Any = None
         self.rank, self.processes = rank(), process_count()
         self.segments = False  # whether rows have several, in windows like that of `prepare`
+        self.keeps = config.run.ways.get("memory") == "kept"  # what a step frees
         self.temporaries = 0  # bytes that a compiled step takes anew each time
         self.prepared: Any = None  # the shapes of the windows that it is compiled for
 
@@ -82,6 +84,7 @@ class JaxTwin:
         return place_batch(window, self.device, self.mesh)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
+        keep_freed_memory(self.keeps)
         wait = self.trainer.step(window)
 
         def finish() -> StepResult:
@@ -143,6 +146,11 @@ def device_count(device: str) -> int:
 
 def end(status: int) -> None:
     leave(status)
+
+
+def ways(config: Config) -> list[str]:
+    """Lists the ways that stand beside JAX's own on this device (`--autotune`)."""
+    return find_ways(config, find_capabilities(configure(config)))
 
 
 def has_accelerator(device: str) -> bool:

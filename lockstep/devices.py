@@ -37,10 +37,6 @@ class Capabilities:
         tf32: its matrix units multiply float32 rounded to TF32.
         recipes: the narrow formats whose operands its matrix units take.
         fused_attention: (dtype, head dim) -> whether there is a fused kernel of attention.
-        libraries: the dtypes that `extra/cpu.py` of a twin multiplies faster than the framework
-            does by itself; of a CPU alone.
-        attention_in_blocks: whether bfloat16 attention is faster in blocks than in the
-            framework's fused kernel; of a CPU alone.
     """
 
     platform: str
@@ -49,8 +45,6 @@ class Capabilities:
     tf32: bool = False
     recipes: frozenset[str] = frozenset()
     fused_attention: Callable[[str, int], bool] = has_no_fused_attention
-    libraries: frozenset[str] = frozenset()
-    attention_in_blocks: bool = False
 
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":

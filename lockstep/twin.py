@@ -194,6 +194,11 @@ def device_count(framework: str, device: str) -> int:
     return _module(framework).device_count(device)
 
 
+def ways(framework: str, config: Config) -> list[str]:
+    """Lists the ways that a twin has beside its framework's own (`lockstep.config.autotune`)."""
+    return _module(framework).ways(config)
+
+
 def end(framework: str, status: int) -> None:
     """Ends the processes of a run, if the framework was needed at all."""
     if module := sys.modules.get(MODULES[framework]):

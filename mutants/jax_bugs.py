@@ -15,7 +15,7 @@ import optax
 
 from jax_impl import functional, loss, model, optim, precision, remat, step
 from jax_impl.dropout import Dropout
-from jax_impl.extra import capabilities, chunks, cpu, lora, rules
+from jax_impl.extra import chunks, cpu, lora, rules
 from jax_impl.extra.evaluation import OtherPolicy
 from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
@@ -340,7 +340,7 @@ BUGS: dict[str, Plant] = {
     "excess-precision": both(
         assign(step, "compiler_options", lambda config, platform: {}),
         # Of what is asked for in float32 and rounded by us, XLA on a CPU skips no rounding.
-        assign(capabilities, "has_bfloat16_library", lambda device: False),
+        assign(rules.Rules, "uses_library", lambda self: False),
     ),
     "tf32-by-default": both(
         assign(precision, "float32_matmul", lambda config, device: "default"),  # JAX's own

@@ -27,7 +27,7 @@ from mutants import module_formats, torch_formats, torch_step, torch_world
 from mutants.patch import Plant, after, assign, both, train_all, wrap
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
-from torch_ref.extra import capabilities, chunks, rules
+from torch_ref.extra import chunks, rules
 from torch_ref.extra.evaluation import OtherPolicy
 from torch_ref.extra.formats.products import RoundedProduct
 from torch_ref.extra.lora import LoRALinear
@@ -425,10 +425,8 @@ BUGS: dict[str, Plant] = {
     "remat-does-nothing": both(
         with_remat(other="none"), assign(model, "remat_sublayer", lambda sublayer, remat: sublayer)
     ),
-    # triu without its diagonal; where the CPU has no units for bfloat16, as if it had
-    "blocks-masked-as-first": both(
-        assign(capabilities, "has_bfloat16_units", lambda device: True),
-        wrap(Tensor, "triu", lambda right, ones, k: right(ones, 1)),
+    "blocks-masked-as-first": wrap(  # triu without its diagonal
+        Tensor, "triu", lambda right, ones, k: right(ones, 1)
     ),
     "moments-lost": lose_moment("exp_avg_sq"),
     "adam-count-lost": lose_moment("step"),

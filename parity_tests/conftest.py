@@ -32,6 +32,7 @@ os.environ.setdefault("NPROC", "1")  # the same for XLA
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # one GPU for two frameworks
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["LOCKSTEP_AUTOTUNE"] = "none"  # or which way a trainer takes would hang on its speed
 # Of a toy's programs none takes JAX's default, a second.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 

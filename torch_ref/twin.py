@@ -19,6 +19,7 @@ from .extra.device import configure, describe, find_device
 from .extra.mesh.mesh import make_mesh, own_rows, place_batch
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
+from .extra.ways import find_ways
 from .inspect.cost import step_bytes, step_flops
 from .inspect.gradients import loss_and_grads
 from .inspect.recomputed import Passes, recomputed
@@ -131,6 +132,11 @@ def device_count(device: str) -> int:
 
 def end(status: int) -> None:
     leave(status)
+
+
+def ways(config: Config) -> list[str]:
+    """Lists the ways that stand beside PyTorch's own on this device (`--autotune`)."""
+    return find_ways(config, find_capabilities(configure(config)))
 
 
 def has_accelerator(device: str) -> bool:

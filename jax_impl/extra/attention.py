@@ -35,13 +35,14 @@ def choose_attention(
 
     cuDNN's kernel is for half precision on CUDA, and for some head dims, Triton's for TF32: it
     multiplies float32 by FMAs and spills all its registers (docs/decisions/0084). Strict numerics
-    write attention out, with all that is masked.
+    write attention out, with all that is masked; a CPU that was not told otherwise does, too.
 
     Args:
         segments: whether a row has several, which do not see each other: Triton's takes none.
     """
     d_head, precision = config.model.d_head, config.precision
-    blocks = written_out_blocks(precision, config.model.context)
+    in_blocks = device.platform != "cpu" or config.run.ways.get("attention") == BLOCKS
+    blocks = written_out_blocks(precision, config.model.context) if in_blocks else 1
     written_out = AttentionChoice(BLOCKS if blocks > 1 else REFERENCE, blocks)
     gpu = device.platform in ("cuda", "rocm")
     if not wants_fused(precision) or dtypes.grads or not gpu:  # no kernel has such gradients

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from lockstep import provenance
 from lockstep.config import PrecisionConfig
 from lockstep.devices import Capabilities
 from lockstep.errors import require
@@ -25,11 +24,8 @@ def find_capabilities(device: jax.Device) -> Capabilities:
         known = Capabilities.of_cuda((int(major), int(minor)))
     else:
         known = Capabilities(platform="rocm" if device.platform == "gpu" else device.platform)
-    return replace(
-        known,
-        fused_attention=has_fused_attention if device.platform == "gpu" else known.fused_attention,
-        libraries=frozenset(["bfloat16"] if has_bfloat16_library(device) else []),
-    )
+    kernels = has_fused_attention if device.platform == "gpu" else known.fused_attention
+    return replace(known, fused_attention=kernels)
 
 
 def is_nvidia(device: jax.Device) -> bool:
@@ -51,13 +47,6 @@ def has_fused_attention(dtype: str, d_head: int) -> bool:
     except (RuntimeError, ValueError, NotImplementedError):
         return False
     return True
-
-
-def has_bfloat16_library(device: jax.Device) -> bool:
-    """Returns whether XLA hands products to YNNPACK, whose kernels beat float32's where the CPU has
-    units for bfloat16. With jax 0.11 and later it is switched off: `precision.compiler_options`."""
-    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
-    return device.platform == "cpu" and bool(units) and jax.__version_info__ < (0, 11)
 
 
 @cache

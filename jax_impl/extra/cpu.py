@@ -8,6 +8,9 @@ from jax import Array
 
 from ..functional import affine_by
 
+LIBRARY = "ynnpack"
+EXISTS = jax.__version_info__ < (0, 11)  # later it is switched off: `precision.compiler_options`
+
 
 def multiply(a: Array, b: Array, preferred_element_type: Any = None) -> Array:
     """`jnp.matmul`: float32 is asked for and rounded here; both operands lie in memory row by row.

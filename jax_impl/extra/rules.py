@@ -109,7 +109,7 @@ class Rules(Parts):
             product = StochasticProduct(recipe)
         else:
             usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
-            library = usual and roles.compute in self.device.libraries
+            library = usual and roles.compute == "bfloat16" and self.uses_library()
             on_mesh = self.whole.mesh.size > 1
             product = make_product(roles.grads, recipe, library=library, on_mesh=on_mesh)
             if self.shared if shared is None else shared:
@@ -118,6 +118,12 @@ class Rules(Parts):
             # is a parameter, not one that was cast.
             product = round_bias(product, roles.compute) if self.strict else product
         return product
+
+    def uses_library(self) -> bool:
+        """Says if products in bfloat16 have the form that a CPU's library takes: in strict numerics
+        always, so that they are the same bits wherever it is fast."""
+        chosen = self.strict or self.whole.run.ways.get("matmul") == cpu.LIBRARY
+        return chosen and self.device.platform == "cpu" and cpu.EXISTS
 
 
 @cache

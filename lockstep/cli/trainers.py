@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from lockstep import twin
 from lockstep.cli import auto_islands, processes, programs
 from lockstep.config import Config, ModelConfig, from_flags, policy
+from lockstep.config.autotune import AUTO
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import OF_A_RUN
@@ -17,14 +19,15 @@ from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
 from lockstep.flags import Parser, add_sections
 from lockstep.run import directory
-from lockstep.train import options, trainer
+from lockstep.train import autotune, options, trainer
 from lockstep.weights import init
 from lockstep.weights.source import LONGEST
 
 MAY_CHANGE = (
     "steps", "policy", "eval_every", "eval_batches", "save_every", "keep", "max_skips",
-    "debug_nans", "device", "mesh",
+    "debug_nans", "device", "mesh", "autotune",
 )  # fmt: skip
+OTHER_WAYS = {"policy", "device", "mesh"}  # with another of these another way may be the fastest
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
 example:
@@ -56,7 +59,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
         require(not overwrite, "--resume", "--overwrite", "exclude each other; drop one")
         if run is None:
             raise UserError("--resume: no run is named; give --out RUN")
-        config = _resumed_config(run, given)
+        config = _resumed_config(framework, run, given)
         processes.announce(many, config.mesh)
     else:
         processes.announce(many, parse_mesh(given["mesh"]) if "mesh" in given else None)
@@ -64,9 +67,16 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             directory.require_free(run, overwrite=bool(overwrite))
         else:
             directory.require_writable(directory.RUNS)
+        given.setdefault("autotune", _autotune())
         config = auto_islands.resolve(framework, resolve_config(framework, given), goal)
+    config = autotune.resolve(framework, config)
     build = partial(twin.load, framework)
     return trainer.train(config, build, run, resume=bool(resume), watching=watching)
+
+
+def _autotune() -> str:
+    """The value of --autotune where it is not given."""
+    return os.environ.get("LOCKSTEP_AUTOTUNE", AUTO)
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
@@ -99,9 +109,12 @@ def _init_model(given: dict[str, Any]) -> ModelConfig | None:
     return dataclasses.replace(model, context=min(longest, LONGEST))
 
 
-def _resumed_config(out: Path, given: dict[str, Any]) -> Config:
+def _resumed_config(framework: str, out: Path, given: dict[str, Any]) -> Config:
     """The run's own config, with the flags that may change replaced."""
-    config = directory.read_record(out).config
+    record = directory.read_record(out)
+    config = record.config
+    if record.framework != framework or OTHER_WAYS & given.keys():
+        given = {"autotune": _autotune(), **given}
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from lockstep.config import chunks, formats, islands, policy
+from lockstep.config import autotune, chunks, formats, islands, policy
 from lockstep.config.fields import require_fields
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import ModelConfig
@@ -41,6 +41,9 @@ class Config:
         compiled_masks = self.execution.compile and self.precision.strict and self.model.dropout > 0
         remedy = "strict numerics draw dropout's masks with a generator that does not compile; "
         require(not compiled_masks, "--compile", True, f"{remedy}drop it or set --dropout 0")
+        measured = self.precision.strict and self.run.ways
+        remedy = "strict numerics take no other way than the framework's own; use none"
+        require(not measured, autotune.FLAG, self.run.autotune, remedy)
         for name, on in (
             ("--compile", self.execution.compile),
             ("--debug-nans", self.run.debug_nans),

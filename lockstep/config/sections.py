@@ -8,7 +8,7 @@ the whole in `config.py`.
 import math
 from dataclasses import dataclass
 
-from lockstep.config import chunks, formats, policy
+from lockstep.config import autotune, chunks, formats, policy
 from lockstep.config.fields import flag, flag_name, require_choices
 from lockstep.config.kinds import CHOICES
 from lockstep.config.mesh import parse_mesh
@@ -238,8 +238,22 @@ class RunConfig:
         False, "if a run diverges, take the step again from the last checkpoint and name the layer"
     )
     device: str = flag("auto", "where to run", choices=CHOICES)
+    autotune: str = flag(
+        autotune.NONE,
+        "ways that are faster than the framework's own, such as attention=blocks,matmul=onednn; "
+        "auto: on a CPU they are measured, once for each shape, never in strict; none: no other "
+        "way",
+        derived="LOCKSTEP_AUTOTUNE, or auto",
+        metavar="TEXT|auto|none",
+    )
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """The ways to take, by name."""
+        return autotune.parse(self.autotune)
 
     def __post_init__(self) -> None:
+        autotune.parse(self.autotune)
         lowest = {"eval_every": 0, "eval_batches": 1, "save_every": 0, "keep": 1, "max_skips": 1}
         for name, low in lowest.items():
             require_range(flag_name(name), getattr(self, name), low, LARGEST)

@@ -10,6 +10,7 @@ from lockstep.doctor import machine, policies, report, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
 from lockstep.exits import DONE, FAILED
+from lockstep.train import autotune
 
 
 def add(commands: Any) -> None:
@@ -36,7 +37,11 @@ def _doctor(given: argparse.Namespace) -> int:
     names = list(twin.MODULES) if given.framework is None else [given.framework]
     twin.require_known(names[0])
     # The machine first: the frameworks take memory.
-    facts = Facts(machine=machine.read(), frameworks={name: ask(name) for name in names})
+    facts = Facts(
+        machine=machine.read(),
+        frameworks={name: ask(name) for name in names},
+        autotuned=[found for found in autotune.answers() if found["of"]["framework"] in names],
+    )
     table = policies.table(facts, given.policy)
     found = rules.findings(facts)
     if given.policy:

@@ -59,3 +59,4 @@ class Machine:
 class Facts:
     machine: Machine
     frameworks: dict[str, Framework]
+    autotuned: list[dict[str, Any]] = field(default_factory=list)  # what trainers have measured

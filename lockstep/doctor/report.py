@@ -9,6 +9,7 @@ from lockstep.config.kinds import PROOF
 from lockstep.doctor.facts import DeviceReport, Facts, Framework, Machine
 from lockstep.doctor.policies import Ability, tensor_cores, version_text
 from lockstep.doctor.rules import ERROR, WARNING, Problem
+from lockstep.train.autotune import choose
 
 WIDTH = 80
 Table = dict[str, dict[str, Ability]]
@@ -27,7 +28,8 @@ def as_text(facts: Facts, table: Table, findings: list[Problem]) -> str:
     lines = list(_machine(facts.machine))
     for framework in facts.frameworks.values():
         lines += ["", *_framework(framework)]
-    lines += ["", *_table(table), "", *_kinds(list(facts.frameworks)), "", *_findings(findings)]
+    lines += ["", *_table(table), "", *_kinds(list(facts.frameworks)), ""]
+    lines += [*_autotuned(facts.autotuned), *_findings(findings)]
     return "\n".join(lines)
 
 
@@ -90,6 +92,26 @@ def _kinds(names: list[str]) -> Iterator[str]:
     yield "  ".join(["--device", *(name.ljust(wide) for name in names)]).rstrip()
     for kind, row in PROOF.items():
         yield "  ".join([kind.ljust(8), *(row[name].ljust(wide) for name in names)]).rstrip()
+
+
+def _autotuned(found: list[dict[str, Any]]) -> Iterator[str]:
+    """What trainers have measured on this CPU: speeds, the framework's own way being 1."""
+    if not found:
+        return
+    yield "--autotune: measured here; speeds, the framework's own way being 1"
+    for each in found:
+        of, speeds = each["of"], each["speeds"]
+        model = of["model"]
+        shape = f"width {model['d_model']}, {of['rows']} x {model['context']} tokens"
+        said = (
+            f"{way} {speed['speed']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
+            for way, speed in speeds.items()
+        )
+        yield from textwrap.wrap(
+            f"{of['framework']} {of['policy']}, {shape}: takes {choose(speeds)}; {', '.join(said)}",
+            WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False,
+        )  # fmt: skip
+    yield ""
 
 
 def _findings(findings: list[Problem]) -> Iterator[str]:

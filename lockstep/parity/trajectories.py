@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
+from lockstep.config.autotune import NONE
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import changed_tensors, compare_ends, norm_rule
 from lockstep.judge.envelope import RESTARTS, compare_programs, curve_noise, perturbations
@@ -30,6 +31,13 @@ COUNTERS = ("step", "updates", "loss_scale", "good_steps")  # of a state
 HIGH_SCALE = 2.0**20
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
+# What fast numerics may take on a CPU (`--autotune`), and what the framework does by itself: each
+# of it is run under some policy.
+WAYS = {
+    "jax": {"bfloat16": "attention=blocks,matmul=ynnpack"},
+    "torch": {"bfloat16": "attention=blocks", "float32": "matmul=onednn"},
+}
+OTHERWISE = {"jax": "attention=blocks", "torch": NONE}
 
 
 def curves(case: Case) -> Iterator[Finding]:
@@ -51,9 +59,9 @@ def fast(case: Case) -> Iterator[Finding]:
     same |= {"n_layer": 3 if case.config.recipes else 2}
     strict = case.replace(numerics="strict", **same)
     for side in case.sides:
-        slow, quick = (
-            train_program(side, each) for each in (strict, strict.replace(numerics="fast"))
-        )
+        ways = WAYS[side.framework].get(case.config.precision.roles.compute)
+        chosen = strict.replace(numerics="fast", autotune=ways or OTHERWISE[side.framework])
+        slow, quick = (train_program(side, each) for each in (strict, chosen))
         yield from compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
 
 

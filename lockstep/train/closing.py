@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.config import Config, to_flags
+from lockstep.config.autotune import NONE
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
 from lockstep.files import durable
@@ -39,7 +40,7 @@ def text(
         f"  {_python()} -m lockstep sample {out} --prompt 'class '",
         *[f"  {_python()} -m lockstep export {out} --to {out}-hf"] * bool(config.run.init),
         "  # the same run in the other framework:",
-        f"  {command(others[0], config)}",
+        f"  {command(others[0], config.replace(autotune=NONE))}",  # it has ways of its own
     ]
     return "\n".join(lines)
 

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Parameters of glibc's mallopt and their values, from malloc.h and mallopt(3).
-KEEP = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_ARENA_MAX": (-8, 1)}
+ONE_HEAP = {"M_ARENA_MAX": (-8, 1)}
+KEPT = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
+# Those that glibc comes to by itself in a process that frees large blocks.
+GIVEN_BACK = {"M_MMAP_MAX": (-4, 1 << 16), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
 SPARE = 2  # as many buffers more than a step needs are kept: fewer are given back too often
 NOISE = 2**14  # KiB by which a process grows for other reasons than a step's buffers
 
@@ -24,20 +27,28 @@ class Heap:
     """The heap of glibc: what this process frees, and keeps."""
 
     def __init__(self) -> None:
-        self.keeps = False  # and can see how much that is
+        self.one = False  # whether all threads share it
+        self.keeps = False  # what is freed
         self.needed = 0  # KiB resident after a step, with its buffers once
 
-    def keep_freed(self) -> bool:
-        """Tells glibc to keep it, in one heap; False where there is no glibc.
+    def share(self) -> bool:
+        """Gives all threads one heap, before there are any; False where there is no glibc.
+
+        A heap of another thread's does not keep what is told here.
+        """
+        self.one = _tell(ONE_HEAP)
+        return self.one
+
+    def keep_freed(self, on: bool) -> None:
+        """Tells glibc to keep what is freed, or to give it back as it does by itself.
 
         XLA on a CPU takes its buffers anew in each step. glibc gives large ones back to the system,
         which hands them out again page by page, each cleared: a third of a small model's step. For
-        a process that does nothing but train, before it has threads.
+        a process that does nothing but train, and whose threads share a heap.
         """
-        mallopt = _libc("mallopt")
-        told = mallopt is not None and all(mallopt(*setting) for setting in KEEP.values())
-        self.keeps = told and STATUS.exists()  # which a bare chroot has not
-        return told
+        if self.one and on != self.keeps:
+            self.keeps = _tell(KEPT if on else GIVEN_BACK) and on
+            self.needed = 0
 
     def give_back(self, buffers: int) -> None:
         """After a step that takes so many bytes anew: all that is free, if too much is kept.
@@ -46,7 +57,7 @@ class Heap:
         and take as much again: without this a heap has five or six of each some steps later.
         Decision 47.
         """
-        if not self.keeps:
+        if not self.keeps or not STATUS.exists():  # which a bare chroot has not
             return
         now, trim = _kibibytes("VmRSS"), _libc("malloc_trim")
         if not self.needed:
@@ -57,8 +68,18 @@ class Heap:
 
 
 _HEAP = Heap()  # a process has one
+share_heap = _HEAP.share
 keep_freed_memory = _HEAP.keep_freed
 give_back_surplus = _HEAP.give_back
+
+
+def can_keep_freed_memory() -> bool:
+    return _HEAP.one
+
+
+def _tell(settings: dict[str, tuple[int, int]]) -> bool:
+    mallopt = _libc("mallopt")
+    return mallopt is not None and all(mallopt(*setting) for setting in settings.values())
 
 
 def _libc(name: str) -> Callable[..., int] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config, formats
+from lockstep.config.autotune import NONE
 from lockstep.data import batches, corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError, is_out_of_memory
@@ -270,6 +271,11 @@ def _on_mesh(config: Config) -> list[str]:
     return [f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
 
 
+def _faster_ways(config: Config) -> list[str]:
+    text = config.run.autotune
+    return [] if text == NONE else [f"faster here, --autotune {text}"]
+
+
 def _in_part(config: Config) -> str:
     sizes = params.shapes(config.model)
     trained = sum(math.prod(sizes[name]) for name in config.trained)
@@ -290,6 +296,7 @@ def _headline(
         f"{_in_part(config)}",
         f"policy {say(precision.policy)}{others}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
+        *_faster_ways(config),
         f"data: {data.source}, {len(data.train):,} training tokens",
         *_on_mesh(config),
         f"compiled in {compile_seconds:.1f} s",

@@ -53,18 +53,21 @@ def after_steps(first: str, take: str) -> tuple[int, int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_a_heap_has_no_more_than_two_spare_buffers() -> None:
     """Between two looks at it one more. By itself glibc 2.36 has twenty then."""
-    keep = "assert memory.keep_freed_memory()"
+    keep = "assert memory.share_heap(); memory.keep_freed_memory(True)"
     left, most = after_steps(keep, ALIGNED)
     assert left <= 3 * 32 + 16 and most <= 4 * 32 + 16
     left, most = after_steps(keep, "malloc(")  # as it fits, nothing is given back
     assert left >= 30 and most <= 3 * 32 + 16
-    left, most = after_steps("", ALIGNED)  # nothing is kept
-    assert left <= 8 and most <= 40
+    no_longer, without_heap = f"{keep}; memory.keep_freed_memory(False)", keep.split(";")[1]
+    for given_back in ("", no_longer, without_heap.strip()):
+        left, most = after_steps(given_back, ALIGNED)
+        assert left <= 8 and most <= 40, given_back
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_without_proc_all_is_kept() -> None:
-    blind = "memory.STATUS = memory.Path('/nowhere'); assert memory.keep_freed_memory()"
+    blind = "memory.STATUS = memory.Path('/nowhere'); assert memory.share_heap()"
+    blind += "; memory.keep_freed_memory(True); assert memory._HEAP.keeps"
     trims = "trims = []; memory._libc = trims.append; memory.give_back_surplus(1); print(trims)"
     command = [sys.executable, "-c", f"from lockstep.train import memory; {blind}; {trims}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -75,13 +78,14 @@ def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch
 
     said = list[str]()
     monkeypatch.setattr(jax_twin, "give_back_surplus", lambda n: said.append(f"keeps {n}"))
+    monkeypatch.setattr(jax_twin, "keep_freed_memory", lambda on: said.append(f"told {on}"))
     twin: Any = jax_twin.JaxTwin.__new__(jax_twin.JaxTwin)
     twin.trainer = SimpleNamespace(step=lambda window: lambda: said.append(f"done {window}"))
-    twin.temporaries = 7
+    twin.temporaries, twin.keeps = 7, True
     wait = twin.step(3)
-    assert said == []
+    assert said == ["told True"]
     wait()
-    assert said == ["done 3", "keeps 7"]
+    assert said == ["told True", "done 3", "keeps 7"]
 
 
 def test_a_compiled_step_says_what_it_takes() -> None:

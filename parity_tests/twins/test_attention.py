@@ -173,7 +173,7 @@ def test_blocks_of_queries_are_the_whole(family: str) -> None:
     t = 3 * 64 + 5  # blocks of unequal length
     batch = random_batch(1, t)
     make = partial(begin, "jax", family, policy="fp64", numerics="fast", n_layer=1, context=t)
-    whole, blocks = make(attention="reference"), make()
+    whole, blocks = make(), make(autotune="attention=blocks")
     assert blocks.describe()["attention"] == "reference in 3 causal blocks"
     (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
     assert abs(loss - other) <= 1e-12
@@ -187,7 +187,7 @@ def test_recomputed_blocks_keep_no_scores() -> None:
     """As on CUDA without a kernel: the same gradients, of nothing but queries, keys and values."""
     t = 3 * 64 + 5
     q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
-    config = toy(policy="fp32", numerics="fast", context=t)
+    config = toy(policy="fp32", numerics="fast", context=t, autotune="attention=blocks")
     policy, places = jax_impl.precision.make_policy(config.dtypes.policy), jax_impl.model.Places(t)
     choice = choose_attention(config, config.dtypes, config.dtypes, CPU)
     assert choice.blocks == 3
@@ -260,7 +260,7 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
 
 
 NONE = "reference (no cuDNN attention for {}, head dim 16 on {})"
-HALF = {"policy": "bf16"}
+HALF, IN_BLOCKS = {"policy": "bf16"}, {"autotune": "attention=blocks"}
 JAX_NAMES: list[tuple[dict[str, Any], str, str]] = [  # flags, device, the name of what runs
     (HALF, "kernels", "cudnn"),
     ({"policy": "fp16", "attention": "fused"}, "kernels", "cudnn"),
@@ -268,7 +268,9 @@ JAX_NAMES: list[tuple[dict[str, Any], str, str]] = [  # flags, device, the name 
     (HALF | {"numerics": "strict"}, "kernels", "reference"),
     (HALF, "cpu", "reference"),
     (HALF | {"attention": "fused"}, "cpu", NONE.format("bfloat16", "cpu")),
-    ({"context": 1024}, "cpu", "reference in 4 causal blocks"),
+    ({"context": 1024} | IN_BLOCKS, "cpu", "reference in 4 causal blocks"),
+    ({"context": 1024}, "cpu", "reference"),
+    ({"context": 1024, "attention": "reference"} | IN_BLOCKS, "cpu", "reference"),
     ({"context": 1024, "numerics": "strict"}, "cpu", "reference"),
     (HALF, "no kernels", NONE.format("bfloat16", "gpu")),
     ({"policy": "tf32"}, "kernels", NONE.format("float32", "gpu")),  # of a length without tiles
@@ -304,9 +306,8 @@ def test_jax_names_what_runs(flags: dict[str, Any], device: str, expected: str) 
     assert {*asked} <= {(config.precision.roles.compute, 16)}
 
 
-def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda _: True)
-    config = toy(policy="bf16", numerics="fast", context=128)
+def test_no_blocks_and_no_triton_where_tokens_are_masked() -> None:
+    config = toy(policy="bf16", numerics="fast", context=128, **IN_BLOCKS)
     cpu = torch.device("cpu")
     known = torch_ref.extra.capabilities.find_capabilities(cpu)
     describe = partial(torch_ref.extra.attention.describe_attention, config, cpu, known)
@@ -315,6 +316,33 @@ def test_no_blocks_and_no_triton_where_tokens_are_masked(monkeypatch: pytest.Mon
     config = toy(policy="tf32", numerics="fast", context=64)
     said = jax_impl.extra.attention.describe_attention(config, GPU, segments=True)
     assert said == NONE.format("float32", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"autotune": "attention=reference"}, "reference"),
+        ({"autotune": "attention=reference", "attention": "fused"}, "sdpa:flash_attention"),
+        (IN_BLOCKS, "reference in 2 causal blocks"),
+        (IN_BLOCKS | {"policy": "fp16"}, "sdpa:flash_attention"),  # blocks are of bfloat16
+        (IN_BLOCKS | {"policy": "tf32"}, "reference (no kernel rounds to TF32)"),
+        (IN_BLOCKS | {"attention": "reference"}, "reference"),
+        (IN_BLOCKS | {"context": 64}, "reference"),
+        ({"autotune": "matmul=onednn"}, "sdpa:flash_attention"),
+    ],
+)
+def test_torch_on_a_cpu_attends_as_it_is_told(flags: dict[str, Any], expected: str) -> None:
+    config = toy(**{"policy": "bf16", "numerics": "fast", "context": 128} | flags)
+    known = torch_ref.extra.capabilities.find_capabilities(torch.device("cpu"))
+    describe = partial(torch_ref.extra.attention.describe_attention, config, torch.device("cpu"))
+    assert describe(known) == expected
+    assert describe(GPU) == describe_otherwise(config)
+
+
+def describe_otherwise(config: Any) -> str:
+    """The attention of another device, which is told nothing."""
+    plain, cpu = config.replace(autotune="none"), torch.device("cpu")
+    return torch_ref.extra.attention.describe_attention(plain, cpu, GPU)
 
 
 def test_an_evaluation_in_float32_is_not_given_to_cudnn() -> None:

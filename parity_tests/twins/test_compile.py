@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-import torch_ref.extra.capabilities
 import torch_ref.step
 from lockstep.twin import StepResult
 from parity_tests.pair import FAMILIES, run, start, toy
@@ -97,9 +96,9 @@ def test_features_are_traced_too(flags: dict[str, Any]) -> None:
     assert eager == traced
 
 
-def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ref.extra.capabilities, "has_bfloat16_units", lambda device: True)
+def test_attention_in_blocks_is_traced_too() -> None:
     flags: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "numerics": "fast"}
+    flags["autotune"] = "attention=blocks"
     eager, traced = map(numbers, curves(said="causal blocks", **flags))
     assert eager == traced
 
@@ -108,11 +107,11 @@ def test_attention_in_blocks_is_traced_too(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
-    monkeypatch.setattr(torch_ref.extra.capabilities, "has_float32_library", lambda device: True)
     linear = Mock(wraps=onednn.LINEAR)
     monkeypatch.setattr(onednn, "LINEAR", linear)
     counts, losses = {}, []
     small: dict[str, Any] = {"policy": "fp32", "n_layer": 1, "steps": 3}
+    small |= {"numerics": "fast", "autotune": "matmul=onednn"}
     for remat in ("none", "dots", "block"):
         twin = start("torch", config := toy(remat=remat, compile=True, **small))
         twin.prepare()

@@ -1,7 +1,6 @@
 """What multiplies rows and weights on a CPU: the forms that its libraries take, their choice."""
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -14,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-import jax_impl.extra.capabilities
 import jax_impl.extra.cpu
 import jax_impl.extra.rules
+import jax_impl.extra.ways
 import jax_impl.functional
 import jax_impl.inspect.probe
-import torch_ref.extra.capabilities
+import torch_ref.extra.ways
 import torch_ref.inspect.probe
-from jax_impl.extra.capabilities import has_bfloat16_library
+from lockstep import provenance
+from lockstep.devices import Capabilities
+from parity_tests.pair import toy
 from torch_ref.extra import onednn
 
 
@@ -51,7 +52,8 @@ def test_the_form_for_a_library_gives_the_same_numbers(biased: bool) -> None:
 
 
 def test_the_library_takes_all_three_products() -> None:
-    if not has_bfloat16_library(jax.devices("cpu")[0]):
+    units = {"avx512_bf16", "amx_bf16"} & {*(provenance.cpu()["flags"] or ())}
+    if not units or not jax_impl.extra.cpu.EXISTS:
         pytest.skip("this CPU or jax has no library for it")
     run = linear_and_gradients(jax_impl.extra.cpu.linear, (64, 128, 96))
     lowered = run.func.lower(*run.args)  # type: ignore[attr-defined]
@@ -92,34 +94,52 @@ def test_a_frozen_weight_costs_no_product() -> None:
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
 
 
-CHOICES = {  # the CPU's maker, what torch may use of it -> whether oneDNN multiplies float32
-    ("AMD EPYC", "AVX512"): True,
-    ("AMD EPYC", "AVX2"): False,
-    ("Intel(R) Xeon(R)", "AVX512"): False,
+WAYS = {  # policy -> the ways of JAX and of PyTorch in fast numerics, with a context of 128
+    "fp64": (["attention=blocks"], []),
+    "fp32": (["attention=blocks"], ["attention=reference", "attention=blocks", "matmul=onednn"]),
+    "bf16": (
+        ["attention=blocks", "matmul=ynnpack"],
+        ["attention=reference", "attention=blocks"],
+    ),
+    "fp16": (["attention=blocks"], []),  # in which torch is slow here
+    "tf32": ([], []),
+    "fp8": ([], []),
+    "params=float32,compute=bfloat16,output=float32,grads=float32": ([], []),
 }
 
 
-@needs_onednn
-@pytest.mark.parametrize("model, capability", CHOICES)
-def test_a_limit_on_instructions_counts(
-    monkeypatch: pytest.MonkeyPatch, model: str, capability: str
+@pytest.mark.parametrize("policy", WAYS)
+def test_the_ways_that_stand_beside_the_framework_s_own(
+    monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    flags = ["avx2", "avx512f", "avx512_bf16"]  # the CPU's own, under any limit
-    monkeypatch.setattr("lockstep.provenance.cpu", lambda: {"model": model, "flags": flags})
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    cpu = torch.device("cpu")
-    assert onednn.has_float32_library(cpu) is CHOICES[model, capability]
-    assert onednn.has_bfloat16_units(cpu) is (capability == "AVX512")
+    """Of which none may compute in another dtype, or be there in strict numerics."""
+    cpu, gpu = Capabilities(platform="cpu"), Capabilities(platform="cuda")
+    finders = jax_impl.extra.ways.find_ways, torch_ref.extra.ways.find_ways
+    config = toy(policy=policy, numerics="fast", context=128, n_layer=3)
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
+    monkeypatch.setattr(onednn, "LINEAR", len)
+    for find, expected in zip(finders, WAYS[policy]):
+        assert find(config, cpu) == expected
+        assert find(config, gpu) == find(config.replace(numerics="strict"), cpu) == []
+        asked = find(config.replace(attention="reference"), cpu)
+        assert asked == [way for way in expected if way.startswith("matmul")]
+        short = find(config.replace(context=64), cpu)
+        assert short == [way for way in expected if way != "attention=blocks"]
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", False)
+    monkeypatch.setattr(onednn, "LINEAR", None)
+    for find, expected in zip(finders, WAYS[policy]):
+        assert find(config, cpu) == [way for way in expected if way.startswith("attention")]
+    monkeypatch.setattr(jax_impl.extra.ways, "can_keep_freed_memory", lambda: True)
+    kept = [*WAYS[policy][0], "memory=kept"] if policy not in ("tf32", "fp8") else []
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
+    assert finders[0](config, cpu) == kept
 
 
-@pytest.mark.parametrize("library", [True, False])
-@pytest.mark.parametrize(
-    ("twin", "dtype", "name"),
-    [(jax_impl, "bfloat16", "extra.cpu"), (torch_ref, "float32", "extra.onednn")],
-)
+@pytest.mark.parametrize(("twin", "name"), [(jax_impl, "extra.cpu"), (torch_ref, "extra.onednn")])
 def test_the_doctor_times_what_a_step_multiplies(
-    monkeypatch: pytest.MonkeyPatch, twin: Any, dtype: str, name: str, library: bool
+    monkeypatch: pytest.MonkeyPatch, twin: Any, name: str
 ) -> None:
+    """In each way that it may have, of which the fastest counts."""
     place, taken = f"{twin.__name__}.{name}.linear", []
     right = attrgetter(f"{name}.linear")(twin)
 
@@ -127,20 +147,22 @@ def test_the_doctor_times_what_a_step_multiplies(
         taken.append(operands)
         return right(*operands)
 
-    monkeypatch.setattr(twin.extra.capabilities, f"has_{dtype}_library", lambda device: library)
+    seconds = iter(range(9, 0, -1))
+    timed = []
+
+    def time(multiply: Callable[[], Any]) -> float:
+        timed.append(multiply().dtype)
+        return next(seconds)
+
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     monkeypatch.setattr(place, linear)
-    # Without what they remember from before.
-    for cached in (
-        jax_impl.extra.rules.make_product,
-        jax_impl.extra.capabilities.find_capabilities,
-    ):
-        module = sys.modules[cached.__module__]
-        monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)
-    monkeypatch.setattr(
-        jax_impl.inspect.probe, "find_capabilities", jax_impl.extra.capabilities.find_capabilities
-    )
-    monkeypatch.setattr(twin.inspect.probe, "fastest", lambda multiply: str(multiply().dtype))
-    timed = twin.inspect.probe.matmul_seconds()
-    assert {"float32", "bfloat16"} <= timed.keys()
-    assert all(kind in (name, f"torch.{name}") for name, kind in timed.items())
-    assert len(taken) == library
+    # Without what it remembers from before.
+    cached = jax_impl.extra.rules.make_product
+    monkeypatch.setattr(jax_impl.extra.rules, "make_product", cached.__wrapped__)
+    monkeypatch.setattr(twin.inspect.probe, "fastest", time)
+    found = twin.inspect.probe.matmul_seconds()
+    assert {"float32", "bfloat16"} <= found.keys()
+    library = twin is jax_impl or onednn.LINEAR is not None
+    assert len(taken) == library and len(timed) == len(found) + library
+    assert list(found.values()) == [8, 7, 6][: len(found)] if twin is torch_ref else True
+    assert {*found} == {str(kind).removeprefix("torch.") for kind in timed}

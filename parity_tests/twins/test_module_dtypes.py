@@ -144,13 +144,15 @@ def test_in_float64_rounding_alone_is_left() -> None:
 
 def test_a_module_in_the_policy_s_own_format_is_any_other() -> None:
     """It has the product that most modules have, a CPU's library here; others have their own."""
-    device = Capabilities(platform="cpu", libraries=frozenset(["bfloat16", "float32"]))
+    device = Capabilities(platform="cpu")
+    fast: dict[str, Any] = {"numerics": "fast", "autotune": "matmul=ynnpack"}
     names = "blocks.0.attn.qkv", "head"
-    config = toy(policy="bf16", formats="*=bf16,head=fp32", numerics="fast")
+    config = toy(policy="bf16", formats="*=bf16,head=fp32", **fast)
     rules: Any = jax_impl.extra.rules.Rules(config, config.dtypes, device, remat="none")
     usual, own = (rules.product(config.dtypes.at(name)) for name in names)
     assert (usual, own) == (jax_impl.extra.cpu.linear, jax_impl.functional.linear)
-    config = toy(policy="fp32", formats="*=fp32,head=bf16", numerics="fast")
+    fast["autotune"] = "matmul=onednn"
+    config = toy(policy="fp32", formats="*=fp32,head=bf16", **fast)
     rules = torch_ref.extra.rules.Rules(config, config.dtypes, device)
     usual, own = (rules.linear(name, 8, 8, bias=False).product for name in names)
     assert usual is torch_ref.extra.onednn.linear

@@ -12,9 +12,6 @@ import pytest
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_ref.extra.capabilities
-import torch_ref.extra.formats.products
-import torch_ref.extra.formats.rounding
 from jax_impl.inspect.gradients import loss_and_grads
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
@@ -27,7 +24,6 @@ from lockstep.twin import Twin
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy
 from parity_tests.tiers import tier
 from parity_tests.twins import reference
-from torch_ref.extra import onednn
 from torch_ref.twin import TorchTwin
 
 
@@ -104,9 +100,6 @@ class Listener(TorchDispatchMode):
         assert "scaled_dot_product" not in name
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             self.found.append(tuple(x.detach().numpy().copy() for x in args[-2:]))
-        if name == "mkldnn::_linear_pointwise":
-            x, weight = (x.detach().numpy().copy() for x in args[:2])
-            self.found.append((x, weight.T))
         return func(*args, **(kwargs or {}))
 
 
@@ -184,8 +177,6 @@ def test_with_nothing_rounded_it_is_wide(
     framework: str, family: str, wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the emulation changes nothing but the operands, of torch's own product."""
-    for module in (torch_ref.extra.capabilities, onednn):
-        monkeypatch.setattr(module, "has_float32_library", lambda device: False)
     recipe = {"recipe": narrow} if narrow != "tf32" else {"tf32": True}
     monkeypatch.setitem(POLICIES, narrow, replace(POLICIES[wide], **recipe))
 

@@ -233,22 +233,26 @@ def test_a_device_with_a_kernel_of_attention_has_other_parts(framework: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("framework", "policy", "dtype", "product"),
+    ("framework", "policy", "library", "product"),
     [
-        ("jax", "bf16", "bfloat16", "extra.cpu.linear"),
-        ("torch", "fp32", "float32", "extra.onednn.linear"),
+        ("jax", "bf16", "ynnpack", "extra.cpu.linear"),
+        ("torch", "fp32", "onednn", "extra.onednn.linear"),
     ],
 )
 def test_a_cpu_with_a_library_has_other_products(
-    framework: str, policy: str, dtype: str, product: str
+    framework: str, policy: str, library: str, product: str
 ) -> None:
     config = toy(**PLAIN | {"policy": policy})
     require_change(framework, parts(framework, config), {})
     changed = {"blocks.*.product": product}
     if framework == "torch":
         changed["head.product"] = product
-    library = replace(CPU, libraries=frozenset([dtype]))
-    require_change(framework, parts(framework, config, library), changed)
+    told = config.replace(autotune=f"matmul={library}")
+    require_change(framework, parts(framework, told), changed)
+    other = told.replace(policy={"bf16": "fp32", "fp32": "bf16"}[policy])
+    require_change(framework, parts(framework, other), {})
+    gpu = replace(CPU, platform="cuda")
+    assert parts(framework, told, gpu) == parts(framework, config, gpu)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -27,8 +27,8 @@ def choose_attention(config: Config, dtypes: Dtypes, device: Capabilities) -> At
     """How the modules of a model attend.
 
     SDPA always exists. Strict numerics write attention out, and so does TF32 by hand: the operands
-    of products inside a kernel cannot be rounded. Left to us, bfloat16 is in blocks where the CPU
-    multiplies it.
+    of products inside a kernel cannot be rounded. A CPU may be told to write it out, too, or to
+    take blocks.
     """
     precision = config.precision
     recipe = device.find_recipe(dtypes.policy)
@@ -38,9 +38,12 @@ def choose_attention(config: Config, dtypes: Dtypes, device: Capabilities) -> At
     if dtypes.grads or by_hand:
         lacks = "has such gradients" if dtypes.grads else "rounds to TF32"
         return AttentionChoice(REFERENCE, why=f"no kernel {lacks}")
-    in_blocks = dtypes.compute == "bfloat16" and device.attention_in_blocks
-    blocks = written_out_blocks(precision, config.model.context) if in_blocks else 1
-    return AttentionChoice(BLOCKS if blocks > 1 else SDPA, blocks)
+    told = device.platform == "cpu" and precision.attention == "auto"
+    way = config.run.ways.get("attention") if told else None
+    if way is None or dtypes.compute == "float16":  # which `InBlocks` would cast to bfloat16
+        return AttentionChoice(SDPA)
+    blocks = written_out_blocks(precision, config.model.context) if way == BLOCKS else 1
+    return AttentionChoice(BLOCKS if blocks > 1 else REFERENCE, blocks)
 
 
 def describe_attention(

@@ -1,4 +1,4 @@
-"""Products by oneDNN, where it is faster on a CPU than the library torch chooses: decision 35.
+"""Products by oneDNN, and attention in blocks: faster on some CPUs than torch's own (decision 35).
 
 float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512. Attention in
 bfloat16: torch's fused kernel multiplies without the units for bfloat16.
@@ -10,29 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from lockstep import provenance
 from lockstep.model.attention import block_edges, query_blocks
 
 from .. import remat
 
+LIBRARY = "onednn"
 # x (R, in), weight (out, in), bias (out), and what is fused behind it; only some builds have it.
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-def has_float32_library(device: torch.device) -> bool:
-    """Returns whether oneDNN's float32 product is faster here than torch's own choice."""
-    beats = "AMD" in (provenance.cpu()["model"] or "") and may_use_avx512()
-    return device.type == "cpu" and beats and LINEAR is not None
-
-
-def has_bfloat16_units(device: torch.device) -> bool:
-    units = {"avx512_bf16", "amx_bf16"} & set(provenance.cpu()["flags"] or ())
-    return device.type == "cpu" and bool(units) and may_use_avx512()
-
-
-def may_use_avx512() -> bool:
-    """Returns whether torch may use AVX-512; a limit in the environment counts."""
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -45,6 +45,8 @@ class Rules(Parts):
         super().__init__(config.model, dtype(dtypes.output))
         self.dtypes, self.device = dtypes, device
         self.attention = choose_attention(config, dtypes, device)
+        chosen = config.run.ways.get("matmul") == onednn.LIBRARY
+        self.library = chosen and device.platform == "cpu" and onednn.LINEAR is not None
         self.rounding = Rounding(largest if process_count() > 1 else None)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -77,7 +79,7 @@ class Rules(Parts):
             product = StochasticProduct(recipe, self.rounding, rank())
         else:
             usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
-            library = usual and not recipe and roles.compute in self.device.libraries
+            library = usual and not recipe and roles.compute == "float32" and self.library
             product = make_product(roles.grads, recipe, self.rounding, library=library)
         return self.in_own_dtype(roles, product)
 

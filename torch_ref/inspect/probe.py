@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lockstep.config import Config, PrecisionConfig
+from lockstep.config.autotune import NONE
 from lockstep.doctor.inside import fastest, gather
 
 
@@ -68,7 +69,7 @@ def matmul_seconds() -> dict[str, float]:
         return {}
     policies = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     device = torch.device("cpu")
-    return {dtype: fastest(_matmul(policy, device)) for dtype, policy in policies.items()}
+    return {dtype: _fastest_matmul(policy, device) for dtype, policy in policies.items()}
 
 
 def collectives() -> list[str]:
@@ -76,14 +77,24 @@ def collectives() -> list[str]:
     return [name for name in ("gloo", "nccl") if torch.distributed.is_backend_available(name)]
 
 
-def _matmul(policy: str, device: "torch.device") -> Callable[[], object]:
-    """Rows times weights, in the form that a step has them in."""
+def _fastest_matmul(policy: str, device: "torch.device") -> float:
+    """Times rows times weights in the fastest way that a step may have."""
     # Imported here: a build that can make no step still says which it is.
+    from ..extra.capabilities import find_capabilities
+    from ..extra.ways import find_ways
+
+    config, known = Config(precision=PrecisionConfig(policy=policy)), find_capabilities(device)
+    ways = [way for way in find_ways(config, known) if way.startswith("matmul")]
+    configs = [config.replace(autotune=way) for way in (NONE, *ways)]
+    return min(fastest(_matmul(each, device)) for each in configs)
+
+
+def _matmul(config: Config, device: "torch.device") -> Callable[[], object]:
+    """Rows times weights, in the form that a step of this config has them in."""
     from ..extra.capabilities import find_capabilities
     from ..extra.rules import Rules
     from ..precision import dtype
 
-    config = Config(precision=PrecisionConfig(policy=policy))
     rules = Rules(config, config.dtypes, find_capabilities(device))
     product, x = rules.product(config.dtypes.policy), torch.ones((512, 512))
     x = x.to(dtype(config.dtypes.compute))

@@ -16,19 +16,10 @@ from lockstep.formats.table import Recipe
 from lockstep.model.threefry import Key
 
 from ...model import Product
-from .. import onednn
 from .rounding import Rounding, draw
 
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 OF_ONE_PROCESS = Rounding()
-
-
-def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a (..., M, K) @ b (..., K, N) + bias (N), by the library that is fast here."""
-    whole = a.ndim == 2 and a.dtype == torch.float32 and not torch.compiler.is_compiling()
-    if whole and onednn.has_float32_library(a.device):
-        return onednn.multiply(a, b.mT, bias)
-    return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
 def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = None) -> Tensor:
@@ -38,7 +29,7 @@ def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = Non
     """
     a, b = left.numbers, right.numbers
     if a.dtype.itemsize > 1:
-        return multiply(a, b, bias)
+        return a @ b if bias is None else torch.addmm(bias, a, b)
     size = len(a), b.shape[1]
     a, b = _row_by_row(a), _row_by_row(b.mT).mT  # as cuBLAS takes them
     outside = [scale for scale in (left.scale, right.scale) if scale is not None]

@@ -1,0 +1,205 @@
+"""Speed chosen by measurement: what `--autotune auto` becomes.
+
+A twin has several ways to compute the same: attention written out or by a kernel, one library or
+another. On a CPU one layer of the model takes steps in each of them, in turns. A way is taken where
+it is faster than the framework's own for certain, and by more than `MARGIN`. The answer is kept in
+the user's cache by CPU, versions, shape and policy, and stands in the run's config.json.
+"""
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from math import comb
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__, provenance, twin
+from lockstep.config import Config, OptimConfig, PrecisionConfig
+from lockstep.config.autotune import AUTO, FLAG, NONE, parse
+from lockstep.data.batch import blank_window
+from lockstep.errors import UserError, require
+from lockstep.files import durable
+from lockstep.files.cache import cache_folder
+from lockstep.model.state import initial_state
+
+MARGIN = 1.02  # of the framework's own speed
+SECONDS, ROUNDS = 0.25, 9  # at least that long, and so many turns of each
+TOKENS, VOCAB = 2048, 256  # of a micro-batch that is measured, at most
+# What libraries read, and choose their kernels and their threads by.
+READ = ("ATEN_", "DNNL_", "MKL_", "NPROC", "OMP_", "ONEDNN_", "XLA_")
+
+Turn = Callable[[], float]  # -> seconds
+Enter = Callable[[str, Config], Turn]
+Speeds = dict[str, dict[str, float]]  # by way; the framework's own is 1
+
+
+def resolve(framework: str, config: Config, enter: Enter | None = None) -> Config:
+    """Puts what is faster here in place of `auto`, so that the run can be repeated.
+
+    Strict numerics and several devices take the framework's own ways.
+
+    Args:
+        enter: makes a turn of a contestant, for a race.
+
+    Raises:
+        UserError: a way was asked for that is not here.
+    """
+    asked = config.run.autotune
+    if asked == AUTO and (config.precision.strict or config.mesh.size > 1):
+        asked = NONE
+    if asked == NONE:
+        return config.replace(autotune=NONE)
+    ways = twin.ways(framework, config)
+    if asked == AUTO:
+        speeds = measure(framework, shrink(config), ways, enter or enter_twin) if ways else {}
+        return config.replace(autotune=choose(speeds))
+    for name, way in parse(asked).items():
+        each = f"{name}={way}"
+        require(each in ways, FLAG, asked, f"{each} is not here; use {AUTO}, {', '.join(ways)}")
+    return config
+
+
+def shrink(config: Config) -> Config:
+    """One layer on a few rows, which shows what the whole model's do."""
+    model, rows = config.model.base, min(config.optim.batch_size, TOKENS // config.model.context)
+    small: dict[str, Any] = {"model": "auto", "n_layer": 1, "dropout": 0.0, "padded_vocab": 0}
+    precision = config.precision
+    return Config(
+        model=replace(model, **small, vocab=min(model.vocab, VOCAB)),
+        precision=PrecisionConfig(policy=precision.policy, attention=precision.attention),
+        # The weights stay as they are: a loss that falls to nothing leaves subnormal numbers.
+        optim=OptimConfig(batch_size=max(1, rows), steps=10**4, warmup=0, lr=1e-30, min_lr=1e-30),
+        run=replace(config.run, init=""),
+    )
+
+
+def measure(framework: str, config: Config, ways: list[str], enter: Enter) -> Speeds:
+    """Recalls the speeds of the ways, or measures them and keeps them."""
+    of = describe(framework, config, ways)
+    try:
+        folder = cache_folder() / "autotune"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{hashlib.sha256(_to_text(of).encode()).hexdigest()[:32]}.json"
+    except OSError:  # a run needs none
+        return race(_contestants(framework, config, ways, enter))
+    if (kept := read(path)) and kept["of"] == of:
+        return kept["speeds"]
+    speeds = race(_contestants(framework, config, ways, enter))
+    try:
+        with durable.lock(folder):
+            durable.replace(path, _to_text({"of": of, "speeds": speeds}))
+    except OSError:
+        pass
+    return speeds
+
+
+def describe(framework: str, config: Config, ways: list[str]) -> dict[str, Any]:
+    """What an answer hangs on."""
+    return {
+        "framework": framework, "policy": config.precision.policy, "model": asdict(config.model),
+        "attention": config.precision.attention, "rows": config.optim.batch_size, "ways": ways,
+        "machine": describe_machine(),
+    }  # fmt: skip
+
+
+def describe_machine() -> dict[str, Any]:
+    """The CPU, what may be used of it, and the versions."""
+    used = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limits = {name: value for name, value in sorted(os.environ.items()) if name.startswith(READ)}
+    return {
+        "cpu": provenance.cpu(), "cores": used, "limits": limits,
+        "versions": {"lockstep": __version__, **provenance.versions()},
+    }  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """An answer that is kept; None where there is none, or another program's, or half of one."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        for way, speed in kept["speeds"].items():
+            parse(way)
+            assert {*speed} == {"speed", "low", "high"}
+            assert all(isinstance(value, float) for value in speed.values())
+        return kept if isinstance(kept["of"], dict) else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, UserError):
+        return None
+
+
+def answers() -> list[dict[str, Any]]:
+    """All that is kept for this machine, as it is now."""
+    try:
+        found = map(read, sorted((cache_folder() / "autotune").glob("*.json")))
+        return [kept for kept in found if kept and kept["of"]["machine"] == describe_machine()]
+    except (OSError, LookupError):
+        return []
+
+
+def _to_text(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _contestants(framework: str, config: Config, ways: list[str], enter: Enter) -> dict[str, Turn]:
+    return {way: enter(framework, config.replace(autotune=way)) for way in (NONE, *ways)}
+
+
+def enter_twin(framework: str, config: Config) -> Turn:
+    """A twin whose turn is two steps: in the first it finds its memory as it left it."""
+    runner = twin.load(framework, config)
+    runner.load(initial_state(config))
+    runner.prepare()
+    window = blank_window(config)
+
+    def step() -> float:
+        began = time.perf_counter()
+        runner.step(runner.place(window))()
+        return time.perf_counter() - began
+
+    return lambda: [step(), step()][-1]
+
+
+def race(turns: dict[str, Turn]) -> Speeds:
+    """Lets all take turns; returns the others' speeds, that of the first being 1."""
+    first, *others = turns
+    for turn in turns.values():
+        turn()  # the first step compiles, and fills caches
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < ROUNDS or sum(sum(each.values()) for each in rounds) < SECONDS:
+        order = list(turns) if len(rounds) % 2 == 0 else list(turns)[::-1]
+        rounds.append({name: turns[name]() for name in order})
+    return {name: interval([(each[name], each[first]) for each in rounds]) for name in others}
+
+
+def choose(speeds: Speeds) -> str:
+    """The fastest way of each name, where even the low end of its speed is above `MARGIN`."""
+    best: dict[str, str] = {}
+    for way, found in sorted(speeds.items(), key=lambda item: item[1]["speed"]):
+        if found["low"] > MARGIN:
+            best[way.partition("=")[0]] = way
+    return ",".join(sorted(best.values())) or NONE
+
+
+def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
+    """The speed of ours with theirs as 1: the median pair, and the 95 % interval of the median.
+
+    Order statistics, because a burst of other work in one turn says nothing of either contender.
+
+    Args:
+        turns: seconds, (ours, theirs).
+    """
+    speeds = sorted(float(theirs / ours) for ours, theirs in turns)
+    edge = outside(len(speeds))
+    return {"speed": statistics.median(speeds), "low": speeds[edge], "high": speeds[-1 - edge]}
+
+
+def outside(n: int) -> int:
+    """How many of n sorted values lie below an interval that misses the median in at most 2.5 % of
+    all cases on that side: each value is below the median as often as not."""
+    below, chance = 0, 0.5**n
+    while chance <= 0.025:
+        below += 1
+        chance += comb(n, below) * 0.5**n
+    return max(0, below - 1)

@@ -1,0 +1,408 @@
+"""`--autotune`: which way is taken, what is kept of it, and that a run has it again.
+
+No test measures: a turn takes the seconds that the test says. Each property has planted bugs.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from lockstep import provenance, twin
+from lockstep.cli import trainers
+from lockstep.config import Config, from_flags
+from lockstep.config.autotune import WAYS, parse
+from lockstep.errors import UserError
+from lockstep.files import durable
+from lockstep.run import directory
+from lockstep.train import autotune, trainer
+from lockstep.train.autotune import MARGIN, ROUNDS
+
+Patch = pytest.MonkeyPatch
+CHOOSE, INTERVAL, SHRINK = autotune.choose, autotune.interval, autotune.shrink  # none planted
+CPU = {"model": "A", "family": "1/2", "flags": [], "cores": 2}
+HERE = ["attention=reference", "attention=blocks", "matmul=onednn"]
+FAST = {"none": 1.0, "attention=reference": 0.9, "attention=blocks": 0.8, "matmul=onednn": 0.99}
+
+
+class Course:
+    """Contestants that take the seconds they are given, and who was asked to enter."""
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds, self.entered = seconds or FAST, list[str]()
+
+    def enter(self, framework: str, config: Config) -> Callable[[], float]:
+        self.entered.append(way := config.run.autotune)
+        return lambda: self.seconds[way]
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(provenance, "cpu", lambda: CPU)
+    monkeypatch.setattr(twin, "ways", lambda framework, config: HERE)
+
+
+def config(**flags: Any) -> Config:
+    return from_flags({"autotune": "auto", "device": "cpu", **flags}, accelerator=False)
+
+
+def taken(course: Course, framework: str = "torch", **flags: Any) -> str:
+    return autotune.resolve(framework, config(**flags), course.enter).run.autotune
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "autotune").iterdir())
+
+
+# --- the properties
+
+
+def check_the_fastest_is_taken(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Of each name one; of what is hardly faster, none."""
+    assert taken(Course()) == "attention=blocks"
+    slower = {way: 1.1 for way in HERE}
+    assert taken(Course({"none": 1.0, **slower}), policy="fp32") == "none"
+    both = {"none": 1.0, "attention=reference": 0.7, "attention=blocks": 0.8, "matmul=onednn": 0.5}
+    assert taken(Course(both), policy="fp16") == "attention=reference,matmul=onednn"
+
+
+def check_a_burst_decides_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A way that is as fast but for a burst of other work in a few turns of the framework's own."""
+    bursts = iter([1.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 5.0, *[1.0] * 999])
+    speeds = autotune.race({"none": lambda: next(bursts), "attention=blocks": lambda: 0.99})
+    assert speeds["attention=blocks"]["speed"] < MARGIN or autotune.choose(speeds) == "none"
+    assert autotune.choose({"attention=blocks": {"speed": 1.4, "low": 1.0, "high": 2.0}}) == "none"
+
+
+def check_turns_alternate(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A machine that grows slower with each turn makes nobody the winner."""
+    clock = iter(range(100, 100_000))
+    speeds = autotune.race({way: lambda: float(next(clock)) for way in ("none", *HERE[:1])})
+    assert autotune.choose(speeds) == "none"
+    assert speeds[HERE[0]]["low"] < 1 < speeds[HERE[0]]["high"]
+
+
+def check_an_answer_is_kept(tmp_path: Path, monkeypatch: Patch) -> None:
+    first, again = Course(), Course()
+    assert taken(first) == taken(again) == "attention=blocks"
+    assert first.entered == ["none", *HERE] and again.entered == []
+    assert len(files(tmp_path)) == 1
+    # What the answer does not hang on
+    assert taken(again, steps=7, seed=3, n_layer=2, lr=1.0, dropout=0.1) == "attention=blocks"
+    assert again.entered == []
+
+
+def check_another_question_is_asked_anew(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Another shape, policy, framework, version, CPU or limit."""
+    taken(Course())
+    changes: dict[str, Callable[[Patch], Any]] = {
+        "version": lambda m: m.setattr(provenance, "versions", lambda: {"torch": "0"}),
+        "cpu": lambda m: m.setattr(provenance, "cpu", lambda: CPU | {"family": "1/3"}),
+        "limit": lambda m: m.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
+        "threads": lambda m: m.setenv("OMP_NUM_THREADS", "7"),
+        "ways": lambda m: m.setattr(twin, "ways", lambda framework, config: HERE[1:]),
+    }
+    other = {"none": 1.0, **{way: 2.0 for way in HERE}}
+    for name, change in changes.items():
+        with pytest.MonkeyPatch.context() as patched:
+            change(patched)
+            assert taken(Course(other)) == "none", name
+    for flags in (
+        {"policy": "fp32"}, {"d_model": 256}, {"context": 256}, {"batch_size": 8},
+        {"framework": "jax"},
+    ):  # fmt: skip
+        assert taken(Course(other), **flags) == "none", flags
+    assert taken(Course(other)) == "attention=blocks"
+
+
+DAMAGED = [
+    "", "{", "[]", "null", '{"of": 3, "speeds": {}}', '{"speeds": {}}', '{"of": {}, "speeds": 3}',
+    '{"of": {}, "speeds": {"attention=blocks": {"speed": 9.0}}}',
+    '{"of": {}, "speeds": {"attention=blocks": {"speed": "9", "low": "9", "high": "9"}}}',
+    '{"of": {}, "speeds": {"attention=other": {"speed": 9.0, "low": 9.0, "high": 9.0}}}',
+]  # fmt: skip
+
+
+def check_a_damaged_file_is_written_anew(tmp_path: Path, monkeypatch: Patch) -> None:
+    taken(Course())
+    (path,) = files(tmp_path)
+    whole = path.read_text()
+    other = whole.replace('"torch"', '"jax"')  # the answer to another question
+    for text in (*DAMAGED, whole[:-9], other, whole.replace("attention=blocks", "memory=more")):
+        path.write_text(text)
+        course = Course()
+        assert autotune.answers() == [] or text == other
+        assert taken(course) == "attention=blocks" and course.entered, text
+        assert path.read_text() == whole, text
+    path.write_bytes(b"\xff\xfe")
+    assert taken(Course()) == "attention=blocks" and path.read_text() == whole
+
+
+def check_two_processes_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> None:
+    """An answer takes its place whole, and while nobody else writes one there."""
+    events = list[str]()
+    lock, replace = durable.fcntl.flock, durable.os.replace
+
+    def record(event: str, right: Callable) -> Callable:
+        return lambda *given: (events.append(event), right(*given))[1]
+
+    monkeypatch.setattr(durable.fcntl, "flock", record("waits for the others", lock))
+    monkeypatch.setattr(durable.os, "replace", record("is whole", replace))
+    monkeypatch.setattr(durable.os, "close", record("lets others in", durable.os.close))
+    taken(Course())
+    assert events[0] == "waits for the others" and events.count("is whole") == 1
+    assert events[-1] == "lets others in"
+    assert len(files(tmp_path)) == 1
+
+
+def check_a_run_needs_no_cache(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "file"))
+    assert taken(Course()) == "attention=blocks"
+    assert autotune.answers() == []
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "replace", full)
+    assert taken(Course()) == "attention=blocks"
+
+
+def check_strict_numerics_take_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    for flags in ({"numerics": "strict"}, {"mesh": "data=2"}):
+        course = Course()
+        assert taken(course, **flags) == "none" and course.entered == []
+    with pytest.raises(UserError, match="--autotune matmul=onednn: strict numerics"):
+        config(numerics="strict", autotune="matmul=onednn")
+
+
+def check_what_is_asked_for_is_not_measured(tmp_path: Path, monkeypatch: Patch) -> None:
+    course = Course()
+    for text in ("none", "attention=reference", "matmul=onednn,attention=blocks"):
+        assert taken(course, autotune=text) == text
+    with pytest.raises(UserError, match="--autotune memory=kept: memory=kept is not here; use"):
+        taken(course, autotune="memory=kept")
+    assert course.entered == []
+
+
+def check_it_is_measured_on_one_layer(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Of any configuration that has ways, with weights that stay as they are."""
+    for flags in (
+        {"model": "gpt2", "batch_size": 64, "accum": 4, "fp32_islands": "blocks.3"},
+        {"model": "1b", "formats": "blocks.9=fp32", "policy": "bf16"},
+        {"n_layer": 9, "remat": "sqrt", "lora_rank": 4, "eval_policy": "fp64", "init": "x"},
+    ):
+        small = autotune.shrink(config(**flags))
+        model = small.model
+        assert model.n_layer == 1 and model.lora_rank == 0 and model.vocab <= 256
+        assert model.context * small.optim.batch_size <= 2048 and small.optim.lr < 1e-20
+        assert model.d_model == config(**flags).model.d_model
+    assert autotune.shrink(config(policy="fp32", attention="reference")).precision.policy == "fp32"
+
+
+def check_a_run_goes_on_as_it_began(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Its config.json has the way, and --resume does not measure, unless another may be faster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCKSTEP_AUTOTUNE", raising=False)
+    course, seen = Course(), list[Config]()
+    monkeypatch.setattr(trainers.autotune, "enter_twin", course.enter)
+
+    def train(config: Config, *rest: Any, **options: Any) -> int:
+        seen.append(config)
+        return 0
+
+    def read_record(run: Path) -> directory.Record:
+        return directory.Record(config=seen[0], framework="torch", data_sha256="", details={})
+
+    monkeypatch.setattr(directory, "read_record", read_record)
+    monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.setattr(twin, "end", lambda framework, status: None)
+    begin = ["--out", "run", "--model", "tiny", "--mesh", "data=1", "--device", "cpu"]
+    assert trainers.train("torch", begin) == 0
+    assert seen[-1].run.autotune == "attention=blocks"
+    course.seconds = {"none": 1.0, **{way: 2.0 for way in HERE}}
+    (path,) = files(tmp_path)
+    path.unlink()  # as on another day, when another would have won
+    resume = ["--out", "run", "--resume"]
+    for words, expected in {
+        "": "attention=blocks",
+        "--steps 900": "attention=blocks",
+        "--autotune attention=reference": "attention=reference",
+        "--autotune auto": "none",
+    }.items():
+        assert trainers.train("torch", [*resume, *words.split()]) == 0
+        assert seen[-1].run.autotune == expected, words
+    for framework, words in (("torch", "--policy fp32"), ("torch", "--device cpu"), ("jax", "")):
+        assert trainers.train(framework, [*resume, *words.split()]) == 0
+        assert seen[-1].run.autotune == "none", words
+    monkeypatch.setenv("LOCKSTEP_AUTOTUNE", "matmul=onednn")
+    assert trainers.train("torch", [*begin[2:], "--out", "other"]) == 0
+    assert seen[-1].run.autotune == "matmul=onednn"
+
+
+CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_it_holds(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    CHECKS[name](tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("attention", "'attention' is unknown"),
+        ("attention=fast", "'attention=fast' is unknown; use attention=reference|blocks, "),
+        ("matmul=onednn,matmul=ynnpack", "has two of matmul; use one"),
+        ("", "'' is unknown"),
+        ("auto,none", "'auto' is unknown"),
+    ],
+)
+def test_a_text_that_is_none(text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        config(autotune=text)
+    assert said in str(error.value)
+
+
+def test_every_way_is_read() -> None:
+    for name, ways in WAYS.items():
+        assert [parse(f"{name}={way}") for way in ways] == [{name: way} for way in ways]
+    assert parse("auto") == parse("none") == {}
+
+
+def test_the_doctor_shows_what_is_kept() -> None:
+    from lockstep.doctor import report
+
+    taken(Course())
+    lines = list(report._autotuned(autotune.answers()))
+    assert lines[1] == "  torch bf16, width 128, 16 x 128 tokens: takes attention=blocks;"
+    assert list(report._autotuned([])) == []
+
+
+def test_a_turn_is_the_second_of_two_steps(monkeypatch: Patch) -> None:
+    clock, steps = iter([0.0, 9.0, 10.0, 12.0]), list[str]()
+
+    class Runner:
+        def load(self, state: Any) -> None: ...
+        def prepare(self) -> None: ...
+        def place(self, window: Any) -> Any: ...
+        def step(self, window: Any) -> Callable[[], None]:
+            return lambda: steps.append("waited for")
+
+    monkeypatch.setattr(twin, "load", lambda framework, config: Runner())
+    monkeypatch.setattr(autotune.time, "perf_counter", lambda: next(clock))
+    assert autotune.enter_twin("torch", autotune.shrink(config()))() == 2.0
+    assert steps == 2 * ["waited for"]
+
+
+def test_a_race_lasts() -> None:
+    """So many rounds, and for so long."""
+    for seconds, rounds in ((1.0, ROUNDS), (autotune.SECONDS / 200, 100)):
+        turn = Mock(return_value=seconds)
+        autotune.race({"none": turn, "attention=blocks": Mock(return_value=seconds)})
+        assert turn.call_count in (1 + rounds, 2 + rounds)  # of which one is not timed
+
+
+# --- the planted bugs
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    check: str
+    plant: Callable[[Patch], Any]
+
+
+def lacking(*names: str) -> Callable[[Patch], Any]:
+    """The answer does not hang on these."""
+    right = autotune.describe
+
+    def plant(patch: Patch) -> None:
+        def wrong(*given: Any) -> dict[str, Any]:
+            of = right(*given)
+            return {name: value for name, value in of.items() if name not in names}
+
+        patch.setattr(autotune, "describe", wrong)
+
+    return plant
+
+
+def lacking_of_machine(name: str) -> Callable[[Patch], Any]:
+    right = autotune.describe_machine
+    return lambda patch: patch.setattr(
+        autotune, "describe_machine", lambda: {k: v for k, v in right().items() if k != name}
+    )
+
+
+def replace_in_place(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        for character in text:
+            file.write(character)
+            file.flush()
+
+
+def first_turns_first(turns: dict[str, Callable[[], float]]) -> Any:
+    first, *others = turns
+    rounds = [{name: turn() for name, turn in turns.items()} for _ in range(ROUNDS)]
+    return {name: INTERVAL([(each[name], each[first]) for each in rounds]) for name in others}
+
+
+def choose_by_median(speeds: Any) -> str:
+    return CHOOSE({way: {**found, "low": found["speed"]} for way, found in speeds.items()})
+
+
+def choose_the_last(speeds: Any) -> str:
+    best = {way.partition("=")[0]: way for way, found in speeds.items() if found["low"] > MARGIN}
+    return ",".join(best.values()) or "none"
+
+
+def read_anything(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def set_(name: str, value: Any, owner: Any = autotune) -> Callable[[Patch], Any]:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+BUGS = [
+    Bug("no-margin", "check_the_fastest_is_taken", set_("MARGIN", 1.0)),
+    Bug("slowest", "check_the_fastest_is_taken", set_("interval", lambda turns: INTERVAL(
+        [(b, a) for a, b in turns]))),
+    Bug("last-of-a-name", "check_the_fastest_is_taken", set_("choose", choose_the_last)),
+    Bug("median-alone", "check_a_burst_decides_nothing", set_("choose", choose_by_median)),
+    Bug("same-order", "check_turns_alternate", set_("race", first_turns_first)),
+    Bug("never-kept", "check_an_answer_is_kept", set_("replace", lambda *_: None, durable)),
+    Bug("never-read", "check_an_answer_is_kept", set_("read", lambda path: None)),
+    Bug("whole-config", "check_an_answer_is_kept", set_("shrink", lambda config: config)),
+    *(Bug(f"{name}-forgotten", "check_another_question_is_asked_anew", lacking(name))
+      for name in ("policy", "model", "rows", "framework", "machine", "ways")),
+    *(Bug(f"{name}-forgotten", "check_another_question_is_asked_anew", lacking_of_machine(name))
+      for name in ("cpu", "limits", "versions")),
+    Bug("read-anything", "check_a_damaged_file_is_written_anew", set_("read", read_anything)),
+    Bug("in-place", "check_two_processes_do_no_harm", set_("replace", replace_in_place, durable)),
+    Bug("unlocked", "check_two_processes_do_no_harm", set_("lock", nullcontext, durable)),
+    Bug("measured-in-strict", "check_strict_numerics_take_nothing", set_(
+        "resolve", lambda framework, config, enter: config.replace(autotune=CHOOSE(
+            autotune.measure(framework, autotune.shrink(config), HERE, enter))))),
+    Bug("any-way", "check_what_is_asked_for_is_not_measured", set_(
+        "require", lambda *given: None)),
+    Bug("weights-move", "check_it_is_measured_on_one_layer", set_("shrink", lambda config:
+        SHRINK(config).replace(lr=1e-3))),
+    Bug("resumed-anew", "check_a_run_goes_on_as_it_began", set_(
+        "OTHER_WAYS", {"out", "steps", "policy", "device", "mesh"}, trainers)),
+    Bug("policy-changed", "check_a_run_goes_on_as_it_began", set_("OTHER_WAYS", set(), trainers)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_seen(bug: Bug, tmp_path: Path, monkeypatch: Patch) -> None:
+    bug.plant(monkeypatch)
+    with pytest.raises((AssertionError, UserError, LookupError, ValueError, pytest.fail.Exception)):
+        CHECKS[bug.check](tmp_path, monkeypatch)
