@@ -124,7 +124,8 @@ def test_a_bug_stands_in_fast_numerics(
     bug = catalogue.BY_NAME[name]
     monkeypatch.setattr(owner, function, getattr(owner, function))  # and so put back
     PLANTED[bug.framework][name]()
-    config = toy(**bug.flags, numerics="fast", context=128)
+    told = {"context": 128, "autotune": "attention=blocks"}
+    config = toy(**bug.flags, numerics="fast", **told)
     loss, _ = start(bug.framework, config).loss_and_grads(blank_window(config).select(0))
     assert np.isfinite(loss)
 
