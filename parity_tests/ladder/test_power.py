@@ -124,7 +124,7 @@ def test_a_bug_stands_in_fast_numerics(
     bug = catalogue.BY_NAME[name]
     monkeypatch.setattr(owner, function, getattr(owner, function))  # and so put back
     PLANTED[bug.framework][name]()
-    told = {"context": 128, "autotune": "attention=blocks"}
+    told: dict[str, Any] = {"context": 128, "autotune": "attention=blocks"}
     config = toy(**bug.flags, numerics="fast", **told)
     loss, _ = start(bug.framework, config).loss_and_grads(blank_window(config).select(0))
     assert np.isfinite(loss)

@@ -150,7 +150,11 @@ def check_two_processes_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> None:
     lock, replace = durable.fcntl.flock, durable.os.replace
 
     def record(event: str, right: Callable) -> Callable:
-        return lambda *given: (events.append(event), right(*given))[1]
+        def call(*given: Any) -> Any:
+            events.append(event)
+            return right(*given)
+
+        return call
 
     monkeypatch.setattr(durable.fcntl, "flock", record("waits for the others", lock))
     monkeypatch.setattr(durable.os, "replace", record("is whole", replace))

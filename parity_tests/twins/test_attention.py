@@ -260,7 +260,8 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
 
 
 NONE = "reference (no cuDNN attention for {}, head dim 16 on {})"
-HALF, IN_BLOCKS = {"policy": "bf16"}, {"autotune": "attention=blocks"}
+HALF = {"policy": "bf16"}
+IN_BLOCKS: dict[str, Any] = {"autotune": "attention=blocks"}
 JAX_NAMES: list[tuple[dict[str, Any], str, str]] = [  # flags, device, the name of what runs
     (HALF, "kernels", "cudnn"),
     ({"policy": "fp16", "attention": "fused"}, "kernels", "cudnn"),
@@ -332,7 +333,8 @@ def test_no_blocks_and_no_triton_where_tokens_are_masked() -> None:
     ],
 )
 def test_torch_on_a_cpu_attends_as_it_is_told(flags: dict[str, Any], expected: str) -> None:
-    config = toy(**{"policy": "bf16", "numerics": "fast", "context": 128} | flags)
+    given: dict[str, Any] = {"policy": "bf16", "numerics": "fast", "context": 128, **flags}
+    config = toy(**given)
     known = torch_ref.extra.capabilities.find_capabilities(torch.device("cpu"))
     describe = partial(torch_ref.extra.attention.describe_attention, config, torch.device("cpu"))
     assert describe(known) == expected
