@@ -23,6 +23,7 @@ from lockstep.config.tensors import shapes, trains
 from lockstep.errors import require
 from lockstep.formats.table import RECIPES
 
+ADDED = {"run": {"autotune": autotune.NONE}}  # by section, what release 0.1.0 did not write
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
 
 
@@ -208,6 +209,7 @@ class Config:
         parts = {}
         for name, kind in kinds.items():
             types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-            require_fields(f"config {name}", sections[name], types)
-            parts[name] = kind(**sections[name])  # type: ignore[operator]
+            fields = {**ADDED.get(name, {}), **sections[name]}
+            require_fields(f"config {name}", fields, types)
+            parts[name] = kind(**fields)  # type: ignore[operator]
         return cls(**parts)

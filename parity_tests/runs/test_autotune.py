@@ -281,6 +281,16 @@ def test_every_way_is_read() -> None:
     assert parse("auto") == parse("none") == {}
 
 
+def test_a_config_of_before_takes_no_way() -> None:
+    written = config(autotune="attention=blocks").to_json()
+    assert Config.from_json(written).run.ways == {"attention": "blocks"}
+    del written["run"]["autotune"]
+    assert Config.from_json(written).run.ways == {}
+    del written["run"]["device"]
+    with pytest.raises(UserError, match="config run device: missing"):
+        Config.from_json(written)
+
+
 def test_the_doctor_shows_what_is_kept() -> None:
     from lockstep.doctor import report
 
