@@ -335,7 +335,8 @@ BUGS: list[Bug] = [
     ),
     _bug("torch", 9, "fused-sees-documents", "a fused kernel sees all documents", **PACKED),
     # fast numerics
-    _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first"),
+    _bug("jax", 9, "blocks-forget-their-place", "each causal block is masked as if it stood first",
+         **BF16),
     _bug("torch", 9, "blocks-masked-as-first", "each causal block is masked as if it stood first",
          **BF16),
     _bug("torch", 9, "fused-sees-all", "fused attention without its causal mask"),

@@ -31,13 +31,9 @@ COUNTERS = ("step", "updates", "loss_scale", "good_steps")  # of a state
 HIGH_SCALE = 2.0**20
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
-# What fast numerics may take on a CPU (`--autotune`), and what the framework does by itself: each
-# of it is run under some policy.
-WAYS = {
-    "jax": {"bfloat16": "attention=blocks,matmul=ynnpack"},
-    "torch": {"bfloat16": "attention=blocks", "float32": "matmul=onednn"},
-}
-OTHERWISE = {"jax": "attention=blocks", "torch": NONE}
+# What fast numerics may take on a CPU (`--autotune`), by the dtype of products; a twin leaves out
+# what it has not. Under the other policies they take the framework's own ways.
+WAYS = {"bfloat16": "attention=blocks,matmul=ynnpack", "float32": "matmul=onednn"}
 
 
 def curves(case: Case) -> Iterator[Finding]:
@@ -58,10 +54,10 @@ def fast(case: Case) -> Iterator[Finding]:
     same |= {"layers": "unroll", "steps": 12}  # a policy's rows share their answers
     same |= {"n_layer": 3 if case.config.recipes else 2}
     strict = case.replace(numerics="strict", **same)
+    ways = WAYS.get(case.config.precision.roles.compute, NONE)
+    loose = strict.replace(numerics="fast", autotune=ways)
     for side in case.sides:
-        ways = WAYS[side.framework].get(case.config.precision.roles.compute)
-        chosen = strict.replace(numerics="fast", autotune=ways or OTHERWISE[side.framework])
-        slow, quick = (train_program(side, each) for each in (strict, chosen))
+        slow, quick = (train_program(side, each) for each in (strict, loose))
         yield from compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
 
 
