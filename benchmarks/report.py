@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, laws, matmul, speed
+from benchmarks import cuda_grid, inductor, laws, matmul, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
@@ -48,7 +48,7 @@ def kind_of(name: str, row: Result) -> str:
         return "speed"
     if "pair" in row:
         return "public-ports"
-    return "cuda-grid" if "wrong" in row else ""
+    return "cuda-grid" if "wrong" in row else "inductor" if "broken" in row else ""
 
 
 def split(rows: Rows) -> dict[str, Rows]:
@@ -67,6 +67,7 @@ def make(kind: str, rows: Rows) -> str:
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.markdown(listed),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
+        "inductor": lambda: inductor.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),
         "parity": lambda: table_of_rungs(listed),
         "public-ports": lambda: public_table.markdown(listed),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from benchmarks import cuda_grid, speed
+from benchmarks import cuda_grid, inductor, speed
 from benchmarks.cells import SMALL, TOY, Cell, Flags
 from benchmarks.experiments import EXPERIMENTS, frame
 from benchmarks.jobs import LIMIT, Job
@@ -203,6 +203,14 @@ def public_ports(device: str) -> list[Job]:
     return public.jobs()
 
 
+def compiled(device: str) -> list[Job]:
+    return [
+        Job(name=inductor.name_of(*cell), work="benchmarks.inductor:measure", device=cell[0],
+            given=dict(zip(("device", "flags"), cell)))
+        for cell in inductor.CELLS
+    ]  # fmt: skip
+
+
 SUITES: dict[str, Suite] = {
     "smoke": Suite("does it run at all, in three minutes", smoke),
     "cpu": Suite("what two hours on two cores can tell", cpu),
@@ -215,6 +223,7 @@ SUITES: dict[str, Suite] = {
     "growth": Suite("memory and time against depth, length, batch and N", laws),
     "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
+    "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced", compiled),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import weakref
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -65,6 +65,22 @@ class Storage(NamedTuple):
 class OperationTrace(TorchDispatchMode):
     """Records while it is the current mode."""
 
+    current: "OperationTrace | None" = None
+    recomputing = False  # said by a program that Inductor has written
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Lets programs run that torch.compile has made."""
+        return True
+
+    def __enter__(self) -> Self:
+        OperationTrace.current = self
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        OperationTrace.current = None
+        super().__exit__(*raised)
+
     def __init__(self, target: Target, parts: StepParts) -> None:
         super().__init__()
         self.target, self.parts = target, parts
@@ -87,13 +103,19 @@ class OperationTrace(TorchDispatchMode):
             # `.item()`: of Adam's count, or of the flag that says that nothing overflowed
             return float(storage_key(args[0]) in self.counts)
         out = func(*args, **(kwargs or {}))
-        ins, outs = _tensors((args, kwargs)), _tensors(out)
+        given = {name: x for name, x in (kwargs or {}).items() if name != "out"}
+        ins, outs = _tensors((args, given)), _tensors(out)
         self._record(func.overloadpacket.__name__, func, ins, outs, args)
-        given = {storage_key(x) for x in ins}
+        known = {storage_key(x) for x in ins}
         for x in outs:
-            if storage_key(x) not in given:
+            if storage_key(x) not in known:
                 self.keep(x)
         return out
+
+    def launch(self, name: str, moved: int, *, atomic: bool) -> None:
+        """Records a kernel that Inductor has written."""
+        self.atomics[name] += atomic
+        self.kernels.append(Kernel(f"{phase()} {name}", "rest", 0, "", moved, 1))
 
     def keep(self, x: Tensor) -> None:
         """Counts a storage for as long as it lives."""
@@ -201,7 +223,7 @@ class OperationTrace(TorchDispatchMode):
         return {
             "matmuls": gather_matmuls(self.matmuls), "attention": self.attention,
             "operations": [Operation(*key, n) for key, n in sorted(self.operations.items())],
-            "atomics": dict(self.atomics), "kernels": self.kernels,
+            "atomics": dict(+self.atomics), "kernels": self.kernels,
             "collectives": self.collectives,
         }  # fmt: skip
 
@@ -211,7 +233,13 @@ def phase() -> str:
     function again."""
     if torch._C._current_graph_task_id() == -1:
         return FORWARD
-    return RECOMPUTED if torch.is_grad_enabled() else BACKWARD
+    again = OperationTrace.recomputing or torch.is_grad_enabled()
+    return RECOMPUTED if again else BACKWARD
+
+
+def recompute(begins: bool) -> None:
+    """Says that recomputation begins or ends, where gradients are never on."""
+    OperationTrace.recomputing = begins
 
 
 def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:

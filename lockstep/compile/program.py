@@ -1,7 +1,8 @@
 """The facts of one training step on a device that is not here, the same of either twin.
 
 Nothing here is measured. JAX's facts are read from the program that XLA compiled for the device;
-torch's are those of the operations that its step dispatches on fake CUDA tensors.
+torch's are those of the operations that its step dispatches on fake CUDA tensors, under `--compile`
+with the kernels that Inductor writes.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ PARTS = ("weights", "moments", "accumulators", "gathered", "gradients", "activat
          "workspace")  # fmt: skip
 GROUPS = ("matmuls", "attention", "rest")  # of kernels; attention where it is fused
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+INDUCTOR = "compiled by Inductor for"
 FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
 
@@ -101,7 +103,7 @@ class Collective:
 @dataclass(frozen=True, kw_only=True)
 class Program:
     framework: str
-    how: str  # "compiled for" or "traced for"
+    how: str  # "compiled for", "traced for", or `INDUCTOR`
     versions: dict[str, str]
     attention_asked: str  # what the twin decided before it ran
     seconds: float
@@ -116,6 +118,11 @@ class Program:
     collectives: list[Collective] = field(default_factory=list)
     switches: dict[str, str] = field(default_factory=dict)
     tensor_cores: dict[str, int] = field(default_factory=dict)  # instructions in XLA's own kernels
+
+    @property
+    def by_inductor(self) -> bool:
+        """True where Inductor wrote the program: it decides itself what is recomputed."""
+        return self.how == INDUCTOR
 
     @property
     def flops(self) -> int:

@@ -99,6 +99,8 @@ def _attention(program: Program) -> str:
 
 
 def _precise(program: Program) -> str:
+    if not program.operations:
+        return "operations whose precision matters: not seen inside of Inductor's kernels"
     by_dtype: dict[str, list[str]] = {}
     for operation in program.operations:
         by_dtype.setdefault(operation.dtype, []).append(f"{operation.name} {operation.times}")

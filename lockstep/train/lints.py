@@ -67,13 +67,11 @@ def _costly_loop(config: Config, framework: str) -> Iterator[str]:
 
 
 def _predictable(config: Config, framework: str) -> bool:
-    """True of what the formulas were fitted to: one device, and all weights trained under a plain
-    policy, not compiled by Inductor. (And to fused attention.)"""
+    """True of what the formulas are for: one device, and all weights trained under a plain policy.
+    (And fused attention.)"""
     plain = config.precision.policy in FITTED and len(config.dtypes.kinds) == 1
     whole = len(config.trained) == len(params.shapes(config.model))
-    compiled = framework == "torch" and config.execution.compile
-    known = framework in FRAMEWORKS and not compiled
-    return plain and whole and known and config.mesh.size == 1
+    return plain and whole and framework in FRAMEWORKS and config.mesh.size == 1
 
 
 def _setting(config: Config, framework: str, device: str) -> AsTold:
@@ -82,6 +80,7 @@ def _setting(config: Config, framework: str, device: str) -> AsTold:
         framework=framework, ampere=known is None or counts_as_ampere(known),
         policy=config.precision.policy, remat=config.execution.remat,
         rows=config.optim.batch_size, accum=config.optim.accum,
+        compiled=framework == "torch" and config.execution.compile,
         loss_chunks=config.execution.loss_chunks, in_loop=scans_layers(config),
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_a_loop_without_remat() -> None:
 
 @pytest.mark.parametrize("flags", [
     {"numerics": "strict"}, {"policy": "fp64"}, {"policy": "fp8"}, {"mesh": "fsdp=2"},
-    {"fp32_islands": "head"}, {"lora_rank": 2}, {"compile": True},
+    {"fp32_islands": "head"}, {"lora_rank": 2}
 ], ids=lambda flags: next(iter(flags)))  # fmt: skip
 def test_nothing_is_predicted_of_what_no_formula_knows(flags: dict[str, Any]) -> None:
     assert before("torch", FEW) and before("torch", FEW | flags) == []
