@@ -45,7 +45,10 @@ def costly_loop(program: Program, config: Config, ask: Ask) -> Iterator[str]:
 
 
 def large_logits(program: Program, config: Config, ask: Ask) -> Iterator[str]:
-    """Logits of a micro-batch that are the largest part of the peak, where chunks lower it."""
+    """Logits of a micro-batch that are the largest part of the peak, where chunks lower it; one of
+    several devices has no chunks."""
+    if config.mesh.size > 1:
+        return
     logits, cut = program.parts.get("logits", 0), with_flags(config, loss_chunks="auto")
     largest = logits >= max(program.parts.values(), default=0)
     if not largest or config.chunks > 1 or cut.chunks == 1:

@@ -63,11 +63,16 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
         names.append(FIRST)
     elif _even(shape, s) < shape.n_layer:
         names.append(SEGMENT)
-    sums = {"accumulators": BYTES[s.roles.param] * shape.weights * (s.accum > 1)}
-    return {
-        moment: weights(shape, s, moment) | _activations(shape, s, moment, constants) | sums
+    width = BYTES[s.roles.param]
+    found = {
+        moment: weights(shape, s, moment) | _activations(shape, s, moment, constants)
+        | {"accumulators": width * shape.weights * (s.accum > 1)}
         for moment in names
-    }
+    }  # fmt: skip
+    if mesh.data > 1:  # the look-up's gradient, whole zeros from the loss on
+        for moment in (LOSS, LAST):
+            found[moment]["gradients"] += width * shape.head_weights
+    return found
 
 
 def _shared(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:

@@ -70,6 +70,7 @@ def test_logits_that_chunks_would_cut() -> None:
     assert find(LOGITS, program, make(10**11)) == []  # something else is as large then
     assert find(LOGITS | {"loss_chunks": "auto"}, program, make(1)) == []
     assert find({"model": "tiny"}, program, make(1)) == []  # one chunk by auto
+    assert find(LOGITS | {"mesh": "fsdp=2"}, program, make(1)) == []  # which has no chunks
 
 
 def test_logits_that_are_not_the_largest_part() -> None:

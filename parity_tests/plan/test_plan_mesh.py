@@ -13,20 +13,24 @@ from lockstep.plan.shape import Shape
 from lockstep.plan.terms import Moments
 from parity_tests.plan.plans import setting
 
-# Relative to a program's peak: what is too low costs a crash, what is too high a smaller batch.
-LOWEST, HIGHEST, MEDIAN = -0.02, {"torch": 0.03, "jax": 0.10}, 0.02
+# Relative to a program's peak: what is too low costs a crash, what is too high a smaller batch. XLA
+# has the look-up's zeros, or what a block recomputes, at another moment than in the programs that
+# were counted; below a GB that is much.
+LOWEST, HIGHEST, MEDIAN = {"torch": -0.02, "jax": -0.05}, {"torch": 0.03, "jax": 0.12}, 0.02
+LEAST = 1e9  # bytes
 
 
-def errors(framework: str) -> dict[str, float]:
-    return {known.name: known.memory_error for known in programs.on_meshes(framework)}
+def errors(framework: str, least: float = 0) -> dict[str, float]:
+    found = programs.on_meshes(framework)
+    return {known.name: known.memory_error for known in found if known.row["peak"] >= least}
 
 
-@pytest.mark.parametrize(("framework", "least"), [("torch", 90)])
-def test_the_plan_is_what_a_program_keeps(framework: str, least: int) -> None:
-    found = errors(framework)
-    assert len(found) >= least
+@pytest.mark.parametrize(("framework", "least", "count"), [("torch", 0, 90), ("jax", LEAST, 12)])
+def test_the_plan_is_what_a_program_keeps(framework: str, least: float, count: int) -> None:
+    found = errors(framework, least)
+    assert len(found) >= count
     worst, best = min(found, key=lambda n: found[n]), max(found, key=lambda n: found[n])
-    assert found[worst] >= LOWEST, worst
+    assert found[worst] >= LOWEST[framework], worst
     assert found[best] <= HIGHEST[framework], best
     assert abs(statistics.median(found.values())) < MEDIAN
 
@@ -78,7 +82,7 @@ def test_without_a_term_a_program_is_predicted_too_low(
                 for moment, found in known(model, s, mesh).items()}  # fmt: skip
 
     monkeypatch.setattr(memory, "moments", without)
-    assert min(errors("torch").values()) < LOWEST - 0.02
+    assert min(errors("torch").values()) < LOWEST["torch"] - 0.02
 
 
 def test_the_peak_of_one_device_is_not_that_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
