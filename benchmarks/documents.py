@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import ladder, lesson, programs, published, report
+from benchmarks import frameworks, ladder, lesson, programs, published, report
 from benchmarks.experiments import RECORDED
 from benchmarks.jobs import relative_path, say
 from lockstep import results
@@ -186,6 +186,7 @@ def print_plan() -> str:
 # Tables that are not rows of one file.
 MADE: dict[str, Callable[[], str]] = {
     "plan_example": print_plan,
+    **frameworks.TABLES,
     "plan_programs": programs.table,
     "plan_meshes": programs.table_of_meshes,
     "published_groups": published.table_of_groups,
