@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import frameworks, ladder, lesson, programs, published, report
+from benchmarks import frameworks, ladder, lesson, programs, published, rates, report
 from benchmarks.experiments import RECORDED
 from benchmarks.jobs import relative_path, say
 from lockstep import results
@@ -189,7 +189,7 @@ MADE: dict[str, Callable[[], str]] = {
     **frameworks.TABLES,
     "plan_programs": programs.table,
     "plan_meshes": programs.table_of_meshes,
-    "published_groups": published.table_of_groups,
+    "published_groups": rates.table,
     "published_worst": published.table_of_worst,
     "published_others": published.table_of_others,
     "published_reasons": published.table_of_reasons,

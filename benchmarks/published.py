@@ -1,41 +1,36 @@
-"""`lockstep plan` held against published runs: `python -m benchmarks.published --fit`.
+"""`lockstep plan` held against published runs.
 
 `benchmarks/results/published.csv` has the runs: facts and their sources, one run a line. This
-module says which can be compared, fits the shares of `lockstep/plan/rates.json` to some of them,
-and makes the tables of docs/plan.md.
+module says which can be compared, and makes the tables of docs/plan.md; `benchmarks/rates.py` fits
+the plan's shares to them.
 """
 
 import csv
-import json
 import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from benchmarks import programs
 from lockstep import devices, results
+from lockstep.config import PRESETS, Config, ModelConfig
 from lockstep.config.mesh import Mesh
-from lockstep.exits import DONE, exit_status
-from lockstep.flags import Parser
+from lockstep.model.stacked import scans_layers
 from lockstep.plan import memory, rates, roofline, shape
+from lockstep.plan.rates import Rates
 from lockstep.plan.recommend import REMAT
 from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.process import ROOT
 
 FILE = ROOT / "benchmarks" / "results" / "published.csv"
-MEASURED = ROOT / "benchmarks" / "results" / "h200.jsonl"
+MEASURED = tuple(ROOT / "benchmarks" / "results" / name
+                 for name in ("h200.jsonl", "h200-since.jsonl"))  # fmt: skip
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
-NAMES = {
-    "h200": "H200",
-    "rtx-4090": "RTX 4090",
-}  # other cards than those that an architecture's shares are of
+# Cards that take the shares of an architecture's other card.
+CARDS = {"h200": "H200", "rtx-4090": "RTX 4090"}
 MACHINE = 8  # devices of one machine
 SEVERAL = "several machines"
 FAMILIES = ("gpt", "llama")
@@ -85,6 +80,8 @@ class Point:
             f"weights: {self.weights or 'not said'}": self.weights != "float32",
             "moments: bfloat16": self.optimizer.endswith("bf16"),
             f"attention: {self.attention or 'not said'}": self.attention != "fused",
+            "attention: Triton's in float32, which JAX took before": self.kernel == "triton",
+            "layers in a loop, or not, unlike the plan's": bool(self.facts.get("other_loop")),
             "rows are shorter than said": "shorter" in self.remark,
             SEVERAL: int(self.devices) > MACHINE,
         }
@@ -127,8 +124,16 @@ class Point:
     @property
     def time_ratio(self) -> float:
         """Predicted over measured tokens/s."""
-        predicted = roofline.seconds(self.shape, self.setting, self.device, int(self.devices))
-        return self.seconds / predicted
+        return self.predict_ratio(rates.find(self.device))
+
+    def predict_ratio(self, shares: Rates) -> float:
+        """Predicted over measured tokens/s with these shares of the device's rates; a kernel of
+        attention that is slower than the twins' has its own."""
+        attention = rates.read()["kernels"].get(f"{self.architecture}, {self.kernel}")
+        shares = shares._replace(attention=attention) if attention else shares
+        return self.seconds / roofline.seconds(
+            self.shape, self.setting, self.device, int(self.devices), shares
+        )
 
     @property
     def memory_ratio(self) -> float:
@@ -150,22 +155,32 @@ def points() -> tuple[Point, ...]:
 
 def _measured_here() -> Iterable[Point]:
     """Our own runs, as columns of the file."""
-    for row in results.read(MEASURED).values():
+    for row in (row for file in MEASURED for row in results.read(file).values()):
         contender = row["cell"]["contender"]
         if contender not in OWN or "tokens_per_second" not in row:
             continue
         config = row["config"]
-        model, optim, precision = config["model"], config["optim"], config["precision"]
-        facts = dict.fromkeys(points_columns(), "")
+        model = ModelConfig(**config["model"])
+        sizes = shape.of_model(model)
+        preset = PRESETS[model.model]["n_layer"] == model.n_layer
+        remat = config["execution"]["remat"]
+        looped = contender == "jax" and scans_layers(Config.from_json(config))
+        as_planned = looped == (contender == "jax" and remat != "none")
+        optim = config["optim"]
+        facts: dict[str, Any] = dict.fromkeys(points_columns(), "")
         facts |= {
             "source": "benchmarks/results/h200.jsonl", "framework": contender,
-            "program": OWN[contender], "gpu": "h200", "devices": "1", "model": model["model"],
-            "family": "gpt", "layers": model["n_layer"], "d_model": model["d_model"],
-            "heads": model["n_head"], "kv_heads": model["n_head"], "d_mlp": 4 * model["d_model"],
-            "vocab": model["vocab"], "tied": "yes", "batch": optim["batch_size"],
-            "accum": optim["accum"], "seq": model["context"], "precision": precision["policy"],
-            "weights": "float32", "attention": "fused", "remat": config["execution"]["remat"],
-            "optimizer": "AdamW", "peak_gb": row["peak_bytes"] / 1e9, "peak_what": "allocated",
+            "program": OWN[contender], "gpu": "h200", "devices": "1",
+            "model": model.model if preset else f"{model.model} L{model.n_layer}",
+            "family": "llama" if sizes.gated else "gpt", "layers": sizes.n_layer,
+            "d_model": sizes.d_model, "heads": sizes.n_head,
+            "kv_heads": sizes.n_head * sizes.d_keys // sizes.d_queries, "d_mlp": sizes.d_mlp,
+            "vocab": sizes.vocab, "tied": "yes" if sizes.tied else "no",
+            "batch": optim["batch_size"], "accum": optim["accum"], "seq": sizes.context,
+            "precision": config["precision"]["policy"], "weights": "float32",
+            "attention": "fused", "kernel": row["about"]["attention"],
+            "remat": remat, "other_loop": "" if as_planned else "yes", "optimizer": "AdamW",
+            "peak_gb": row["peak_bytes"] / 1e9, "peak_what": "allocated",
             "tokens_per_s": row["tokens_per_second"], "remark": "measured by this project",
         }  # fmt: skip
         yield Point(facts={name: str(value) for name, value in facts.items()})
@@ -187,27 +202,7 @@ def comparable() -> list[Point]:
 
 
 def is_own(point: Point) -> bool:
-    return point.source.endswith("h200.jsonl")
-
-
-def fitting(architecture: str) -> list[Point]:
-    """The runs that an architecture's shares are fitted to: all that can be compared, published,
-    and not compiled."""
-    return [point for point in comparable() if point.architecture == architecture
-            and point.program == "eager" and not is_own(point)]  # fmt: skip
-
-
-def fit(found: list[Point]) -> tuple[float, float]:
-    """The shares of matmuls with bandwidth, and of attention, that make the relative errors'
-    squares least."""
-    rows = []
-    for point in found:
-        shards = int(point.devices)
-        at_peak = roofline.times(point.shape, point.setting, point.device, shards)
-        parts = at_peak.weights + at_peak.moved, at_peak.attention
-        rows.append([part / point.seconds for part in parts])
-    inverse = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
-    return float(1 / inverse[0]), float(1 / inverse[1])
+    return point.source.startswith("benchmarks/")
 
 
 def rms(ratios: Iterable[float]) -> float:
@@ -215,118 +210,9 @@ def rms(ratios: Iterable[float]) -> float:
     return math.sqrt(statistics.fmean(math.log(ratio) ** 2 for ratio in ratios))
 
 
-def predict_left_out(found: list[Point]) -> list[float]:
-    """Each run's ratio with shares fitted to the runs of all other models."""
-    ratios = []
-    for name in sorted({point.model for point in found}):
-        shares = fit([point for point in found if point.model != name])
-        ratios += [_ratio(point, shares) for point in found if point.model == name]
-    return ratios
-
-
-def _ratio(point: Point, shares: tuple[float, float]) -> float:
-    """Predicted over measured tokens/s with other shares than those of `rates.json`."""
-    known = rates.find(point.device)
-    other = known._replace(rest=shares[0], attention=shares[1])
-    return point.seconds / roofline.seconds(
-        point.shape, point.setting, point.device, int(point.devices), other
-    )
-
-
-def fit_all() -> dict[str, Any]:
-    """The contents of `rates.json`."""
-    shares = {name: fit(fitting(name)) for name in rates.NAMES.values()}
-    fitted: dict[str, dict[str, Any]] = {}
-    crossed: list[float] = []
-    for name, (rest, attention) in shares.items():
-        found = fitting(name)
-        fitted[name] = {
-            "rest": round(rest, 3), "attention": round(attention, 3),
-            "error": round(rms(predict_left_out(found)), 3), "runs": len(found),
-            "how": f"eager runs on {name}s, each predicted without those of its model",
-        }  # fmt: skip
-        other = next(value for key, value in shares.items() if key != name)
-        crossed += [_ratio(point, other) for point in found]
-    single = [point for point in comparable() if roofline.attends_in_single(point.setting)]
-    unfitted = [point for point in comparable() if point.program != "eager" and point not in single
-                and point.device.capability in rates.NAMES]  # fmt: skip
-    crossed += [point.time_ratio for point in comparable()
-                if point.device.capability not in rates.NAMES]  # fmt: skip
-    largest = max(value["error"] for value in fitted.values())
-    error = round(max(largest, rms(point.time_ratio for point in unfitted)), 3)
-    fused = {"error": error, "runs": len(unfitted),
-             "how": "our runs of jax and of compiled torch on an H200"}  # fmt: skip
-    smallest = min(point.shape.weights for point in comparable())
-    return {
-        "smallest": round(smallest, -7),
-        "fitted": fitted, "attention_single": round(fit_single(single, shares), 3),
-        "errors": {
-            "compiled": fused, "jax": fused,
-            "unseen": {
-                "error": round(rms(crossed), 3), "runs": len(crossed),
-                "how": "runs on A100s with the shares of H100s, the reverse, and an RTX 4090",
-            },
-        },
-        "memory": memory_errors(),
-    }  # fmt: skip
-
-
-def memory_errors() -> dict[str, dict[str, Any]]:
-    """The lowest and highest error of each group's bytes, over its programs and our own runs;
-    compiled PyTorch, of which two peaks are known, has XLA's."""
-    errors = {group: [known.memory_error for known in found]
-              for group, found in programs.groups().items()}  # fmt: skip
-    told = {"jax": "compiled for, or run on, a device", "torch": "traced for, or run on, a device"}
-    for point in filter(is_own, points()):
-        if point.program != "compiled":  # whose bytes were counted with these peaks in sight
-            errors[point.setting.group(point.shape)].append(point.memory_ratio - 1)
-    errors["compiled"] = [error for group, found in errors.items() for error in found
-                          if group.startswith("jax") and "before ampere" not in group]  # fmt: skip
-    errors["torch mesh"] = [known.memory_error for known in programs.on_meshes("torch")]
-    compiled = "as far as XLA's bytes are off, for want of more runs"
-    return {
-        group: {"lowest": round(min(0.0, *found), 3), "highest": round(max(0.0, *found), 3),
-                "programs": len(found), "how": told.get(group.split()[0], compiled)}
-        for group, found in errors.items()
-    }  # fmt: skip
-
-
-def fit_single(found: list[Point], shares: dict[str, tuple[float, float]]) -> float:
-    """The share of float32's rate that PyTorch's attention reaches on float32 operands, from what
-    the rest of a step leaves of its time."""
-    reached = []
-    for point in found:
-        rest, _ = shares[point.architecture]
-        at_peak = roofline.times(point.shape, point.setting, point.device)
-        left = point.seconds - (at_peak.weights + at_peak.moved) / rest
-        reached.append(at_peak.attention / left)
-    return statistics.fmean(reached)
-
-
 # --- the tables of docs/plan.md
 
 WORST = 15  # rows of the table of what is off
-
-
-def table_of_groups() -> str:
-    """The error of each architecture and program, fitted and left out."""
-    lines = [["runs", "n", "median", "rms error", "rms error of runs left out"], ["---"] * 5]
-    by_name: dict[str, list[Point]] = {}
-    for point in timed(points()):
-        if not point.incomparable or point.incomparable == SEVERAL:
-            where = "" if not point.incomparable else f", {SEVERAL}"
-            own = "measured, " if is_own(point) else "published, "
-            name = f"{own}{point.program}, {NAMES.get(point.gpu, point.architecture)}{where}"
-            by_name.setdefault(name, []).append(point)
-    for name, found in sorted(
-        by_name.items(), key=lambda item: (SEVERAL in item[0], -len(item[1]))
-    ):
-        ratios = [point.time_ratio for point in found]
-        fitted = [point for point in found if point in fitting(point.architecture)]
-        left = f"{rms(predict_left_out(found)):.1%}" if fitted else "not fitted"
-        lines.append([name, str(len(found)), f"{statistics.median(ratios):.3f}",
-                      f"{rms(ratios):.1%}", left])  # fmt: skip
-    return _markdown(lines)
 
 
 def table_of_worst() -> str:
@@ -353,7 +239,7 @@ def table_of_reasons() -> str:
                    for why in point.incomparable.split("; "))  # fmt: skip
     lines = [["why (a run may have several)", "runs"], ["---", "---"]]
     lines += [[why, str(n)] for why, n in whys.most_common()]
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def table_of_peaks() -> str:
@@ -366,7 +252,7 @@ def table_of_peaks() -> str:
         lines.append([_name(point), point.peak_what, f"{float(point.peak_gb):.2f}",
                       f"{planned:.2f}", f"{point.memory_ratio:.2f}",
                       point.incomparable])  # fmt: skip
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def shared() -> dict[str, tuple[float, ...]]:
@@ -393,7 +279,7 @@ def table_of_shared() -> str:
         if "x 2048" in name and planned > card:
             sizes = [card, planned, *spared, planned - sum(spared)]
             lines.append([name, *(f"{size / 2**30:.1f}" for size in sizes)])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _kind(why: str) -> str:
@@ -407,7 +293,7 @@ def _runs(found: list[Point], column: str, head: str) -> str:
         value = str(getattr(point, column))
         lines.append([f"{point.time_ratio:.2f}", f"{float(point.tokens_per_s):,.0f}",
                       _name(point), value, point.source])  # fmt: skip
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _name(point: Point) -> str:
@@ -416,18 +302,6 @@ def _name(point: Point) -> str:
             f"{remat}, {point.devices} {point.gpu}")  # fmt: skip
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def markdown(lines: list[list[str]]) -> str:
+    """Lays out a table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = Parser(prog="python -m benchmarks.published", description=__doc__)
-    parser.add_argument("--fit", action="store_true", help=f"write {rates.FILE.name}")
-    if parser.parse_args(argv).fit:
-        rates.FILE.write_text(json.dumps(fit_all(), indent=1) + "\n", encoding="utf-8")
-    return DONE
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))

@@ -193,7 +193,7 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
 
 def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
     """How far predictions of a program are off, and on what runs that was seen."""
-    memory_error = rates.find_memory_error(s.group(model), s.program)
+    memory_error = rates.find_memory_error(model, s)
     return {"time": _time_error(model, device, s.program), "memory": memory_error}
 
 
@@ -206,7 +206,7 @@ def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
     least to the most that the prediction's known errors allow."""
     parts, s = memory.parts(model, c.setting), c.setting
     rate = s.tokens(model) / c.seconds
-    error = rates.find_memory_error(s.group(model), s.program)
+    error = rates.find_memory_error(model, s)
     time_error = rates.find_error(device, s.program, model.weights).relative
     return {
         "program": s.program, "policy": s.policy, "remat": s.remat, "rows": s.rows,

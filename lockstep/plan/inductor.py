@@ -16,11 +16,13 @@ NORMS = 2  # of a block
 # Arrays for a norm: the residual stream in the output dtype, rows in the compute dtype. Forward the
 # sum and what is added are read, the sum and the norm are written. Backward reads the norm's
 # gradient, its input and the stream's gradient; it writes the gradient, also as the next matmul
-# takes it, and the norm again; a second kernel reads for the gradients of scale and bias.
-FORWARD_NORM, BACKWARD_NORM = (2, 2), (4, 4)
-# Hidden rows of an MLP. GELU: read and write; backward its gradient and input are read, its input's
-# gradient and itself written, and the bias's gradient reads. SwiGLU has two inputs and no bias.
-FORWARD_HIDDEN, BACKWARD_HIDDEN = {False: 2, True: 3}, {False: 5, True: 6}
+# takes it; a second kernel reads for the gradients of scale and bias.
+FORWARD_NORM, BACKWARD_NORM = (2, 2), (4, 3)
+# Hidden rows of an MLP, gated or not. GELU: read and written; backward its input and its gradient
+# are read, its input's gradient is written, and read for the bias's. SwiGLU has two inputs, keeps
+# SiLU's result beside the product, and has no bias.
+FORWARD_HIDDEN, BACKWARD_HIDDEN = {False: 2, True: 4}, {False: 4, True: 6}
+KEPT_HIDDEN = {False: 2, True: 4}
 LOGITS = 4  # reads for the largest and for the sum; backward one read and one write
 
 
@@ -46,9 +48,9 @@ def moved(shape: Shape, s: Setting, again: float) -> float:
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
     """Counts the bytes of each moment; see `memory.moments`.
 
-    Weights, gradients and copies are those of a step that is not compiled. A block keeps less, and
-    logits and their gradient stay in the compute dtype. A recomputed block has inside what XLA's
-    has.
+    Weights, gradients and copies are those of a step that is not compiled. A block keeps less;
+    logits and their gradient, in one buffer, stay in the compute dtype. A recomputed block has
+    inside what XLA's has.
     """
     c, wide = BYTES[s.roles.compute], BYTES[s.roles.output]
     stream, logits = s.sizes(shape)[1:]
@@ -62,17 +64,18 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
             terms["kept"] *= one / usual
         if "inside" in terms:
             terms["inside"] = inside
-    found[LOSS]["logits"] = 2 * c * logits
+    found[LOSS]["logits"] = c * logits  # their gradient takes their place
     found[LOSS]["stream"] = (wide + 2 * c) * stream
     return found
 
 
 def _kept(shape: Shape, s: Setting) -> float:
     """Bytes for a token that a block keeps where its inputs are not enough: the residual stream
-    before each norm, one norm's rows, queries, keys and values of each head, what attends, and the
-    MLP's hidden rows before the activation; under dots all but a norm and what attends."""
+    before each norm, both norms' rows, queries, keys and values of each head, what attends, and all
+    hidden rows of the MLP; under dots the block's input and the matmuls' results."""
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
-    hidden = (1 + shape.gated) * shape.d_mlp
     if s.remat == "dots":
-        return wide * d + c * (shape.d_queries + 2 * shape.d_keys + d + hidden)
-    return 2 * wide * d + c * (4 * shape.d_queries + d + hidden)
+        results = shape.d_queries + 2 * shape.d_keys + d + (1 + shape.gated) * shape.d_mlp
+        return wide * d + c * results
+    hidden = KEPT_HIDDEN[shape.gated] * shape.d_mlp
+    return NORMS * wide * d + c * (4 * shape.d_queries + NORMS * d + hidden)

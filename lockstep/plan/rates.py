@@ -1,7 +1,8 @@
 """The shares of a data sheet's rates that training reaches, by architecture.
 
 Attention never runs at the matmuls' rate, so it has a share of its own. `rates.json` holds them:
-`python -m benchmarks.published --fit` fits them to published runs (docs/plan.md) and writes them.
+`python -m benchmarks.published --fit` fits them to published runs, and what those do not tell to
+our own on an H200 (docs/plan.md), and writes them.
 """
 
 import json
@@ -10,24 +11,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.devices import Device
+from lockstep.plan.setting import Setting
+from lockstep.plan.shape import Shape
 
 FILE = Path(__file__).parent / "rates.json"
 # NVIDIA's compute capabilities of which there are published runs: A100, and H100 with H200.
 AMPERE, HOPPER = (8, 0), (9, 0)
+MEASURED = ("none", "block")  # remat modes of which peaks of compiled PyTorch are known
 NAMES = {AMPERE: "A100", HOPPER: "H100"}
 
 
 class Rates(NamedTuple):
-    """Shares of the data sheet, and how far a prediction with them is off.
+    """The shares of a data sheet's rates.
 
     Args:
-        rest: of the rate of matmuls, and of the bandwidth.
-        attention: of the rate of matmuls in 16 bit, in a fused kernel.
+        rest: of the rate of matmuls on units for matrices, and of the bandwidth.
+        attention: of the rate of matmuls in 16 bit, in the kernel that the twins take: cuDNN's from
+            Hopper on, FlashAttention's before.
+        rest_single: of float32's rate.
         attention_single: of float32's rate, in PyTorch's kernel for float32.
     """
 
     rest: float
     attention: float
+    rest_single: float
     attention_single: float
 
 
@@ -60,8 +67,7 @@ def nearest(device: Device) -> tuple[int, int]:
 
 def find(device: Device) -> Rates:
     """The shares of a device."""
-    fitted = read()["fitted"][NAMES[nearest(device)]]
-    return Rates(fitted["rest"], fitted["attention"], read()["attention_single"])
+    return Rates(**read()["shares"][NAMES[nearest(device)]])
 
 
 def find_error(device: Device, program: str, weights: int) -> Error:
@@ -73,25 +79,21 @@ def find_error(device: Device, program: str, weights: int) -> Error:
     """
     if weights < read()["smallest"]:
         return Error(None, 0, "smaller than any run; what launching kernels costs is left out")
-    if device.capability not in NAMES:
-        found = read()["errors"]["unseen"]
-    elif program == "eager":
-        found = read()["fitted"][NAMES[device.capability]]
-    else:
-        found = read()["errors"][program]
-    return Error(found["error"], found["runs"], found["how"])
+    name = NAMES.get(device.capability) if device.capability else None
+    return Error(**read()["errors"][f"{name}, {program}" if name else "unseen"])
 
 
-def find_memory_error(group: str, program: str, devices: int = 1) -> dict[str, Any]:
+def find_memory_error(shape: Shape, s: Setting, devices: int = 1) -> dict[str, Any]:
     """How far the plan's bytes are off: lowest, highest, of so many programs.
 
     Args:
-        group: `Setting.group`.
-        program: `Setting.program`; compiled PyTorch has peaks of its own.
         devices: those of a mesh; of several, eager PyTorch has programs of its own.
     """
-    of_mesh = devices > 1 and program == "eager"
-    name = "compiled" if program == "compiled" else "torch mesh" if of_mesh else group
+    name = s.group(shape)
+    if s.program == "compiled":
+        name = "compiled" if s.remat in MEASURED else "compiled otherwise"
+    elif s.program == "eager" and devices > 1:
+        name = "torch mesh"
     found: dict[str, Any] = read()["memory"][name]
     return found
 

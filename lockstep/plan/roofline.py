@@ -46,12 +46,15 @@ def seconds(
         share: of the device's rates (default: those of `rates`).
     """
     share, at_peak = share or rates.find(device), times(shape, s, device, shards)
+    in_single = device.rate(s.roles.compute, s.roles.tf32) == device.single
+    rest = share.rest_single if in_single else share.rest
     attention = share.attention
     if s.written_out:  # plain matmuls
-        attention = share.rest
+        attention = rest
     elif attends_in_single(s):
         attention = share.attention_single
-    return (at_peak.weights + at_peak.moved) / share.rest + at_peak.attention / attention
+    parts = at_peak.weights / rest, at_peak.moved / share.rest, at_peak.attention / attention
+    return sum(parts)
 
 
 def bound(shape: Shape, s: Setting, device: Device) -> float:

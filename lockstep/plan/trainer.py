@@ -11,6 +11,7 @@ from lockstep.config import PRESETS, ModelConfig
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
+from lockstep.model.stacked import DEEP
 from lockstep.plan import shape
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.setting import Setting
@@ -39,7 +40,9 @@ def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> di
     found = name_model(given) | ({"mesh": str(mesh)} if mesh else {})
     found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum}
     if s.remat != "none":
-        found |= {"remat": s.remat} | ({"layers": "scan"} if s.framework == "jax" else {})
+        found["remat"] = s.remat
+    if s.framework == "jax" and (s.scanned or shape.of(given.model, None).n_layer >= DEEP):
+        found["layers"] = "scan" if s.scanned else "unroll"
     if s.loss_chunks != ALL_AT_ONCE:
         found["loss_chunks"] = s.loss_chunks
     if s.compiled:

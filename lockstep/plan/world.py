@@ -155,7 +155,7 @@ def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any
     s = c.setting
     seconds = send_seconds(shape, s, mesh, links)
     computing = c.seconds - seconds
-    error = rates.find_memory_error(s.group(shape), s.program, mesh.size)
+    error = rates.find_memory_error(shape, s, mesh.size)
     return {
         "mesh": str(mesh), "policy": s.policy, "remat": s.remat, "rows": s.rows, "accum": s.accum,
         "fits": c.fits, "bytes": c.bytes, "bytes_range": rates.range_bytes(c.bytes, error),

@@ -129,7 +129,7 @@ def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) ->
     words = ["plan", "--model", "1b", "--device", "h100", "--devices", "16"]
     assert main(words) == 0
     jax, torch, empty = capsys.readouterr().out.splitlines()[:3]
-    figures = r"[\d,]+ to [\d,]+ tokens/s ± \d%, MFU \d\d% to \d\d%, [\d.]+ GiB "
+    figures = r"[\d,]+ to [\d,]+ tokens/s ± \d+%, MFU \d\d% to \d\d%, [\d.]+ GiB "
     figures += r"\([\d.]+ to [\d.]+\) a device: "
     assert re.match(rf"jax:   {figures}python -m jax_impl.train .*--mesh data=", jax)
     assert re.match(rf"torch: {figures}torchrun .*--mesh data=", torch)
