@@ -34,6 +34,7 @@ from lockstep.config import Config, chunks
 from lockstep.data.batch import Batch, blank_window
 from lockstep.errors import UserError
 from lockstep.formats.table import HISTORY
+from lockstep_compiler.registers import find_spills
 
 FRAMEWORK = "jax"
 # libtpu looks for the TPU that it is for: on the host, in the cloud and in a lock.
@@ -88,7 +89,7 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         seconds=time.perf_counter() - began, peak=built.peak,
         kernels=[*traffic.kernels(module, target, tf32)],
         collectives=list(collectives.collectives(module, timed)),
-        parts=built.live(module, parts),
+        parts=built.live(module, parts), spills=find_spills(built.ptx),
         **xla.facts(module, asked, built.ptx, target, tf32),
     )  # fmt: skip
 

@@ -118,6 +118,7 @@ class Program:
     collectives: list[Collective] = field(default_factory=list)
     switches: dict[str, str] = field(default_factory=dict)
     tensor_cores: dict[str, int] = field(default_factory=dict)  # instructions in XLA's own kernels
+    spills: dict[str, int] = field(default_factory=dict)  # bytes of registers, by XLA's own kernel
 
     @property
     def by_inductor(self) -> bool:

@@ -11,6 +11,7 @@ from lockstep.config import Config
 
 GB = 1e9
 TOP = 10
+SPILLS = 8_192  # bytes: products spill up to 1,300 or so; docs/decisions/0084 has 104,156
 
 
 def seconds(kernel: Kernel, target: Target) -> float | None:
@@ -48,6 +49,10 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
     if program.peak > target.memory:
         over = f"{program.peak / GB:.1f} GB of {target.memory / GB:.1f}"
         found.append(f"the peak does not fit: {over}; use --remat or a smaller --batch-size")
+    for kernel, count in program.spills.items():
+        if count > SPILLS:
+            found.append(f"{kernel} spills {count:,} bytes of registers a thread: it waits for "
+                         "memory, which no figure here has")  # fmt: skip
     return found + wrong
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.compile import lints
+from lockstep.compile import lints, report, targets
 from lockstep.compile.program import FORWARD, RECOMPUTED, Matmul, Program
 from lockstep.config import Config, from_flags
 from parity_tests.tiers import tier
@@ -81,3 +81,11 @@ def test_no_lint_where_the_other_program_does_not_fit() -> None:
     assert find({"remat": "block"}, make(100, ONCE)) == []
     assert find({"layers": "scan"}, make(100)) == []
     assert find(LOGITS, make(100, logits=100)) == []
+
+
+@pytest.mark.parametrize(("count", "said"), [(8_192, False), (8_193, True)])
+def test_registers_that_spill(count: int, *, said: bool) -> None:
+    program, target = make(100), targets.find("h200")
+    program.spills["mha_backward"] = count
+    found = report.warnings(program, from_flags({}, accelerator=True), target, [])
+    assert [line.startswith("mha_backward spills 8,193 bytes") for line in found] == [True] * said
