@@ -120,7 +120,8 @@ def test_a_cpu_whose_float16_xla_cannot_compile(
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["doctor", "--policy", "fp32", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert list(told) == ["machine", "frameworks", "kinds", "policies", "findings"]
+    sections = ["machine", "frameworks", "autotuned", "kinds", "policies", "findings"]
+    assert list(told) == sections
     for name, framework in told["frameworks"].items():
         assert framework["versions"][name].startswith(told["machine"]["packages"][name])
         assert framework["unread"] == {}
