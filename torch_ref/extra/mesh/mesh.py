@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +22,9 @@ from lockstep.model.threefry import Key, fold_in
 
 from ... import loss, step
 from ...dropout import Dropout, bernoulli, seed_torch
-from ...model import GPT
+from ...model import GPT, Linear, TiedHead
 from ...optim import gradient_norms
+from ...remat import recompute
 from .processes import join, process_count, rank
 
 if TYPE_CHECKING:  # a second of CPU time, which a run on one device is spared
@@ -102,6 +104,8 @@ def distribute(model: GPT, mesh: DeviceMesh) -> nn.Module:
         return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard
 
+    if model.remat == "none":
+        spare_copies(model)
     mesh = mesh["fsdp"] if mesh["data"].size() == 1 else mesh
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -111,6 +115,24 @@ def distribute(model: GPT, mesh: DeviceMesh) -> nn.Module:
     fully_shard(model, mesh=mesh)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of views: none is written to
     return model
+
+
+def spare_copies(model: GPT) -> None:
+    """Lets no product keep its weight in the compute dtype for the backward pass."""
+    for module in model.modules():
+        if isinstance(module, (Linear, TiedHead)) and module.product is F.linear:
+            module.product = linear_without_copy
+
+
+def linear_without_copy(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, whose backward pass casts the weight again under autocast: it is gathered for
+    that anyway, and the copies of all weights would stay whole until then. Nothing is multiplied
+    again, since what the derivative needs is known before the product is."""
+    device = x.device.type
+    if not (torch.is_autocast_enabled(device) and torch.is_grad_enabled()):
+        return F.linear(x, weight, bias)
+    x = x.to(torch.get_autocast_dtype(device))
+    return recompute(F.linear, preserve_rng_state=False)(x, weight, bias)
 
 
 def is_shared(model: nn.Module) -> "TypeGuard[FSDPModule]":
