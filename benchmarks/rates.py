@@ -108,8 +108,7 @@ def fit_all() -> dict[str, Any]:
     hopper = fitted["H100"][0]
     rest_single, attention_single = fit_single(hopper)
     shares = {
-        name: {"rest": rest, "attention": attention if name != "H100"
-               else fit(measured())[1],
+        name: {"rest": rest, "attention": fit(measured())[1] if name == "H100" else attention,
                "rest_single": rest_single, "attention_single": attention_single}
         for name, (rest, attention) in fitted.items()
     }  # fmt: skip
@@ -150,8 +149,8 @@ def time_errors(fitted: dict[str, tuple[float, float]]) -> dict[str, dict[str, A
 
 
 def memory_errors() -> dict[str, dict[str, Any]]:
-    """The lowest and highest error of each group's bytes, over its programs and our own runs;
-    compiled PyTorch, of which two peaks are known, has XLA's."""
+    """The lowest and highest error of each group's bytes, over its programs and our own runs; of
+    compiled PyTorch over our runs, and in remat modes that none has over XLA's programs."""
     errors = {group: [known.memory_error for known in found]
               for group, found in programs.groups().items()}  # fmt: skip
     told = {"jax": "compiled for, or run on, a device", "torch": "traced for, or run on, a device",

@@ -1,7 +1,7 @@
 """The shares of a data sheet's rates that training reaches, by architecture.
 
 Attention never runs at the matmuls' rate, so it has a share of its own. `rates.json` holds them:
-`python -m benchmarks.published --fit` fits them to published runs, and what those do not tell to
+`python -m benchmarks.rates` fits them to published runs, and what those do not tell to
 our own on an H200 (docs/plan.md), and writes them.
 """
 
