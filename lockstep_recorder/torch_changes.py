@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from lockstep_recorder.calls import CallLog
 
 METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
-           "triu", "masked_fill")  # fmt: skip
+           "triu", "masked_fill", "clamp", "exp", "neg", "__neg__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
-             "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu")  # fmt: skip
+             "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
+             "neg")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
@@ -146,6 +147,13 @@ def _reduction(function: Any, args: Args, kwargs: Words) -> Made:
                          partial(getattr(t, other), *args, **kwargs))  # fmt: skip
 
 
+def _nothing(function: Any, args: Args, kwargs: Words) -> Made:
+    name = function.__name__.strip("_")
+    entry = "sign" if name == "neg" else "left out"
+    word = "sign" if name == "neg" else name
+    yield Change(entry, f"with its {word}", f"without its {word}", lambda: args[0])
+
+
 def _detach(function: Any, args: Args, kwargs: Words) -> Made:
     yield Change("gradient not stopped", "the gradient is stopped (detach)",
                  "the gradient is not stopped", lambda: args[0])  # fmt: skip
@@ -203,6 +211,15 @@ def _pad(function: Any, args: Args, kwargs: Words) -> Made:
         if mode != given["mode"]:
             yield Change("padding", f"padded by mode {given['mode']}", f"padded by mode {mode}",
                          _with(function, given, mode=mode))  # fmt: skip
+
+
+def _sides(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    own = tuple(given["pad"])
+    turned = tuple(n for a, b in zip(own[::2], own[1::2]) for n in (b, a))
+    if turned != own:
+        yield Change("padding", f"padded by {own}", f"padded by {turned}",
+                     _with(function, given, pad=turned))  # fmt: skip
 
 
 def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
@@ -321,7 +338,9 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((f.instance_norm, f.layer_norm), _axes), (REDUCTIONS, _reduction),
     ((tensor.detach,), _detach), ((t.var, t.std, tensor.var, tensor.std), _spread),
     ((f.linear, *CONVOLUTIONS), _bias), (CONVOLUTIONS, _kernel), ((f.embedding,), _embedding),
-    (POOLS, _pool), ((f.pad,), _pad), ((f.interpolate,), _interpolation),
+    (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
+    ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),
+    ((f.interpolate,), _interpolation),
     ((t.chunk, tensor.chunk, t.split, tensor.split), _split), ((t.cat, t.concat), _join),
     ((f.glu,), _glu), ((f.pixel_shuffle,), _shuffle),
     ((t.softmax, f.softmax, tensor.softmax), _softmax),

@@ -29,12 +29,13 @@ class Model(nn.Module):
         self.gate, self.head = nn.Linear(4, 8), nn.Linear(4, 5)
 
     def forward(self, ids, image):
-        x = self.conv(F.pad(image, (1, 1, 1, 1), mode="reflect"))
+        x = self.conv(F.pad(image, (2, 0, 1, 1), mode="reflect"))
         x = self.bn(self.up(x))
         x = F.avg_pool2d(torch.relu(F.gelu(x)), 3, 2, 1)
         x = F.interpolate(self.group(x), scale_factor=2, mode="bilinear")
         a, b = self.gate(self.inst(x).amax(3).mean(2)).chunk(2, -1)
-        return self.head(a * torch.sigmoid(b) + self.embed(ids).sum(1))
+        b = torch.stack((-b[:, 1::2], b[:, ::2]), -1).flatten(-2)
+        return self.head(a.clamp(max=0.3) * torch.sigmoid(b) + self.embed(ids).sum(1))
 
 
 def build(seed):
@@ -92,6 +93,12 @@ PLANTS = [
           [('mode="reflect"', 'mode="replicate"')]),
     Plant("padding", "between bn and group", "padding not counted, for padding counted",
           [("3, 2, 1)", "3, 2, 1, count_include_pad=False)")]),
+    Plant("padding", "before conv", "padded by (0, 2, 1, 1), for padded by (2, 0, 1, 1)",
+          [("(2, 0, 1, 1)", "(0, 2, 1, 1)")]),
+    Plant("sign", "between embed and head", "without its sign, for with its sign",
+          [("-b[:, 1::2]", "b[:, 1::2]")]),
+    Plant("left out", "between embed and head", "without its clamp, for with its clamp",
+          [("a.clamp(max=0.3)", "a")]),
     Plant("interpolation", "between group and inst", "align_corners=True, for align_corners=False",
           [('"bilinear")', '"bilinear", align_corners=True)')]),
     Plant("halves exchanged", "between embed and head", "the parts",
@@ -101,7 +108,7 @@ PLANTS = [
     Plant("padding of an embedding", "embed.weight", "each row has a gradient, for row 0 has no",
           [(", padding_idx=0", "")]),
     Plant("gradient not stopped", "what uses", "the gradient is stopped (detach)",
-          [("a * torch.sigmoid(b)", "a * torch.sigmoid(b.detach())")]),
+          [("torch.sigmoid(b)", "torch.sigmoid(b.detach())")]),
 ]  # fmt: skip
 
 
@@ -121,7 +128,7 @@ def check(reference: tuple[Trace, Path], folder: Path, changes: list[tuple[str, 
     return check_inside(trace, folder / "port.py", again=lambda: Inside(program))
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.entry}, {plant.where}")
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.entry}, {plant.cause[:30]}")
 def test_a_cause_is_found_by_doing_it_otherwise(
     plant: Plant, reference: tuple[Trace, Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ CATALOGUE = {
     "sum of operands": "a residual left out, doubled, or another; a scaled embedding",
     "rearranged": "the right values shifted, reversed, axes exchanged",
     "left out": "a value passed on unchanged",
+    "sign": "of a value, left out",
     "factor": "a constant factor",
     "rounding": "rounded to a narrower format",
     "made in float32": "a constant that is rounded",
