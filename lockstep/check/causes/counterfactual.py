@@ -26,6 +26,8 @@ OF_GRADIENTS = ("gradient not stopped", "padding of an embedding")
 FACTS = ("factor", "factor of a gradient", "factor of the loss", "left out")
 MOST = 5_000_000  # elements of the reference's tensors; more would take minutes
 ROUNDED, AS_FAR = 1e-4, 4  # a gap that may be of float32; of what moved constants move it by
+IN_FLAX = {"kernel of a convolution": " (transpose_kernel=True)",
+           "statistics of a norm": " (use_running_average)"}  # fmt: skip
 SPOTS = 8  # of a root, that must fit
 KINDS = ("input", "output", "loss", "state", "cotangent", "gradient")
 Key = tuple[str, str, str]  # entry of the catalogue, what a call did, what it does
@@ -213,7 +215,8 @@ class ChangedSide:
             return Cause(entry, text, f"{word}={eps.removeprefix('eps ')}")
         if entry == "activation":
             return Cause(entry, f"{ours} for {theirs}", lines.get(theirs, f"compute {theirs}"))
-        return Cause(entry, f"{ours}, for {theirs}", f"here: {theirs}")
+        flax = IN_FLAX.get(entry, "") if self.evidence.framework == "jax" else ""
+        return Cause(entry, f"{ours}, for {theirs}", f"here: {theirs}{flax}")
 
 
 class ReferenceSide(ChangedSide):
