@@ -27,6 +27,7 @@ class Model(nn.Module):
         self.bn, self.group = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
         self.inst = nn.InstanceNorm2d(4, affine=True)
         self.gate, self.head = nn.Linear(4, 8), nn.Linear(4, 5)
+        self.shift, self.scale = (nn.Parameter(torch.randn(4)) for _ in range(2))
 
     def forward(self, ids, image):
         x = self.conv(F.pad(image, (2, 0, 1, 1), mode="reflect"))
@@ -35,7 +36,8 @@ class Model(nn.Module):
         x = F.interpolate(self.group(x), scale_factor=2, mode="bilinear")
         a, b = self.gate(self.inst(x).amax(3).mean(2)).chunk(2, -1)
         b = torch.stack((-b[:, 1::2], b[:, ::2]), -1).flatten(-2)
-        return self.head(a.clamp(max=0.3) * torch.sigmoid(b) + self.embed(ids).sum(1))
+        b = torch.sigmoid(b + self.shift) * self.scale
+        return self.head(a.clamp(max=0.3) * b + self.embed(ids).sum(1))
 
 
 def build(seed):
@@ -95,6 +97,10 @@ PLANTS = [
           [("3, 2, 1)", "3, 2, 1, count_include_pad=False)")]),
     Plant("padding", "before conv", "padded by (0, 2, 1, 1), for padded by (2, 0, 1, 1)",
           [("(2, 0, 1, 1)", "(0, 2, 1, 1)")]),
+    Plant("parameter left out", "between embed and head", "shift is left out",
+          [("b + self.shift", "b + 0 * self.shift")]),
+    Plant("parameter left out", "between embed and head", "scale is left out",
+          [("* self.scale", "+ 0 * self.scale")]),
     Plant("sign", "between embed and head", "without its sign, for with its sign",
           [("-b[:, 1::2]", "b[:, 1::2]")]),
     Plant("left out", "between embed and head", "without its clamp, for with its clamp",
@@ -108,7 +114,7 @@ PLANTS = [
     Plant("padding of an embedding", "embed.weight", "each row has a gradient, for row 0 has no",
           [(", padding_idx=0", "")]),
     Plant("gradient not stopped", "what uses", "the gradient is stopped (detach)",
-          [("torch.sigmoid(b)", "torch.sigmoid(b.detach())")]),
+          [("torch.sigmoid(b ", "torch.sigmoid(b.detach() ")]),
 ]  # fmt: skip
 
 

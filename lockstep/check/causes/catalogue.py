@@ -16,6 +16,7 @@ CATALOGUE = {
     "rearranged": "the right values shifted, reversed, axes exchanged",
     "left out": "a value passed on unchanged",
     "sign": "of a value, left out",
+    "parameter left out": "a bias or a gain of a module's own",
     "factor": "a constant factor",
     "rounding": "rounded to a narrower format",
     "made in float32": "a constant that is rounded",

@@ -5,15 +5,15 @@ fed the reference's own values, so that a root is judged by itself.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from lockstep.check.causes.evidence import FITS, Cause, Evidence
 from lockstep.check.causes.functions import LINES
 from lockstep.check.locate import Root
-from lockstep.check.modules import Calls, call_of
+from lockstep.check.modules import Calls, call_of, module_of
 from lockstep.check.rungs import Pieces, Spot, by_piece
 from lockstep.check.tapes import Asked
 from lockstep.errors import UserError
@@ -39,9 +39,10 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
     size = sum(x.size for x in evidence.reference.weights.values())
     if size > MOST or not evidence.trial.isolated or not any(map(is_open, isolated)):
         return
+    if evidence.again:
+        _explain_by_weights(ReferenceSide(evidence, evidence.again()), isolated)
     for side in _sides_of(evidence):
-        with suppress(UserError):  # the verdict stands
-            _explain_by(side, isolated)
+        _explain_by(side, isolated)
 
 
 def _sides_of(evidence: Evidence) -> "Iterator[ChangedSide]":
@@ -82,6 +83,19 @@ def _rounded_sides(evidence: Evidence) -> "Iterator[ChangedSide]":
         side = ReferenceSide(evidence, evidence.again())
         side.start()
         yield side
+
+
+def _explain_by_weights(side: "ReferenceSide", roots: list[Root]) -> None:
+    """Parameters that the port leaves out: zero of what is added, one of what multiplies."""
+    open_ones = [root for root in roots if is_open(root) and root.direction == "forward"]
+    side.start()
+    for root in open_ones:
+        for name, value in product(side.own_parameters(root), (0.0, 1.0)):
+            seen = side.run(weights={name: value})
+            if seen is not None and side.explains(root, seen):
+                root.entry, root.cause = "parameter left out", f"{name} is left out"
+                root.remedy = f"use {name} here"
+                break
 
 
 def _explain_by(side: "ChangedSide", roots: list[Root]) -> None:
@@ -172,15 +186,21 @@ class ChangedSide:
         """Weights and batch."""
         return {k: x for k, x in self.given().items() if not k.startswith("forced/")}
 
-    def run(self, key: Key | tuple[()] = (), *, nudges: bool = False) -> Arrays | None:
+    def run(
+        self, key: Key | tuple[()] = (), *, nudges: bool = False,
+        weights: dict[str, float] | None = None,
+    ) -> Arrays | None:  # fmt: skip
         """All values of a run with this change; None where it raises.
 
         Args:
             nudges: constants made in float32 are moved as far as their rounding may have.
+            weights: one number for all of a tensor.
         """
-        spec = self.evidence.reference.about["batch"]
+        spec, given = self.evidence.reference.about["batch"], self.given()
+        for name, value in (weights or {}).items():
+            given[f"weights/{name}"] = np.full_like(given[f"weights/{name}"], value)
         try:
-            about, seen = self.program.ask("run", self.given(), batch=spec, change=list(key),
+            about, seen = self.program.ask("run", given, batch=spec, change=list(key),
                                            nudges=nudges)  # fmt: skip
         except UserError:
             return None
@@ -226,6 +246,17 @@ class ReferenceSide(ChangedSide):
 
     def start(self) -> None:
         self.program.ask("widen", self.plain(), batch=self.evidence.reference.about["batch"])
+
+    def own_parameters(self, root: Root) -> list[str]:
+        """The vectors and numbers that belong to a root's place, and to no partner inside it."""
+        calls, paired = self.calls()
+        parents = calls.parents()
+        outer = {module_of(o) for spot in root.spots for o in self._outer(spot, calls, parents)}
+        inside = {module_of(call) for call in paired} - outer
+        owners = {call.replace("(root)", "") for call in outer - inside}
+        weights = self.evidence.reference.weights
+        small = (n for n in self.evidence.reference.about["parameters"] if weights[n].ndim < 2)
+        return [name for name in small if name.rpartition(".")[0] in owners]
 
     def given(self) -> Arrays:
         reference, calls = self.evidence.reference, self.evidence.calls
