@@ -94,6 +94,22 @@ def _norm(function: Any, args: Args, kwargs: Words) -> Made:
                          f"{name}, eps {eps:g}", _with(function, given, eps=eps))  # fmt: skip
 
 
+def _centre(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    x, axes = given["input"], tuple(range(-len(given["normalized_shape"]), 0))
+    centres = function is f.layer_norm
+    eps = given["eps"] if given["eps"] is not None else torch.finfo(x.dtype).eps
+
+    def other() -> torch.Tensor:
+        y = x if centres else x - x.mean(axes, keepdim=True)
+        y = y * torch.rsqrt((y**2).mean(axes, keepdim=True) + eps)
+        y = y if given["weight"] is None else y * given["weight"]
+        return y if given.get("bias") is None else y + given["bias"]
+
+    words = ("RMSNorm", "LayerNorm")
+    yield Change("another norm", words[centres], words[not centres], other)
+
+
 def _statistics(function: Any, args: Args, kwargs: Words) -> Made:
     given = _bound(function, args, kwargs)
     mode = "training" if function is f.batch_norm else "use_input_stats"
@@ -334,6 +350,7 @@ REDUCTIONS = {each: name for name in ("mean", "sum", "amax")
               for each in (getattr(t, name), getattr(tensor, name))}  # fmt: skip
 MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((*PLAIN, f.gelu, f.leaky_relu), _activation), (NORMS, _norm),
+    ([each for each in (f.layer_norm, getattr(f, "rms_norm", None)) if each], _centre),
     ((f.batch_norm, f.instance_norm), _statistics), ((f.group_norm,), _groups),
     ((f.instance_norm, f.layer_norm), _axes), (REDUCTIONS, _reduction),
     ((tensor.detach,), _detach), ((t.var, t.std, tensor.var, tensor.std), _spread),
