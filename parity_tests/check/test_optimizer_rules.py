@@ -73,6 +73,8 @@ TORCH: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             {"rule": "SGD", "momentum": 0.9, "Nesterov": True}),
     "AdamW": (lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=0.1),
               {"rule": "Adam", "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}),
+    "AMSGrad": (lambda p: torch.optim.Adam(p, 1e-3, amsgrad=True),
+                {"rule": "Adam", "largest square (AMSGrad)": True}),
     "NAdam": (lambda p: torch.optim.NAdam(p, 1e-3), {"rule": "NAdam", "momentum decay": 0.004}),
     "RMSprop": (lambda p: torch.optim.RMSprop(p, 1e-2, eps=0.01, momentum=0.9),
                 {"rule": "RMSprop", "decay": 0.99, "eps": 0.01, "eps is": "outside the root",

@@ -57,6 +57,9 @@ def rules() -> Iterator[Options]:
         if (corrected or place != BEFORE) and (b1 or (corrected and place != BEFORE)):
             yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": place,
                    "bias correction": corrected}  # fmt: skip
+    for b1, b2, eps in product(FIRST[:3], SECOND, EPSILONS):
+        yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": OUTSIDE,
+               "bias correction": True, "largest square (AMSGrad)": True}  # fmt: skip
     for (b1, b2), eps, decay in product(
         ((0.9, 0.999), (0.9, 0.99), (0.95, 0.999)), EPSILONS, (0.0, 0.004)
     ):
@@ -160,7 +163,7 @@ def _sgd(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
 def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
     m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
     b1, b2, eps = options["beta1"], options["beta2"], options["eps"]
-    form = options.get("moments")
+    form, most = options.get("moments"), v
     for step, g in enumerate(grads, 1):
         if form == BF16[0]:  # the second is as wide as the weights
             m, v = _bf16(_bf16(b1) * m) + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -168,15 +171,16 @@ def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
         if form == BF16[1]:
             m, v = _bf16(m), _bf16(v)
+        most = np.maximum(most, v) if options.get("largest square (AMSGrad)") else v
         first = 1 - b1**step if options["bias correction"] else 1.0
         second = 1 - b2**step if options["bias correction"] else 1.0
         with np.errstate(all="ignore"):
             if options["eps is"] == INSIDE:
-                yield m / first / np.sqrt(v / second + eps)
+                yield m / first / np.sqrt(most / second + eps)
             elif options["eps is"] == BEFORE:
-                yield m / first / (np.sqrt(v) + eps) * np.sqrt(second)
+                yield m / first / (np.sqrt(most) + eps) * np.sqrt(second)
             else:
-                yield m / first / (np.sqrt(v / second) + eps)
+                yield m / first / (np.sqrt(most / second) + eps)
         m = _bf16(m) if form else m
 
 
