@@ -97,7 +97,7 @@ class Fault(NamedTuple):
 FAULTS = {
     "gelu": Fault("approximate=False", "approximate=True", "(root), after norm",
                   "GELU (tanh) for GELU (erf)"),
-    "epsilon": Fault("1e-5)", "1e-6)", "norm", "GroupNorm, eps 1e-06, for eps 1e-05"),
+    "epsilon": Fault("1e-5)", "1e-6)", "norm", "eps 1e-06, for eps 1e-05"),
     "not stopped": Fault("inner, 2)", "inner, 2, use_grad_mean=False)", "optimizer",
                          "the sum of 2 gradients, for their mean"),
     "each gradient": Fault(
