@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from lockstep.devices import Device
 from lockstep.errors import require
-from lockstep.plan import memory, roofline
+from lockstep.plan import memory, rates, roofline
 from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.plan.shape import Shape
 
@@ -31,8 +32,16 @@ def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
     needed = memory.state_bytes(shape, s.roles) + memory.step_bytes(shape, s)
     return Choice(
         setting=s, seconds=roofline.seconds(shape, s, device), bytes=needed,
-        fits=needed <= ROOM * device.memory, native=device.native(s.roles.compute, s.roles.tf32),
+        fits=fits(needed, rates.find_memory_error(shape, s), device),
+        native=device.native(s.roles.compute, s.roles.tf32),
     )  # fmt: skip
+
+
+def fits(needed: float, error: dict[str, Any], device: Device) -> bool:
+    """True where a step fits: in `ROOM` as predicted, in the whole memory at the most that the
+    prediction's known errors allow."""
+    most = rates.range_bytes(needed, error)[1]
+    return needed <= ROOM * device.memory and most <= device.memory
 
 
 def choices(

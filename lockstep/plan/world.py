@@ -14,7 +14,7 @@ from lockstep.config.policy import BYTES
 from lockstep.devices import Device
 from lockstep.errors import UserError, require, require_range
 from lockstep.plan import memory, rates, recommend, roofline, trainer
-from lockstep.plan.recommend import ALL_AT_ONCE, ROOM, SAME, Choice
+from lockstep.plan.recommend import ALL_AT_ONCE, SAME, Choice
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
@@ -142,7 +142,8 @@ def best(
         needed = memory.parts(shape, c.setting, mesh).total
         computing = roofline.seconds(shape, c.setting, device, mesh.fsdp)
         seconds = computing + send_seconds(shape, c.setting, mesh, links)
-        fits = needed <= ROOM * device.memory
+        error = rates.find_memory_error(shape, c.setting, mesh.size)
+        fits = recommend.fits(needed, error, device)
         found.append(replace(c, bytes=needed, fits=fits, seconds=seconds))
     ordered = recommend.rank(found)
     if ordered:
