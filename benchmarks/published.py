@@ -155,7 +155,7 @@ def points() -> tuple[Point, ...]:
 
 def _measured_here() -> Iterable[Point]:
     """Our own runs, as columns of the file."""
-    for row in (row for file in MEASURED for row in results.read(file).values()):
+    for name, row in ((file.name, row) for file in MEASURED for row in results.read(file).values()):
         contender = row["cell"]["contender"]
         if contender not in OWN or "tokens_per_second" not in row:
             continue
@@ -169,7 +169,7 @@ def _measured_here() -> Iterable[Point]:
         optim = config["optim"]
         facts: dict[str, Any] = dict.fromkeys(points_columns(), "")
         facts |= {
-            "source": "benchmarks/results/h200.jsonl", "framework": contender,
+            "source": f"benchmarks/results/{name}", "framework": contender,
             "program": OWN[contender], "gpu": "h200", "devices": "1",
             "model": model.model if preset else f"{model.model} L{model.n_layer}",
             "family": "llama" if sizes.gated else "gpt", "layers": sizes.n_layer,

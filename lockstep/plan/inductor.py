@@ -1,8 +1,8 @@
 """Bytes of a step of PyTorch under `--compile`, as Inductor fuses it.
 
 They are counted from what its kernels read and write, and from what it keeps for the backward pass;
-none is fitted. Peaks and times of two runs on an H200 (docs/plan.md) hold them. `moved` is the one
-place that takes other bytes, when Inductor's own schedule can be read without a device.
+none is fitted. Peaks and times of our own runs on an H200 (docs/plan.md) hold them. `lockstep
+compile --compile` traces Inductor's own program; `moved` is the one place that takes its bytes.
 """
 
 from lockstep.config.mesh import Mesh
