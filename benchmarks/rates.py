@@ -106,9 +106,10 @@ def fit_all() -> dict[str, Any]:
     """The contents of `rates.json`."""
     fitted = {name: fit(fitting(name)) for name in rates.NAMES.values()}
     hopper = fitted["H100"][0]
+    cudnn = fit_attention(measured(), hopper)
     rest_single, attention_single = fit_single(hopper)
     shares = {
-        name: {"rest": rest, "attention": fit(measured())[1] if name == "H100" else attention,
+        name: {"rest": rest, "attention": cudnn if name == "H100" else attention,
                "rest_single": rest_single, "attention_single": attention_single}
         for name, (rest, attention) in fitted.items()
     }  # fmt: skip

@@ -23,11 +23,11 @@ FORWARD_NORM, BACKWARD_NORM = (2, 2), (4, 3)
 # SiLU's result beside the product, and has no bias.
 FORWARD_HIDDEN, BACKWARD_HIDDEN = {False: 2, True: 4}, {False: 4, True: 6}
 KEPT_HIDDEN = {False: 2, True: 4}
-LOGITS = 4  # reads for the largest and for the sum; backward one read and one write
+LOGITS = 3  # read for the loss, and for the gradient, which is written
 
 
 def moved(shape: Shape, s: Setting, again: float) -> float:
-    """Bytes that kernels outside of matmuls and attention move in blocks and loss.
+    """Bytes that kernels outside of matmuls and attention move, but for the optimizer's update.
 
     Args:
         again: the share of blocks that are recomputed.
@@ -42,7 +42,16 @@ def moved(shape: Shape, s: Setting, again: float) -> float:
     biases = 0 if shape.gated else heads + 2 * d
     backward += c * (BACKWARD_HIDDEN[shape.gated] * shape.d_mlp + 2 * heads + biases + repeated)
     blocks = shape.n_layer * ((1 + again) * forward + backward)
-    return s.tokens(shape) * (blocks + LOGITS * c * shape.vocab)
+    return s.tokens(shape) * (blocks + LOGITS * c * shape.vocab) + _weights(shape, s)
+
+
+def _weights(shape: Shape, s: Setting) -> float:
+    """Bytes of weights and gradients. In each micro-batch weights are cast, and gradients cast back
+    and, of several, added; in a step the gradient's norm is read, and it is scaled."""
+    width, c = BYTES[s.roles.param], BYTES[s.roles.compute]
+    casts = 2 * (width + c) if s.roles.mixed else 0
+    added = 3 * width * (s.accum > 1)
+    return shape.weights * (s.accum * (casts + added) + 3 * width)
 
 
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:

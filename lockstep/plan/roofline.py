@@ -108,18 +108,18 @@ def moved(shape: Shape, s: Setting) -> float:
     tokens = s.tokens(shape)
     layers = range(shape.n_layer)
     again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in layers) / shape.n_layer
-    constants = memory.find_constants(shape, s, "moved")
-    weights = constants["moved weights"] * s.accum * shape.weights + update_bytes(shape, s)
     if s.compiled:
-        return inductor.moved(shape, s, again) + weights
+        return inductor.moved(shape, s, again) + update_bytes(shape, s)
+    constants = memory.find_constants(shape, s, "moved")
     wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
     numbers = {
         "moved blocks": wide, "moved again": again * wide, "moved logits": tokens * shape.vocab,
+        "moved weights": s.accum * shape.weights,
     }  # fmt: skip
     if s.written_out:
         scores = tokens * shape.n_layer * shape.n_head * shape.context
         numbers["moved scores"] = (1 + again) * scores
-    return sum(constants[name] * n for name, n in numbers.items()) + weights
+    return sum(constants[name] * n for name, n in numbers.items()) + update_bytes(shape, s)
 
 
 def update_bytes(shape: Shape, s: Setting) -> float:
