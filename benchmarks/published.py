@@ -258,23 +258,22 @@ def table_of_peaks() -> str:
 def shared() -> dict[str, tuple[float, ...]]:
     """Runs with FSDP on one machine that fit -> the card's bytes, those that the plan has for our
     own trainer, and of these what such programs do without: gradients that are whole until the last
-    micro-batch, half-precision copies of weights, and 8 of a logit's 12 bytes."""
+    micro-batch, and 8 of a logit's 12 bytes."""
     found: dict[str, tuple[float, ...]] = {}
     for point in points():
         if "FSDP" in point.framework and int(point.devices) == MACHINE and not point.predictable:
             mesh, once = Mesh(1, MACHINE), replace(point.setting, accum=1)
             planned = memory.parts(point.shape, point.setting, mesh).total
             whole = planned - memory.parts(point.shape, once, mesh).total
-            at = memory.at_peak(point.shape, once, mesh)
-            spared = whole, at.get("copies", 0.0), at.get("logits", 0.0) * 8 / 12
-            found[_name(point)] = point.device.memory, planned, *spared
+            logits = memory.at_peak(point.shape, once, mesh).get("logits", 0.0) * 8 / 12
+            found[_name(point)] = point.device.memory, planned, whole, logits
     return found
 
 
 def table_of_shared() -> str:
     """What runs with FSDP do without, in GiB: those of 2,048 tokens a row that ours is too large
     for."""
-    lines = [["run", "card", "ours", "whole gradients", "copies", "logits", "left"], ["---"] * 7]
+    lines = [["run", "card", "ours", "whole gradients", "logits", "left"], ["---"] * 6]
     for name, (card, planned, *spared) in shared().items():
         if "x 2048" in name and planned > card:
             sizes = [card, planned, *spared, planned - sum(spared)]

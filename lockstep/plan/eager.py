@@ -31,7 +31,8 @@ ALONE = Mesh()
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) -> Moments:
     """Counts the bytes of each moment on one device of a mesh; see `memory.moments`.
 
-    Autocast makes half-precision copies of weights, of which recomputed blocks keep none.
+    Autocast makes half-precision copies of weights. Recomputed blocks keep none of them, nor does
+    without remat what is gathered again for the backward pass.
     """
     wide, stream, logits = s.sizes(shape)
     width, half = BYTES[s.roles.param], BYTES[s.roles.compute] if s.roles.mixed else 0
@@ -43,9 +44,11 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) 
     kept = s.input_bytes(shape) or constants[f"kept {s.remat}"] * wide  # by one block
     inside = constants[f"inside {s.recomputed}"] * wide
     last = len(spans) + len(spans[-1]) - 1  # blocks that keep something then
-    of_blocks = casts * layers * (s.remat == "none")
+    plain = s.remat == "none"
+    of_blocks = casts * layers * (plain and mesh.fsdp == 1)
+    of_head = half * shape.head_weights
     ends = {
-        "kept": kept * len(spans), "copies": of_blocks + half * shape.head_weights,
+        "kept": kept * len(spans), "copies": of_blocks + of_head,
         "stream": constants["stream in chunks" if chunked else "stream"] * stream,
     }  # fmt: skip
 
@@ -80,6 +83,7 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) 
     first, final = len(spans[0]), len(spans[-1])
     found = {
         LOSS: ends | {"logits": constants["logits"] * logits}
+        | {"copies": of_blocks + of_head * (not plain or mesh.fsdp == 1)}
         | weights(0, head * chunked, untied),  # chunks add up the head's apart
         HEAD: ends | weights(0, head, untied + one),
         LAST: block(kept * last, max(of_blocks, casts),

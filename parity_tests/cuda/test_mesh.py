@@ -98,6 +98,20 @@ def test_the_plan_knows_what_xla_keeps_on_a_mesh(
     assert low < plan_share("jax", cell, compilers["jax"].program(cell, "h100").peak) < high
 
 
+@pytest.mark.parametrize("flags", [
+    {"model": "gpt2", "mesh": "fsdp=8", "policy": "bf16", "batch_size": 2},
+    {"model": "1b", "n_layer": 4, "mesh": "fsdp=4", "policy": "bf16", "context": 512},
+    {"model": "30m", "mesh": "fsdp=2", "policy": "fp32", "remat": "sqrt", "accum": 2},
+    {"model": "30m", "mesh": "data=4", "policy": "fp16", "remat": "block", "accum": 3},
+], ids=lambda flags: f"{flags['model']}-{flags['mesh']}")  # fmt: skip
+def test_the_plan_knows_what_torch_keeps_on_a_mesh(
+    flags: dict[str, Any], compilers: dict[str, Compiler]
+) -> None:
+    cell = from_flags(flags, accelerator=True)
+    low, high = PLANNED["torch"]
+    assert low < plan_share("torch", cell, compilers["torch"].program(cell, "h100").peak) < high
+
+
 def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None:
     """Weights, moments and gradients, by which many devices are chosen: activations are each
     device's own. Of a thousand devices, too."""
