@@ -6,6 +6,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ HERE = os.path.dirname(__file__)
 OUTSIDE = tuple(os.path.join(HERE, name) for name in ("user.py", "side_torch.py", "side_jax.py"))
 COLUMNS = 9  # of a fingerprint
 SEES_ORDER = slice(7, 9)  # the columns that change with the order of the elements
+PARAMETER, BATCH = 1, 2  # of what a value is made
 STEPS = (0.6180339887498949, 0.7548776662466927)  # of two sequences that fill an interval evenly
 
 
@@ -74,6 +76,49 @@ class Operations:
         self.steps.append(Step(name, inputs, numbers, apply, attributes, line))
         return numbers
 
+    def inputs(self, number: int) -> list[int]:
+        """Lists the values of which one is made."""
+        step = self.values[number].step
+        return self.steps[step].inputs if step >= 0 else []
+
+    @cached_property
+    def depends(self) -> list[int]:
+        """By value: PARAMETER, BATCH, or both, of which it is made."""
+        found: list[int] = []
+        for number, value in enumerate(self.values):
+            own = {"parameter": PARAMETER, "batch": BATCH}.get(value.origin, 0)
+            for n in self.inputs(number):
+                own |= found[n]
+            found.append(own)
+        return found
+
+    def is_pure(self, number: int) -> bool:
+        """Says if a value depends on parameters alone."""
+        return self.depends[number] == PARAMETER
+
+    def above(self, number: int) -> list[int]:
+        """Lists a value and all of which it is made, in order."""
+        stack, seen = [number], {number}
+        while stack:
+            for n in self.inputs(stack.pop()):
+                if n not in seen:
+                    seen.add(n)
+                    stack.append(n)
+        return sorted(seen)
+
+    def data(self) -> list[int]:
+        """Lists the values that depend on the batch and reach the loss, in order."""
+        return [n for n in self.above(self.loss) if self.depends[n] & BATCH]
+
+    def meetings(self) -> list[int]:
+        """Lists the operations at which data meets parameters."""
+        return [n for n in self.data() if any(map(self.is_pure, self.inputs(n)))]
+
+    def pure_inputs(self) -> list[int]:
+        """Lists the values that meet data and depend on parameters alone."""
+        found = [n for m in self.meetings() for n in self.inputs(m) if self.is_pure(n)]
+        return list(dict.fromkeys(found))
+
     def describe(self) -> dict[str, Any]:
         """Returns the tape as JSON."""
         told: list[dict[str, Any]] = []
@@ -103,7 +148,7 @@ class Player:
     def __init__(self, tape: Operations, make: Callable[[np.ndarray, TapeValue], Any]) -> None:
         self.tape, self.make = tape, make
         self.known: dict[int, Any] = {}
-
+        self.fixed: set[int] = set()  # what was put in, whatever it is made of
         self.users: list[list[int]] = [[] for _ in tape.values]
         for number, value in enumerate(tape.values):
             for i in set(tape.steps[value.step].inputs if value.step >= 0 else ()):
@@ -111,26 +156,38 @@ class Player:
 
     def start(self, weights: dict[str, np.ndarray]) -> None:
         """Forgets all values but the batch and the constants, and takes these parameters."""
-        self.known = {}
+        self.known, self.fixed = {}, set()
         for number, value in enumerate(self.tape.values):
             if value.origin == "parameter" and value.name in weights:
                 self.known[number] = self.make(weights[value.name], value)
             elif value.origin in ("batch", "constant"):
                 self.known[number] = value.kept
 
-    def play(self, given: dict[int, np.ndarray], targets: list[int]) -> np.ndarray:
+    def play(
+        self, given: dict[int, np.ndarray], targets: list[int],
+        also: Callable[[int, Any, np.ndarray], None] | None = None, free: Iterable[int] = (),
+    ) -> np.ndarray:  # fmt: skip
         """Puts values in and keeps what they give.
+
+        Args:
+            free: values that were put in, and are computed again.
+            also: is shown each target, its value and its fingerprint.
 
         Returns:
             A row for each target: its fingerprint.
         """
+        self.fixed -= set(free)
+        self._forget(free, self.known)
         self._put(given, self.known)
+        self.fixed |= set(given)
         rows = np.zeros((len(targets), COLUMNS))
         where = {number: row for row, number in enumerate(targets)}
 
         def look(number: int, x: Any) -> None:  # before a later step changes it in place
             if number in where:
-                rows[where[number]] = fingerprint(x)
+                rows[where[number]] = row = fingerprint(x)
+                if also:
+                    also(number, x, row)
 
         for number in [number for number in targets if number in self.known]:
             look(number, self.known[number])
@@ -146,60 +203,71 @@ class Player:
 
     def _put(self, given: dict[int, np.ndarray], known: dict[int, Any]) -> None:
         """Puts values in, and forgets what was made of the former ones."""
-        stack = [user for number in given for user in self.users[number]]
+        self._forget(given, known)
+        for number, x in given.items():
+            known[number] = self.make(x, self.tape.values[number])
+
+    def _forget(self, numbers: Iterable[int], known: dict[int, Any]) -> None:
+        """Forgets values, and what was made of them up to what was put in."""
+        stack = list(numbers)
         seen = set(stack)
         while stack:
             number = stack.pop()
             known.pop(number, None)
-            stack += [user for user in self.users[number] if user not in seen]
-            seen |= set(self.users[number])
-        for number, x in given.items():
-            known[number] = self.make(x, self.tape.values[number])
+            users = [n for n in self.users[number] if n not in seen and n not in self.fixed]
+            stack += users
+            seen |= set(users)
 
-    def label(self, names: list[str], numbers: list[int]) -> dict[str, np.ndarray]:
-        """Which element of which parameter stands where, in values that only move them.
-
-        Args:
-            names: of the parameters, whose elements are counted through in this order.
+    def label(self) -> dict[int, np.ndarray]:
+        """Finds which element of which parameter stands where, in the values at which data meets
+        parameters; where such a value is more than elements that were moved, in those above it.
 
         Returns:
-            By number; an empty array where a value is more than elements that were moved.
+            By value: numbers of elements, which are counted through the parameters in order.
         """
-        at: dict[str, int] = {}
-        total = 0
-        for name in names:
-            value = next(v for v in self.tape.values if v.name == name)
-            at[name] = total
-            total += int(np.prod(value.shape, dtype=np.int64))
-        found = {}
-        for number in numbers:
-            try:
-                one, two = (self._labelled(number, at, total, turn) for turn in (False, True))
-                moved = np.array_equal(one, np.round(one)) and np.array_equal(two, total - one)
-            except Exception:  # an operation that takes no such values
-                moved = False
-            found[str(number)] = one if moved else np.zeros(0)
-        return found
-
-    def _labelled(self, number: int, at: dict[str, int], total: int, turned: bool) -> np.ndarray:
-        known = {n: x for n, x in self.known.items() if self.tape.values[n].origin == "constant"}
-        for n in self._roots(number):
-            value = self.tape.values[n]
+        known: tuple[dict[int, Any], ...] = ({}, {})
+        total = sum(int(np.prod(v.shape, dtype=np.int64)) for v in self._parameters().values())
+        at = 0
+        for number, value in enumerate(self.tape.values):
             if value.origin == "parameter":
                 size = int(np.prod(value.shape, dtype=np.int64))
-                labels = np.arange(size, dtype=np.float64).reshape(value.shape) + at[value.name]
-                known[n] = self.make(total - labels if turned else labels, value)
-        self._evaluate([number], known, True)
-        return np.asarray(tree.to_numpy(known[number]), np.float64)
-
-    def _roots(self, number: int) -> list[int]:
-        seen, stack = {number}, [number]
+                labels = np.arange(at, at + size, dtype=np.float64).reshape(value.shape)
+                at += size
+                for each, x in zip(known, (labels, total - labels)):
+                    each[number] = self.make(x, value)
+            elif value.origin == "constant":
+                known[0][number] = known[1][number] = value.kept
+        found: dict[int, np.ndarray | None] = {}
+        stack = self.tape.pure_inputs()
         while stack:
-            value = self.tape.values[stack.pop()]
-            inputs = self.tape.steps[value.step].inputs if value.step >= 0 else []
-            stack += [n for n in inputs if n not in seen]
-            seen |= set(inputs)
-        return [n for n in seen if self.tape.values[n].step < 0]
+            number = stack.pop()
+            if number not in found:
+                found[number] = self._labelled(number, known, total)
+                if found[number] is None:
+                    stack += [n for n in self.tape.inputs(number) if self.tape.is_pure(n)]
+        return {number: x for number, x in found.items() if x is not None}
+
+    def _parameters(self) -> dict[int, TapeValue]:
+        return {n: v for n, v in enumerate(self.tape.values) if v.origin == "parameter"}
+
+    def _labelled(
+        self, number: int, known: tuple[dict[int, Any], ...], total: int
+    ) -> np.ndarray | None:
+        """Moves labels as a value's elements are moved; None where they are more than moved."""
+        try:
+            made = []
+            for each in known:
+                own = dict(each)
+                self._evaluate([number], own, True)
+                made.append(np.asarray(tree.to_numpy(own[number]), np.float64))
+        except Exception:  # an operation that takes no such values
+            return None
+        one, two = made
+        if not (np.array_equal(one, np.round(one)) and np.array_equal(two, total - one)):
+            return None
+        labels = one.reshape(self.tape.values[number].shape).astype(np.int64)
+        once = np.unique(labels).size == labels.size
+        return labels if once else None
 
     def _evaluate(
         self, targets: list[int], known: dict[int, Any], alone: bool,
@@ -227,21 +295,74 @@ class Player:
 def fingerprint(x: Any) -> np.ndarray:
     """Describe a value: its size, what is not finite, six figures that do not see the order of its
     elements, and two that do."""
+    found = _as_reals(x)
+    if found is None:
+        return np.full(COLUMNS, np.nan)
+    x = found.ravel()
+    finite = np.isfinite(x)
+    y = x if finite.all() else np.where(finite, x, 0.0)
+    most = (y.max(), y.min()) if y.size else (0.0, 0.0)
+    return np.array([x.size, x.size - finite.sum(), y.sum(), np.abs(y).sum(), y @ y, *most,
+                     *ordered(y)])  # fmt: skip
+
+
+def ordered(x: np.ndarray) -> list[float]:
+    """Return the two figures of a fingerprint that see the order of the elements."""
+    return [float(x.ravel() @ _evenly(x.size, step)) for step in STEPS]
+
+
+def _as_reals(x: Any) -> np.ndarray | None:
+    """A value as float64; None where it is no number, such as a random key."""
     try:
         x = np.asarray(x.detach().cpu().resolve_conj() if hasattr(x, "detach") else x)
     except TypeError:
-        return np.full(COLUMNS, np.nan)  # such as a random key, which is like nothing
+        return None
     if x.dtype.kind == "c":
         x = np.abs(x) + 1e-3 * x.real
     if x.dtype.kind not in "fiub" and x.dtype.name != "bfloat16":
-        return np.full(COLUMNS, np.nan)
-    x = x.astype(np.float64).ravel()
-    finite = np.isfinite(x)
-    y = x if finite.all() else np.where(finite, x, 0.0)
-    ordered = [float(y @ _evenly(y.size, step)) for step in STEPS]
-    most = (y.max(), y.min()) if y.size else (0.0, 0.0)
-    return np.array([x.size, x.size - finite.sum(), y.sum(), np.abs(y).sum(), y @ y, *most,
-                     *ordered])  # fmt: skip
+        return None
+    return x.astype(np.float64)
+
+
+def marginals(x: Any) -> np.ndarray:
+    """Describe a value index by index, along each axis in turn: rows of a fingerprint's columns 1
+    to 6. So the fingerprint of each slice is known."""
+    found = _as_reals(x)
+    if found is None or not found.size:
+        return np.zeros((sum(np.shape(x)), COLUMNS - 3))
+    finite = np.isfinite(found)
+    y = np.where(finite, found, 0.0)
+    rows = []
+    for axis in range(y.ndim):
+        others = tuple(k for k in range(y.ndim) if k != axis)
+        columns = ((~finite).sum(others), y.sum(others), np.abs(y).sum(others),
+                   (y * y).sum(others), y.max(others), y.min(others))  # fmt: skip
+        rows.append(np.stack(columns, -1).astype(np.float64))
+    return np.concatenate([np.zeros((0, COLUMNS - 3)), *rows])
+
+
+def strides_of(labels: np.ndarray) -> list[int] | None:
+    """Describe labels as [first, step along each axis]; None where they are not so regular."""
+    if not labels.size:
+        return None
+    first = int(labels.flat[0])
+    steps = []
+    for axis, length in enumerate(labels.shape):
+        at = [0] * labels.ndim
+        at[axis] = min(1, length - 1)
+        steps.append(int(labels[tuple(at)]) - first)
+    regular = np.array_equal(labels, labels_of(first, steps, labels.shape))
+    return [first, *steps] if regular else None
+
+
+def labels_of(first: int, steps: list[int], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the labels that `strides_of` describes."""
+    found = np.full(shape, first, np.int64)
+    for axis, step in enumerate(steps):
+        ones = [1] * len(shape)
+        ones[axis] = shape[axis]
+        found += step * np.arange(shape[axis], dtype=np.int64).reshape(ones)
+    return found
 
 
 def _evenly(size: int, step: float) -> np.ndarray:

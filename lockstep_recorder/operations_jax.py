@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
+from lockstep_recorder.jax_numpy import function_of
 from lockstep_recorder.operations import Operations, TapeValue, line_of
 from lockstep_recorder.tape import Tape
 
@@ -53,7 +54,11 @@ class Flat:
         # With the inner functions apart before JAX 0.9.
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
 
+        on_host = function_of(eqn)
+
         def apply(values: list[Any], alone: bool) -> list[Any]:
+            if on_host:
+                return [on_host(*values)]
             y = eqn.primitive.bind(*functions, *values, **params)
             return list(y) if eqn.primitive.multiple_results else [y]
 

@@ -7,36 +7,44 @@ from typing import Any
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.operations import Player, fingerprint
+from lockstep_recorder.operations import Player, fingerprint, marginals, strides_of
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import Arrays, group
+
+MOST = 5_000_000  # elements of the tensors of a program whose data is followed; more take minutes
+KEPT = 2_000_000  # elements of values that a trace holds for its tape alone
 
 
 def answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arrays]:
     """Answers one question; the tape is kept with the side.
 
-    `tape`: made with `weights` and the batch; tells its values.
+    `tape`: made with `weights` and the batch; tells its values, and `elements/NUMBER`.
     `tape start`: forgets what was played; `weights` are its parameters.
-    `tape play`: puts `given/NUMBER` in, keeps what follows; fingerprints of the targets.
+    `tape play`: puts `given/NUMBER` in, takes back those of `free`, keeps what follows;
+        fingerprints of the targets.
     `tape attempt`: each `given/TRIAL/NUMBER` in turn, nothing kept; fingerprints of the
         targets, or their values where `values` is true.
-    `tape label`: which elements of the parameters stand in the targets.
     """
+    with side.in_float64() as exact:
+        return _answer(exact, header, arrays)
+
+
+def _answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arrays]:
     ask, targets = header["ask"], header.get("targets", [])
     if ask == "tape":
-        side.player = make_player(side, header["batch"], arrays)
-        return side.player.tape.describe(), {}
+        weights, batch = group(arrays, "weights"), group(arrays, "batch")
+        side.player = make_player(side, weights, header["batch"], batch)
+        return describe(side.player)
     player: Player | None = side.player
     if player is None:
         raise Mistake("no tape was made; ask for one")
     if ask == "tape start":
         player.start(group(arrays, "weights"))
         return {}, {}
-    if ask == "tape label":
-        return {}, player.label(header["names"], targets)
     if ask == "tape play":
         given = _numbered(group(arrays, "given"))
-        return {}, {"fingerprints": player.play(given, targets)}
+        found = player.play(given, targets, free=header.get("free", []))
+        return {}, {"fingerprints": found}
     return {}, _attempt(player, header, arrays, targets)
 
 
@@ -51,10 +59,14 @@ def _attempt(player: Player, header: dict[str, Any], arrays: Arrays, targets: li
     return found
 
 
-def make_player(side: Any, spec: Any, arrays: Arrays) -> Player:
-    """Makes the tape of a program, with these weights and this batch."""
-    weights, batch = group(arrays, "weights"), group(arrays, "batch")
-    side.widen(weights, spec, batch)
+def make_player(side: Any, weights: Arrays, spec: Any, batch: Arrays) -> Player:
+    """Makes the tape of a program, with these weights and this batch.
+
+    Raises:
+        Mistake: it has none.
+    """
+    if not side.chosen:
+        side.choose_precision(weights, spec, batch)
     if side.precision != "float64":
         raise Mistake(f"{side.user.name}: runs in {side.precision}; a tape needs float64")
     if side.framework == "torch":
@@ -62,8 +74,83 @@ def make_player(side: Any, spec: Any, arrays: Arrays) -> Player:
     else:
         from lockstep_recorder import operations_jax as of  # type: ignore[no-redef]
     player = Player(of.make_tape(side, weights, spec, batch), of.make)
+    if any(value.dtype.rpartition(".")[2].startswith("complex")
+           for value in player.tape.values if value.origin == "parameter"):  # fmt: skip
+        raise Mistake(f"{side.user.name}: has complex tensors, which a tape cannot number")
     player.start(weights)
     return player
+
+
+def describe(player: Player) -> tuple[dict[str, Any], Arrays]:
+    """Tells a tape's values, and which elements of parameters those hold at which data meets them:
+    regular ones as `elements` of a value, others as an array."""
+    told, arrays = player.tape.describe(), {}
+    for number, labels in player.label().items():
+        if regular := strides_of(labels):
+            told["values"][number]["elements"] = regular
+        else:
+            arrays[f"elements/{number}"] = labels.astype(np.float64)
+    return told, arrays
+
+
+def describe_run(
+    side: Any, weights: Arrays, spec: Any, batch: Arrays, seen: Arrays
+) -> tuple[dict[str, Any], Arrays]:
+    """Tells a tape and its values, for a trace.
+
+    Args:
+        seen: arrays of the trace. Where one is a value at which data meets parameters, its name is
+            told as `kept`.
+
+    Returns:
+        JSON; `elements/NUMBER`; `rows`, the fingerprints of `Operations.data`; `marginals/NUMBER`
+        of those at which data meets parameters and of what these are given; `value/NUMBER` of the
+        latter, where it is not among `seen`.
+    """
+    size = sum(x.size for x in weights.values())
+    if size > MOST:
+        return {"lacks": f"the reference has {size} parameters; more than {MOST} take too long"}, {}
+    try:
+        with side.in_float64() as exact:
+            return _describe_run(make_player(exact, weights, spec, batch), seen)
+    except Exception as error:  # such as an operation that cannot be dispatched; nothing is lost
+        return {"lacks": str(error).partition("\n")[0][:200] or type(error).__name__}, {}
+
+
+def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]:
+    told, arrays = describe(player)
+    tape, known = player.tape, _Seen(seen)
+    data, meetings = tape.data(), tape.meetings()
+    given = {n for m in meetings for n in tape.inputs(m) if "float" in tape.values[n].dtype}
+    room = KEPT
+
+    def look(number: int, x: Any, row: np.ndarray) -> None:
+        nonlocal room
+        if number in meetings or number in given:
+            arrays[f"marginals/{number}"] = marginals(x)
+        if number in given and not np.isnan(row).any():
+            if name := known.find(row):
+                told["values"][number]["kept"] = name
+            elif row[0] <= room:
+                arrays[f"value/{number}"] = tree.to_numpy(x)
+                room -= int(row[0])
+
+    arrays["rows"] = player.play({}, data, look)
+    return told, arrays
+
+
+class _Seen:
+    """The arrays of a trace, to be found by their fingerprints."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.names = [name for name in arrays if name.startswith(("in/", "act/"))]
+        self.rows = np.array([fingerprint(arrays[name]) for name in self.names])
+
+    def find(self, row: np.ndarray) -> str:
+        for name, other in zip(self.names, self.rows):
+            if other[0] == row[0] and np.allclose(other, row, rtol=0, atol=1e-12 * row[3]):
+                return name
+        return ""
 
 
 def _numbered(arrays: Arrays) -> dict[int, np.ndarray]:

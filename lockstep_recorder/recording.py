@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep_recorder.noise import NUDGES, largest_gaps, nudge, perturb
+from lockstep_recorder.questions import describe_run
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
 
@@ -52,6 +53,9 @@ def record(
     about["again"] = again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
     about.update(side.facts())
+    told, tape = describe_run(side, weights, first[0], first[1], seen)
+    about["tape"] = told
+    arrays.update(prefixed("tape", tape))
     if not np.isfinite(ran["loss"]):
         raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,8 @@ class ProgramSide:
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.player: Any = None  # of the program's tape, once that was asked for
+        self.chosen = False  # whether its precision is
+        self.exact: ProgramSide | None = None  # see `in_float64`
 
     def about(self, **own: Any) -> dict[str, Any]:
         """Returns the facts of every side, and a framework's own."""
@@ -44,6 +48,24 @@ class ProgramSide:
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
             "hooked": self.changed, "weights_format": self.weights_format, **own,
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def in_float64(self) -> Iterator[ProgramSide]:
+        """Gives a side of the program in float64, also where this one is in its own precision."""
+        if not self.own:
+            yield self
+            return
+        with self.wide_context():
+            if self.exact is None:
+                self.exact = self.again()
+            yield self.exact
+
+    def wide_context(self) -> Any:
+        return contextlib.nullcontext()
+
+    def again(self) -> ProgramSide:
+        """Makes another side of the program, in float64."""
+        raise NotImplementedError
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))

@@ -64,6 +64,7 @@ class JaxSide(ProgramSide):
     def __init__(self, user: User, built: Any, own: bool = False) -> None:
         super().__init__(user, own)
         self.precision = self.narrowest = "float32" if own else "float64"
+        self.built = built
         self.model: Model = model_of(user, built)
         leaves = self.model.flat(self.model.params).values()
         self.weights_format = narrowest_of(str(x.dtype) for x in leaves)
@@ -71,6 +72,16 @@ class JaxSide(ProgramSide):
         self.left: Any = None  # the state after the last run
         self.transform: Any = None
         self.optimizer_state: Any = None
+
+    def wide_context(self) -> Any:
+        if hasattr(jax, "enable_x64"):
+            return jax.enable_x64(True)
+        from jax.experimental import enable_x64  # type: ignore[attr-defined]  # before JAX 0.8
+
+        return enable_x64()
+
+    def again(self) -> ProgramSide:
+        return JaxSide(self.user, self.built)
 
     def facts(self) -> dict[str, Any]:
         versions = {m.__name__: m.__version__ for m in (jax, np)}
@@ -84,7 +95,11 @@ class JaxSide(ProgramSide):
         return {name: tree.to_numpy(x).astype(np.float64) for name, x in found.items()}
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        self.choose_precision(weights, spec, batch)
+
+    def choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """float64 where nothing in the program is narrower; else as it is written."""
+        self.chosen = True
         params, state = self._trees(weights)
         given = self._batch(spec, batch)
         for self.wide in (False, True):

@@ -52,6 +52,11 @@ class TorchSide(ProgramSide):
         self.kept: set[str] = set()  # global variables whose arrays `update` changes
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
+    def again(self) -> ProgramSide:
+        made = TorchSide(self.user, self.user.call("build", 0), self.device)
+        made.asks_all = self.asks_all
+        return made
+
     def facts(self) -> dict[str, Any]:
         modules = {self.names[id(m)]: type(m).__name__ for m in self.model.modules()}
         aliases: dict[int, list[str]] = {}
@@ -78,10 +83,11 @@ class TorchSide(ProgramSide):
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """float64 where the program runs in it, else as it is written; then the hooks are tried."""
-        self._choose_precision(weights, spec, batch)
+        self.choose_precision(weights, spec, batch)
         self._try_hooks(weights, spec, batch)
 
-    def _choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+    def choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        self.chosen = True
         if self.own:
             self.load(weights)
             with Formats() as mode:

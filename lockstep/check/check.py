@@ -8,10 +8,12 @@ from typing import Any
 from lockstep.check import accept as acceptance
 from lockstep.check import causes, locate, mapping, notes, rungs
 from lockstep.check.entries import Mapping
+from lockstep.check.follow import Followed
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
 from lockstep.check.lines import Follower, name_lines
 from lockstep.check.modules import Calls
+from lockstep.check.pieces import entries_of
 from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Stage
@@ -47,21 +49,21 @@ class Result:
 def run(
     reference: Trace, port: Port, *, overrides: dict[str, Any] | None = None,
     accept: list[str] | None = None, initial: bool = False, say: Say = silent,
-    follower: Follower | None = None, again: Callable[[], Asked] | None = None,
+    again: Callable[[], Asked] | None = None,
 ) -> Result:  # fmt: skip
     """Climbs every rung that the two programs allow.
 
     Args:
         initial: initial values that differ are a difference, and no report of their own.
-        follower: follows the data through both programs, to name lines.
         again: starts the reference's program once more, to change it for a cause.
     """
     calls = calls_of(reference)
-    found = port.mapping = propose(reference, port, overrides or {})
+    follower = Follower(reference, port, say)
+    prover = pair_tensors(reference, port, overrides or {}, follower)
+    trial, found = prover.best, prover.mapping
     say(f"mapping: {len(found.entries)} pieces; {len(found.only_reference)} tensors of the "
         f"reference and {len(found.only_port)} of the port without a partner")  # fmt: skip
-    prover = Prover(port, reference, calls)
-    trial, entries = prover.search(), found.entries
+    entries = found.entries
     say(f"modules: {len(trial.pairing.calls)} calls paired of {len(calls.names)} in the reference")
     bounds = _bounds(reference, port, trial)
     climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
@@ -91,6 +93,8 @@ def run(
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
+    if follower.lacks and (found.only_reference or found.only_port):
+        limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     uncompared = notes.unmatched_state(reference, trial, entries)
     return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
                   trial.pairing.calls, partnerless, reference.about, port.facts, limits,
@@ -137,15 +141,40 @@ def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
     return [note]
 
 
-def propose(reference: Trace, port: Port, overrides: dict[str, Any]) -> Mapping:
-    """By a first run of the port on its own weights, for the order of its calls."""
-    first = port.run(port.initial)
+def pair_tensors(
+    reference: Trace, port: Port, overrides: dict[str, Any], follower: Follower
+) -> Prover:
+    """Guesses by names which tensor is which; where anything is then wrong, follows the data."""
+    made = port.mapping = propose(reference, port, overrides)
+    prover = Prover(port, reference, calls_of(reference))
+    prover.search()
+    open_ = prover.best.wrong or made.only_reference or made.only_port
+    if open_ and follower.found:
+        other = propose(reference, port, overrides, follower.found)
+        prover.try_other(other, follower.found.permuted)
+    return prover
+
+
+def propose(
+    reference: Trace, port: Port, overrides: dict[str, Any], found: Followed | None = None
+) -> Mapping:
+    """Pairs tensors by what is given, by values, by names and shapes, in this order.
+
+    A first run of the port on its own weights tells the order of its calls.
+
+    Args:
+        found: what following the data has paired.
+    """
+    if port.first is None:
+        port.first = port.run(port.initial)
+    calls = port.first.calls
     theirs = tensors_of(reference.about, reference.weights, reference.about["events"],
                         reference.about["kinds"])  # fmt: skip
-    ours = tensors_of(port.facts, port.initial, first.calls.events, first.calls.kinds)
-    found = mapping.propose(theirs, ours, overrides)
-    _drop_constants(found, reference, port)
-    return found
+    ours = tensors_of(port.facts, port.initial, calls.events, calls.kinds)
+    entries = entries_of(found, theirs, ours) if found else []
+    made = mapping.propose(theirs, ours, overrides, entries)
+    _drop_constants(made, reference, port)
+    return made
 
 
 def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:

@@ -5,14 +5,11 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep.check import accept as acceptance
 from lockstep.check import check, report, trace
-from lockstep.check.follow import Followed
-from lockstep.check.lines import follow_data
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
@@ -71,17 +68,11 @@ def compare_programs(
         say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
-        again = follower = None
+        again = None
         if not traced and options.device == "cpu" and not options.own_precision:
             again = stack.enter_context(closing(ReferenceAgain(reference, options, say)))
-            follower = partial(_follow, again, recorded, live, say)
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say,
-                         initial=options.initial, follower=follower, again=again)  # fmt: skip
-
-
-def _follow(again: "ReferenceAgain", recorded: trace.Trace, live: Port, say: Say) -> Followed:
-    say("following the data, for the lines at which the programs part")
-    return follow_data(again(), recorded, live)
+                         initial=options.initial, again=again)  # fmt: skip
 
 
 class ReferenceAgain:

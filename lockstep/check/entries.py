@@ -13,7 +13,6 @@ class Mapping:
     only_port: list[str]
     notes: list[str]
     sides: tuple[Tensors, Tensors]
-    rivals: list[tuple[str, str]]  # of the port: names speak as well for each other's partner
 
 
 def make_entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:

@@ -13,10 +13,19 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.tapes import EQUAL, Known, TapeSide, are_alike
-from lockstep.check.turns import cuts, joins, turns
+from lockstep.check.tapes import (
+    EQUAL,
+    Known,
+    LiveTape,
+    RecordedTape,
+    Tape,
+    are_alike,
+    axes_of,
+    order_between,
+)
+from lockstep.check.turns import cuts, digest, joins, turns
 from lockstep.model.params import Arrays
-from lockstep_recorder.operations import COLUMNS, fingerprint
+from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, marginals, ordered
 
 AHEAD = 24  # values after an operation in which a guess must be confirmed
 NEAR = 8  # of the reference's operations that are tried where none has the same data
@@ -24,6 +33,7 @@ GUESSES = 24  # layouts of one tensor that are tried ahead
 TRIALS = 200  # candidates of one operation
 RETURNS = 30  # to an earlier choice, in one walk
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
+LARGE = 1_000_000  # elements of all candidates that are tried at once
 OPEN = -1  # an element of the port that has no partner
 
 
@@ -34,6 +44,7 @@ class PartedAt:
     reference: str  # FILE:LINE and its text
     port: str
     operations: tuple[str, str] = ("", "")
+    number: int = -1  # on the reference's tape
 
 
 @dataclass
@@ -56,6 +67,7 @@ class Followed:
     parts: list[PartedAt]
     equal: bool
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
+    permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
 
     def partners(self, name: str) -> list[str]:
         """The reference's tensors of which a tensor of the port is made, in its own order."""
@@ -71,14 +83,18 @@ class Candidate:
 
     met: tuple[int, ...]  # the reference's operations whose tensors they are
     places: dict[int, np.ndarray]  # by the port's value: the reference's elements
-    kind: str = "whole"  # part: of the reference's tensor; join: of several
+    kind: str = "whole"  # part: of the reference's tensor; join: of several; permuted
+
+    @property
+    def size(self) -> int:
+        return sum(x.size for x in self.places.values())
 
 
-def follow(reference: TapeSide, port: TapeSide, weights: Arrays) -> Followed:
+def follow(reference: RecordedTape, port: LiveTape, weights: Arrays) -> Followed:
     """Walks the port's tape with the reference's weights.
 
     Args:
-        reference: its tape was made with these weights.
+        reference: its tape was recorded with these weights.
         port: its tape was made with its own weights and the same batch.
         weights: the reference's.
     """
@@ -102,6 +118,7 @@ class Progress:
     have: set[int]  # the port's values that were played
     given: dict[int, np.ndarray]  # the port's pure values that were put in: the reference's places
     replaced: dict[int, int]  # the port's value -> the reference's, which was put in
+    data: dict[int, np.ndarray] = field(default_factory=dict)  # what was put in
     rows: dict[int, np.ndarray] = field(default_factory=dict)  # the port's fingerprints
     alike: dict[int, list[int]] = field(default_factory=dict)  # its value -> the reference's
     met: dict[int, list[int]] = field(default_factory=dict)  # the same, of what was not replaced
@@ -110,8 +127,8 @@ class Progress:
 
     def copy(self) -> "Progress":
         return Progress(self.source.copy(), self.used.copy(), set(self.have), dict(self.given),
-                     dict(self.replaced), dict(self.rows), dict(self.alike), dict(self.met),
-                     set(self.done), list(self.guessed))  # fmt: skip
+                     dict(self.replaced), dict(self.data), dict(self.rows), dict(self.alike),
+                     dict(self.met), set(self.done), list(self.guessed))  # fmt: skip
 
 
 @dataclass
@@ -127,17 +144,16 @@ class Fork:
 
 class _Walk:
     def __init__(
-        self, reference: TapeSide, port: TapeSide, weights: Arrays, tolerance: float
+        self, reference: RecordedTape, port: LiveTape, weights: Arrays, tolerance: float
     ) -> None:
         self.reference, self.port = reference, port
         self.flat = np.concatenate([np.ravel(weights[n]) for n in reference.names] or [np.zeros(0)])
-        rows = reference.play({}, reference.data)
-        self.known = Known(reference.data, rows, tolerance)
+        self.known = Known(reference.data, reference.rows, tolerance)
         self.users: dict[int, list[int]] = {}
         for m in reference.meetings:
             for n in reference.data_inputs(m):
                 self.users.setdefault(n, []).append(m)
-        port.start({})
+        port.start()
         begun = {n for n, v in enumerate(port.values) if v.op == "batch"}
         self.now = Progress(np.full(port.starts[-1], OPEN), np.zeros(self.flat.size, bool), begun,
                          {}, {})  # fmt: skip
@@ -150,12 +166,13 @@ class _Walk:
                 else:
                     self.order[-1][0].append(n)
         self.choices: list[Fork] = []
+        self.permuted: set[str] = set()
         self.returns = RETURNS
 
     def go(self) -> None:
         roots = [n for n in self.port.data if n in self.now.have]
         self._note(roots, self.port.play({}, roots))
-        at, best = 0, (-1, self.now)
+        at, best = 0, (-1, 0, self.now)
         while at < len(self.order):
             values, number = self.order[at]
             self._play(values)
@@ -164,13 +181,14 @@ class _Walk:
             else:
                 agrees = False
             if not agrees and self.choices:
-                if at > best[0]:
-                    best = at, self.now.copy()
+                agreeing = sum(map(bool, self.now.met.values()))
+                if (at, agreeing) > best[:2]:
+                    best = at, agreeing, self.now.copy()
                 returned = self._return()
                 if returned is not None:
                     at = returned + 1
                     continue
-                self._restore(best[1])
+                self._restore(best[2])
                 at = best[0]
                 number = self.order[at][1]
             if not agrees and number >= 0:
@@ -178,7 +196,7 @@ class _Walk:
             if agrees and at >= best[0] >= 0:  # what failed before does so no more
                 self.choices = [choice for choice in self.choices if choice.at >= at]
                 self.returns = RETURNS
-            best = best if self.choices and at < best[0] else (-1, self.now)
+            best = best if self.choices and at < best[0] else (-1, 0, self.now)
             at += 1
 
     def _return(self) -> int | None:
@@ -201,8 +219,10 @@ class _Walk:
     def _restore(self, state: Progress) -> None:
         former, self.now = self.now, state
         put = {f: self.flat[x] for f, x in state.given.items() if former.given.get(f) is not x}
-        if put:
-            self.port.play(put, [])
+        put |= {n: x for n, x in state.data.items() if former.data.get(n) is not x}
+        free = former.data.keys() - state.data.keys()
+        if put or free:
+            self.port.play(put, [], free)
 
     def _confirm(self, number: int) -> None:
         """Forgets the choices that a value shows to be right: it is made of all that fitted."""
@@ -228,9 +248,11 @@ class _Walk:
     def _note(self, numbers: list[int], rows: np.ndarray) -> None:
         now = self.now
         now.have |= set(numbers)
+        given = {r for n in now.replaced for r in now.alike[n]}
         for n, row in zip(numbers, rows):
             now.rows[n] = row
-            now.alike[n] = now.met[n] = self.known.find(row)
+            now.alike[n] = self.known.find(row)
+            now.met[n] = [] if given & set(now.alike[n]) else now.alike[n]
             if not now.alike[n]:  # such as a part of a value, in another shape
                 for d in self.port.data_inputs(n):
                     if (
@@ -252,11 +274,13 @@ class _Walk:
             self._play([number])
             return agrees
         found = self._decide(number, unknown)
+        if found and len(found) > 1 and self._shows_nothing(number, found[0]):
+            return True
         if found:
             if len(found) > 1:
                 meetings = {m for c in found for m in c.met}
                 self.choices.append(Fork(at, number, self.now.copy(), found[1:6], meetings))
-            self._take(found[0])
+            self._take(self._telling(number, found[0]))
         elif not self._guess(number, unknown):
             return False
         self._play([number])
@@ -264,9 +288,31 @@ class _Walk:
             self._settle(number, found[0])
         return True
 
+    def _shows_nothing(self, number: int, candidate: Candidate) -> bool:
+        """Plays an operation whose result is one number throughout, such as the product of a first
+        state of zeros: its tensor stays open until it is met again."""
+        trial = self._trial(candidate)
+        if not _is_blank(self.port.attempt([trial], [number])[0, 0]):
+            return False
+        self.port.play(trial, [])
+        self._play([number])
+        return True
+
+    def _telling(self, number: int, candidate: Candidate) -> Candidate:
+        """Leaves out, of several values, those that do not change the result: they stay open."""
+        if len(candidate.places) < 2:
+            return candidate
+        trial = self._trial(candidate)
+        trials = [trial, *(trial | {f: 0 * x + 1} for f, x in trial.items())]
+        first, *others = self.port.attempt(trials, [number])[:, 0]
+        silent = {f for f, row in zip(trial, others) if np.array_equal(row, first)}
+        self.port.play({f: trial[f] for f in silent}, [])  # something must stand there
+        places = {f: x for f, x in candidate.places.items() if f not in silent}
+        return replace(candidate, places=places)
+
     def _settle(self, number: int, candidate: Candidate) -> None:
         """A part of the reference's value, or several joined, is like what it is a part of."""
-        if not self.now.alike[number]:
+        if number in self.now.have and not self.now.alike[number]:
             alike = [n for m in candidate.met for n in self.known.find(self.known.rows[m])]
             self.now.alike[number] = self.now.met[number] = alike
 
@@ -275,10 +321,13 @@ class _Walk:
         frontiers = self.port.frontiers(number)
         unknown = [f for f in frontiers if self._is_open(f)]
         self._give([f for f in frontiers if f not in unknown])
-        if self._replace(number, unknown):
+        replaced = self._replace(number, unknown)
+        if replaced:
             self.now.have.discard(number)
         if not any(self._is_open(f) for f in frontiers):
             self._play([number])
+            if replaced:
+                self._settle(number, replaced)
 
     def _give(self, frontiers: list[int]) -> None:
         fresh = {f: self._source_of(f) for f in frontiers if f not in self.now.given}
@@ -299,6 +348,8 @@ class _Walk:
             now.source[_present(self.port.labels(frontier))] = places
             now.used[places] = True
             now.given[frontier] = places
+        if candidate.kind == "permuted":
+            self.permuted |= {name for f in candidate.places for name in self.port.names_of(f)}
         if candidate.places:
             self.port.play(self._trial(candidate), [])
         now.done |= set(candidate.met)
@@ -318,6 +369,8 @@ class _Walk:
                     found += self._matching_joined(number, self._joined(group, unknown[0]))
                 if found:
                     break
+        if not found and len(unknown) == 1 and (orders := self._orders(number)):
+            found = self._matching(number, fresh, unknown, orders=orders)
         found = found or self._matching(number, [m for m in same if m not in fresh], unknown)
         words = _words(self.port.names_of(f) for f in unknown)
 
@@ -332,12 +385,29 @@ class _Walk:
         kept = [(r, at) for at, r in enumerate(ranks) if r[0] == least]
         return [found[at] for _, at in sorted(kept)]
 
+    def _orders(self, number: int) -> list[np.ndarray]:
+        """Finds in which order the indices of an operation's data stand, where they are those of
+        the reference's, such as columns of what is joined the other way round."""
+        found: dict[bytes, np.ndarray] = {}
+        for d in self.port.data_inputs(number):
+            others = [n for n in self.now.alike.get(d, []) if self.reference.marginals_of(n)]
+            ours = axes_of(marginals(self.port.value_of({}, d)), self._shape(d)) if others else []
+            for n in others:
+                for a in ours:
+                    for b in self.reference.marginals_of(n):
+                        order = order_between(a, b, self.known.tolerance)
+                        if order is not None:
+                            found.setdefault(order.tobytes(), order)
+        return list(found.values())
+
     def _is_left(self, meeting: int) -> bool:
         """Says if a part of an operation's tensor has no partner."""
         return any(not self.now.used[self._held(f)].all()
                    for f in self.reference.frontiers(meeting))  # fmt: skip
 
-    def _candidates(self, meeting: int, unknown: list[int]) -> Iterator[Candidate]:
+    def _candidates(
+        self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = ()
+    ) -> Iterator[Candidate]:
         held = [self._held(f) for f in self.reference.frontiers(meeting)]
         if len(unknown) > 1:
             for chosen in islice(permutations(held, len(unknown)), 24):
@@ -348,14 +418,20 @@ class _Walk:
             return
         (frontier,) = unknown
         size = self.port.values[frontier].size
-        for theirs in self.reference.frontiers(meeting):
+        for theirs in self.reference.frontiers(meeting) if orders else ():
+            for order in orders:
+                x = self._held(theirs)
+                for axis in (k for k, length in enumerate(x.shape) if length == order.size):
+                    for y in self._fit(x.take(order, axis), frontier):
+                        yield Candidate((meeting,), {frontier: y}, "permuted")
+        for theirs in () if orders else self.reference.frontiers(meeting):
             seen: set[bytes] = set()
             for kind in ("whole", "part"):
                 for x in _forms(self.reference, theirs):
                     parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
                     for y in (y for part in parts for y in self._fit(part, frontier)):
-                        if y.tobytes() not in seen:
-                            seen.add(y.tobytes())
+                        if (key := digest(y)) not in seen:
+                            seen.add(key)
                             yield Candidate((meeting,), {frontier: y}, kind)
 
     def _fit(self, x: np.ndarray, frontier: int) -> Iterator[np.ndarray]:
@@ -368,8 +444,8 @@ class _Walk:
                 made = y
                 if form is not labels:
                     made = y.reshape(-1)[labels - form.min()]
-                if made.tobytes() not in seen:
-                    seen.add(made.tobytes())
+                if (key := digest(made)) not in seen:
+                    seen.add(key)
                     yield made
 
     def _held(self, frontier: int) -> np.ndarray:
@@ -378,41 +454,52 @@ class _Walk:
     def _shape(self, number: int) -> tuple[int, ...]:
         return self.port.values[number].shape
 
+    def _shape_of(self, number: int) -> tuple[int, ...]:
+        return self.reference.values[number].shape
+
     def _trial(self, candidate: Candidate) -> dict[int, np.ndarray]:
         return {f: self.flat[places] for f, places in candidate.places.items()}
 
     def _matching(
         self, number: int, meetings: list[int], unknown: list[int],
-        also: dict[int, np.ndarray] | None = None,
+        also: dict[int, np.ndarray] | None = None, orders: Iterable[np.ndarray] = (),
     ) -> list[Candidate]:  # fmt: skip
         """Returns the candidates of these operations with which the result is theirs.
 
         Args:
             also: values that are put in besides.
+            orders: of the indices of an axis, to be tried instead of turns alone.
         """
         found: list[Candidate] = []
         for meeting in meetings:
+            candidates = iter([Candidate((meeting,), {})])
             if unknown:
-                candidates = list(islice(self._candidates(meeting, unknown), TRIALS))
-            else:
-                candidates = [Candidate((meeting,), {})]
-            if not candidates:
-                continue
-            trials = [self._trial(c) | (also or {}) for c in candidates]
-            rows = self.port.attempt(trials, [number])[:, 0]
+                candidates = islice(self._candidates(meeting, unknown, orders), TRIALS)
             pieces = None
             agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
-            for candidate, trial, row in zip(candidates, trials, rows):
+            for candidate, trial, row in self._tried(number, candidates, also or {}):
                 if candidate.kind == "part":
                     if pieces is None:
-                        pieces = self._pieces(self.reference.value_of({}, meeting), int(row[0]))
+                        pieces = self.reference.pieces(meeting, int(row[0]))
                     agrees = self._is_among(pieces, row)
                 else:
                     agrees = self._comes_of(self.known.find(row), meeting)
                 if agrees:
                     agreeing.append((candidate, trial))
+                    if candidate.size > LARGE:
+                        break
             found += self._exactly(number, meeting, agreeing)
         return found
+
+    def _tried(
+        self, number: int, candidates: Iterator[Candidate], also: dict[int, np.ndarray]
+    ) -> Iterator[tuple[Candidate, dict[int, np.ndarray], np.ndarray]]:
+        """Yields candidates with what is put in for them and the fingerprint that results; as many
+        are asked for at once as are not large."""
+        while some := list(islice(candidates, 1)):
+            some += islice(candidates, LARGE // max(some[0].size, 1))
+            trials = [self._trial(candidate) | also for candidate in some]
+            yield from zip(some, trials, self.port.attempt(trials, [number])[:, 0])
 
     def _exactly(
         self, number: int, meeting: int, agreeing: list[tuple[Candidate, dict[int, np.ndarray]]]
@@ -422,11 +509,12 @@ class _Walk:
         rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
         if len(whole) < 2:
             return [candidate for candidate, _ in whole] + rest
-        theirs, exact = self.reference.value_of({}, meeting), []
+        shape, row, exact = self._shape_of(meeting), self.known.rows[meeting], []
         for candidate, trial in whole[:40]:
             ours = self.port.value_of(trial, number)
-            scale = self.known.tolerance * np.abs(ours).max(initial=0)
-            if any(np.allclose(y, ours, rtol=0, atol=scale) for y in turns(theirs, ours.shape)):
+            scale = self.known.tolerance * row[3]
+            if any(np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=scale)
+                   for y in turns(ours, shape)):  # fmt: skip
                 exact.append(candidate)
         return (exact or [candidate for candidate, _ in whole]) + rest
 
@@ -451,8 +539,8 @@ class _Walk:
         for arrays in (parts, [part.T for part in parts]):
             for whole in joins(arrays):
                 for y in turns(whole, shape):
-                    if y.tobytes() not in seen:
-                        seen.add(y.tobytes())
+                    if (key := digest(y)) not in seen:
+                        seen.add(key)
                         yield Candidate(group, {frontier: y}, "join")
         if shape[0] == len(parts):
             for each in zip(*(list(islice(turns(p, shape[1:]), 60)) for p in parts)):
@@ -503,34 +591,42 @@ class _Walk:
         self, number: int, unknown: list[int], also: dict[int, np.ndarray] | None = None,
         tries: int = NEAR,
     ) -> bool:  # fmt: skip
-        """Takes the next tensor that fits, if a later value confirms it."""
+        """Takes the next tensor that fits, or the next several joined, if a later value confirms
+        it."""
         ahead = self._ahead(number)
-        for meeting in self._near():
-            all_ = self._candidates(meeting, unknown)
-            whole = list(islice((c for c in all_ if c.kind == "whole"), GUESSES))
-            if not whole:
-                continue
-            rows = self.port.attempt([self._trial(c) | (also or {}) for c in whole], ahead)
-            for candidate, each in zip(whole, rows):
-                if any(row[0] > 1 and self._comes_of(self.known.find(row), meeting)
-                       for row in each):  # fmt: skip
+        for candidates in islice(self._next_fitting(unknown), tries):
+            rows = self.port.attempt([self._trial(c) | (also or {}) for c in candidates], ahead)
+            for candidate, each in zip(candidates, rows):
+                if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
                     self._take(candidate)
                     self.now.guessed += unknown
                     return True
-            tries -= 1
-            if not tries:
-                break
         return False
 
-    def _replace(self, number: int, unknown: list[int]) -> bool:
+    def _next_fitting(self, unknown: list[int]) -> Iterator[list[Candidate]]:
+        near = self._near()
+        for meeting in near:
+            all_ = self._candidates(meeting, unknown)
+            if whole := list(islice((c for c in all_ if c.kind == "whole"), GUESSES)):
+                yield whole
+        for count in (2, 3, 4) if len(unknown) == 1 else ():
+            for group in islice(combinations(near[:AHEAD], count), 100):
+                if joined := list(islice(self._joined(group, unknown[0]), GUESSES)):
+                    yield joined
+
+    def _comes_of_all(self, row: np.ndarray, candidate: Candidate) -> bool:
+        found = self.known.find(row)
+        return all(self._comes_of(found, meeting) for meeting in candidate.met)
+
+    def _replace(self, number: int, unknown: list[int]) -> Candidate | None:
         """Puts the reference's data in, if the result is then the reference's: values parted."""
         inputs = [d for d in self.port.data_inputs(number)
                   if "float" in self.port.values[d].dtype and self.port.values[d].size > 1
                   and not self.now.alike.get(d)]  # fmt: skip
         others = [d for d in self.port.data_inputs(number) if d not in inputs]
         if len(inputs) != 1 or not all(d in self.now.have for d in others):
-            return False
-        (ours,) = inputs
+            return None
+        ours = self._unmoved(inputs[0])
         met = {n for found in self.now.met.values() for n in found}
         above = {n for i in self.port.above([ours]) for n in self.now.met.get(i, [])}
         meetings = self._near() if unknown else self._of_same_tensors(number)
@@ -538,28 +634,41 @@ class _Walk:
         # First what the port has nowhere; then what it has changed once more.
         for wanted in (lambda d: d not in met, lambda d: d in above):
             for meeting in fitting[:NEAR]:
-                if self._replace_by(number, unknown, ours, meeting, wanted):
-                    return True
-        return bool(unknown) and self._replace_and_guess(number, unknown, ours, met)
+                if found := self._replace_by(number, unknown, ours, meeting, wanted):
+                    return found
+        if unknown and self._replace_and_guess(number, unknown, ours, met):
+            return Candidate((), {})
+        return None
+
+    def _unmoved(self, number: int) -> int:
+        """The first value above one that has the same elements in the same order, in a shape of its
+        own: what else is made of it is then replaced, too."""
+        rows = self.now.rows
+        while len(inputs := self.port.data_inputs(number)) == 1 and all(
+            n in rows and np.allclose(rows[n], rows[number], rtol=0, atol=EQUAL * rows[n][3])
+            for n in (number, *inputs)
+        ):
+            (number,) = inputs
+        return number
 
     def _replace_by(
         self, number: int, unknown: list[int], ours: int, meeting: int,
         wanted: Callable[[int], bool],
-    ) -> bool:  # fmt: skip
+    ) -> Candidate | None:  # fmt: skip
         """Puts one operation's data in, if the result is then the operation's."""
         size = self.port.values[ours].size
         theirs = [d for d in self.reference.data_inputs(meeting)
                   if self.reference.values[d].size == size and wanted(d)]  # fmt: skip
         if not theirs:
-            return False
-        value = self.reference.value_of({}, theirs[0])
-        for data in islice(turns(value, self._shape(ours)), 12):
+            return None
+        value = self.reference.value_of(theirs[0])
+        for data in () if value is None else islice(turns(value, self._shape(ours)), 12):
             found = self._matching(number, [meeting], unknown, {ours: data})
             if found:
                 self._take(found[0])
                 self._put(ours, theirs[0], data)
-                return True
-        return False
+                return found[0]
+        return None
 
     def _replace_and_guess(self, number: int, unknown: list[int], ours: int, met: set[int]) -> bool:
         """Puts values of the reference in that are next in its order, and guesses ahead."""
@@ -568,8 +677,8 @@ class _Walk:
         near = [n for n in self.reference.data if n not in met and before <= n <= last + 40
                 and self.reference.values[n].size == size]  # fmt: skip
         for theirs in near[:NEAR]:
-            value = self.reference.value_of({}, theirs)
-            if value.size != size:
+            value = self.reference.value_of(theirs)
+            if value is None:
                 continue
             data = value.reshape(self._shape(ours))
             self.now.have.add(ours)
@@ -584,7 +693,10 @@ class _Walk:
         (row,) = self.port.play({ours: data}, [ours])
         self.now.have.add(ours)
         self.now.rows[ours], self.now.alike[ours] = row, self.known.find(row)
-        self.now.replaced[ours] = theirs
+        self.now.replaced[ours], self.now.data[ours] = theirs, data
+        stale = self.port.made_of(ours) & self.now.have
+        self.now.have -= stale
+        self._play(sorted(stale))
 
     def _of_same_tensors(self, number: int) -> list[int]:
         """The reference's operations that meet what this meets."""
@@ -611,6 +723,7 @@ class _Walk:
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
             open_, unused, [] if equal else self._parts(), equal, self.now.guessed,
+            frozenset(self.permuted),
         )  # fmt: skip
 
     def _parts(self) -> list[PartedAt]:
@@ -636,12 +749,17 @@ class _Walk:
             reference, port = (
                 _line(side, n) for side, n in zip((self.reference, self.port), firsts)
             )
-            found.append(PartedAt(reference, port, (r.op, p.op)))
+            found.append(PartedAt(reference, port, (r.op, p.op), firsts[0]))
         return found
 
 
+def _is_blank(row: np.ndarray) -> bool:
+    """Says if a value is one number throughout."""
+    return bool(row[5] == row[6])
+
+
 def _alive(
-    side: TapeSide, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
+    side: Tape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
 ) -> set[int]:
     """The values from which some value that both sides have is made."""
     found: set[int] = set()
@@ -660,7 +778,7 @@ def _alive(
 
 
 def _depends(
-    side: TapeSide, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
+    side: Tape, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
 ) -> bool:
     """Says if a value tells something of one of its inputs; not where it is another, unchanged."""
     if user not in rows or not side.is_float(number):
@@ -670,7 +788,7 @@ def _depends(
     return not same or number in same
 
 
-def _first_apart(side: TapeSide, alive: set[int], end: int) -> int:
+def _first_apart(side: Tape, alive: set[int], end: int) -> int:
     """The first value on the way to one that nothing of the other side has, made of what it has."""
     reached, stack, firsts = {end}, [end], []
     while stack:
@@ -683,13 +801,13 @@ def _first_apart(side: TapeSide, alive: set[int], end: int) -> int:
     return min(firsts, key=lambda n: (not side.values[n].line, n))
 
 
-def _line(side: TapeSide, number: int) -> str:
+def _line(side: Tape, number: int) -> str:
     """The line of an operation, or of the last before it that has one."""
     above = sorted((n for n in side.above([number]) if side.is_data(n)), reverse=True)
     return next((side.values[n].line for n in above if side.values[n].line), "")
 
 
-def _forms(side: TapeSide, frontier: int) -> list[np.ndarray]:
+def _forms(side: Tape, frontier: int) -> list[np.ndarray]:
     """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
     labels = _present(side.labels(frontier))
     for name in side.names_of(frontier):
@@ -706,7 +824,7 @@ def _present(labels: np.ndarray | None) -> np.ndarray:
 
 
 def _elements(places: np.ndarray) -> bytes:
-    return np.sort(places, axis=None).tobytes()
+    return digest(np.sort(places, axis=None))
 
 
 def _words(groups: Iterable[list[str]]) -> set[str]:

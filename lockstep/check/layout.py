@@ -49,7 +49,7 @@ class Piece:
     @property
     def layer(self) -> int | None:
         """Of a stack."""
-        return next((cut.start for cut in self.cuts if cut.index), None)
+        return next((cut.start for cut in self.cuts if cut.index and not cut.axis), None)
 
     def shape(self, shapes: dict[str, Shape]) -> Shape:
         return self.take({self.name: np.broadcast_to(np.False_, shapes[self.name])}).shape
@@ -145,20 +145,25 @@ class Axes:
     theirs: Shape
     order: Shape  # of the axes of the side that has more, which gives the other's shape
     finer_is_theirs: bool
+    columns: tuple[int, ...] = ()  # the reference's index at each of the port's, in the last axis
 
     def to_theirs(self, x: np.ndarray) -> np.ndarray:
+        if self.columns:
+            return x[..., np.argsort(self.columns)]
         if self.finer_is_theirs:
             return _unpermute(x, self.theirs, self.order)
         return x.transpose(self.order).reshape(self.theirs)
 
     def to_ours(self, x: np.ndarray) -> np.ndarray:
+        if self.columns:
+            return x[..., list(self.columns)]
         if self.finer_is_theirs:
             return x.transpose(self.order).reshape(self.ours)
         return _unpermute(x, self.ours, self.order)
 
     @property
     def moved(self) -> bool:
-        return self.order != tuple(range(len(self.order)))
+        return bool(self.columns) or self.order != tuple(range(len(self.order)))
 
 
 def _unpermute(x: np.ndarray, shape: Shape, order: Shape) -> np.ndarray:

@@ -1,61 +1,111 @@
 """The two source lines at which the programs part, for the roots of a check."""
 
-from collections.abc import Callable
+from functools import cached_property
 
 from lockstep.check.follow import Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
-from lockstep.check.tapes import Asked, TapeSide
+from lockstep.check.rungs import Spot
+from lockstep.check.tapes import Known, LiveTape, RecordedTape
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
+from lockstep.model.params import Arrays
+from lockstep.worker import Say, silent
+from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import prefixed
 
-Follower = Callable[[], Followed]
-MOST = 5_000_000  # elements of the reference's tensors; more would take minutes
 
-
-def follow_data(program: Asked, reference: Trace, port: Port) -> Followed:
+def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, Followed]:
     """Follows the data of the first recorded batch through both programs.
 
-    Args:
-        program: the reference's, which is started again.
+    Returns:
+        The reference's tape, and what was found.
 
     Raises:
-        UserError: a tape cannot be made, or would be too long.
+        UserError: a tape cannot be made.
     """
-    size = sum(x.size for x in reference.weights.values())
-    if size > MOST:
-        raise UserError(f"the reference has {size} parameters; more than {MOST} take too long")
+    theirs = RecordedTape(reference.about.get("tape", {}), reference.arrays)
     batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
-    sides = (TapeSide(program, reference.weights, batch, spec),
-             TapeSide(port.program, port.initial, batch, spec))  # fmt: skip
-    return follow(*sides, reference.weights)
+    ours = LiveTape(port.program, port.initial, batch, spec)
+    return theirs, follow(theirs, ours, reference.weights)
 
 
-def name_lines(roots: list[Root], follower: Follower | None, rounded: bool) -> list[str]:
+class Follower:
+    """Follows the data once, when it is first asked for, and keeps what was found."""
+
+    def __init__(self, reference: Trace, port: Port, say: Say = silent) -> None:
+        self.reference, self.port, self.say = reference, port, say
+        self.lacks = "" if port.isolates else "a trace cannot be fed the reference's values"
+
+    @cached_property
+    def found(self) -> Followed | None:
+        """What was found; None, and `lacks` says why, where data cannot be followed."""
+        if self.lacks:
+            return None
+        self.say("following the data through both programs")
+        try:
+            self.tape, found = follow_data(self.reference, self.port)
+            return found
+        except Exception as error:  # whatever happens here, the verdict stands
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self.lacks = f"{kind}{error}"
+            return None
+
+
+def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str]:
     """Adds the two lines to the roots of the forward pass; returns notes.
 
-    The first place where values part is the first root's. Later ones are told apart only where
-    there are as many pairs of lines as roots.
+    A root has the lines of the place where values part between what its module is given and what
+    it gives. Where no place stands there, as inside a program that shows no module, the first root
+    has the first place.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"
                and root.largest.rule != "state"]  # fmt: skip
-    if not forward or follower is None:
+    if not forward:
         return []
     if rounded:
         return ["no lines are named: values part at a constant made in float32, too"]
-    try:
-        found = follower()
-    except Exception as error:  # whatever happens here, the verdict stands
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return [f"no lines are named: {kind}{error}"]
-    pairs = [[part.reference, part.port] for part in found.parts]
-    pairs = [pair for at, pair in enumerate(pairs) if all(pair) and pair not in pairs[:at]]
-    if len(pairs) != len(forward):
-        forward, pairs = forward[:1], pairs[:1]
-    for root, pair in zip(forward, pairs):
-        root.lines = pair
+    found = follower.found
+    if found is None:
+        return [f"no lines are named: {follower.lacks}"]
+    parts = [part for part in found.parts if part.reference and part.port]
+    places = _Places(follower.tape, follower.reference.arrays)
+    for root in forward:
+        inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
+        here = next((part for part in parts if part.number in inside), None)
+        root.lines = [here.reference, here.port] if here else []
+    if parts and not any(root.lines for root in forward):
+        forward[0].lines = [parts[0].reference, parts[0].port]
     return []
+
+
+class _Places:
+    """Where a reference's modules stand on its tape.
+
+    Args:
+        arrays: those of the trace: `in/CALL` and `act/CALL`.
+    """
+
+    def __init__(self, tape: RecordedTape, arrays: Arrays) -> None:
+        self.tape = tape
+        known = Known(tape.data, tape.rows)
+        self.rows = {key: fingerprint(x) for key, x in arrays.items()
+                     if key.startswith(("in/", "act/"))}  # fmt: skip
+        found = {key: known.find(row) for key, row in self.rows.items()}
+        self.numbers = {key: numbers for key, numbers in found.items() if numbers}
+
+    def inside(self, spot: Spot) -> set[int]:
+        """Returns the values between a place and those that modules give or are given before it."""
+        if spot.rule == "loss":
+            ends = [self.tape.loss]
+        else:
+            ends = self.numbers.get(f"{'in' if spot.rule == 'input' else 'act'}/{spot.where}", [])
+        if not ends:
+            return set()
+        above, same = self.tape.above(ends[:1]), set(ends)
+        before = {numbers[0] for numbers in self.numbers.values()
+                  if numbers[0] in above and not same & set(numbers)}  # fmt: skip
+        return above - self.tape.above(before)

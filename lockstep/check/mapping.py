@@ -1,38 +1,52 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
-from collections import Counter
 from collections.abc import Mapping as AnyMapping
-from itertools import starmap
 from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping, drop_used, keep, likely_axes, make_entry
-from lockstep.check.fused import match_fused
-from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
+from lockstep.check.entries import Mapping, drop_used, keep, make_entry
+from lockstep.check.gates import match_gates
+from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
 KERNEL, GAIN, BIAS = range(3)
-TURNED = 1.5  # for axes as the frameworks have them: more than a number in a name, less than words
 
 
 def propose(
-    reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None
-) -> Mapping:
-    """What is given; then whole tensors, stacked layers, fused tensors, tied ones."""
-    mapping = Mapping([], list(reference.shapes), list(port.shapes), [], (reference, port), [])
+    reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None,
+    found: list[Entry] | None = None,
+) -> Mapping:  # fmt: skip
+    """Pairs what is given, what values have found, and then, by names and shapes, whole tensors.
+
+    Args:
+        found: entries of which values are the proof; they come after what is given.
+    """
+    mapping = Mapping([], list(reference.shapes), list(port.shapes), [], (reference, port))
     _match_given(mapping, overrides or {}, reference, port)
+    mapping.entries += _untouched(found or [], mapping)
+    drop_used(mapping)
+    match_gates(mapping, reference, port)
     _match_whole(mapping, reference, port)
-    _match_stacked(mapping, reference, port)
-    match_fused(mapping, reference, port)
-    match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
-    _orient(mapping)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
     _require_whole(mapping, reference, port)
     return mapping
+
+
+def _untouched(found: list[Entry], mapping: Mapping) -> list[Entry]:
+    """Leaves out what shares a tensor with what is given."""
+    left = {*mapping.only_reference}, {*mapping.only_port}
+    kept = [e for e in found if e.reference.name in left[0] and e.port.name in left[1]]
+    while True:
+        gone = [entry for entry in found if entry not in kept]
+        theirs, ours = ({getattr(e, side).name for e in gone} for side in ("reference", "port"))
+        fewer = [e for e in kept if e.reference.name not in theirs and e.port.name not in ours]
+        if len(fewer) == len(kept):
+            return kept
+        kept = fewer
 
 
 def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
@@ -51,7 +65,7 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
-    ours, theirs = names.align_indexes(port.indexes, reference.indexes)
+    ours, theirs = port.indexes, reference.indexes
     places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in (KERNEL, GAIN, BIAS):
@@ -63,18 +77,11 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 if ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
                 shapes = reference.shapes[r], port.shapes[p]
-                fitting = fitting_permutations(*shapes)
-                if not fitting:
-                    continue
-                if _are_stacked(shapes, (theirs, ours), (r, p)):
+                if not fitting_permutations(*shapes):
                     continue
                 near = -float(abs(places[0][r] - places[1][p]))
                 owned = _of_one_owner(owners, r, p)
                 score = likeness(reference, r, port, p) + owned
-                score += names.sibling_rank(r, theirs) == names.sibling_rank(p, ours)
-                score += _as_usual(reference, r, port, p, fitting)
-                if _by_heads(*shapes, p, owned):
-                    continue
                 # A table of (8, 2) fits a gain of 16 elements, if nothing else.
                 flat = [len(shape) > 1 for shape in shapes]
                 first = flat[0] == flat[1], ours[p] == theirs[r]
@@ -102,19 +109,6 @@ def _rank(name: str, side: Tensors) -> int:
     return BIAS if names.is_bias(name) else KERNEL if len(side.shapes[name]) > 1 else GAIN
 
 
-def _are_stacked(
-    shapes: tuple[Shape, Shape], indexes: tuple[names.Indexes, names.Indexes], pair: tuple[str, str]
-) -> bool:
-    """Whether one has as many rows as the other has layers: all of them are its, not this alone."""
-    for one, other in ((0, 1), (1, 0)):
-        layers = {index[:1] for index in indexes[other].values() if index}
-        alone = indexes[other][pair[other]] and not indexes[one][pair[one]]
-        deeper = len(shapes[one]) > len(shapes[other]) and shapes[one][0] == len(layers) > 1
-        if alone and deeper:
-            return True
-    return False
-
-
 Score = tuple[tuple[bool, bool], float, float, str, str]
 
 
@@ -122,19 +116,10 @@ def _take_best(
     mapping: Mapping, scored: list[Score], reference: Tensors, port: Tensors, owners: dict[str, str]
 ) -> None:
     free_port, free_reference = set(mapping.only_port), set(mapping.only_reference)
-    for same, score, _, p, r in scored:
+    for *_, p, r in scored:
         if p not in free_port or r not in free_reference:
             continue
-        rivals = [
-            q for s, t, _, q, k in scored
-            if k == r and q != p and q in free_port and (s, t) == (same, score)
-            and port.shapes[q] == port.shapes[p]
-        ]  # fmt: skip
         entry = make_entry(reference, Piece(r), port, Piece(p))
-        if rivals:
-            entry.notes.append(f"{r} could be {p} or {', '.join(rivals)}")
-            mapping.notes += entry.notes
-            mapping.rivals += [(p, rival) for rival in rivals]
         mapping.entries.append(entry)
         owners[names.owner(p)] = names.owner(r)
         free_port.remove(p)
@@ -151,33 +136,10 @@ def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
     return 3.0 if same else -3.0
 
 
-def _as_usual(a: Tensors, name: str, b: Tensors, other: str, fitting: list[Shape]) -> float:
-    """What speaks for a kernel whose axes fit as those of both frameworks' layers do. Linen gives
-    the lower number to the later one, if that is called with the earlier one's output."""
-    jax = name if a.framework == "jax" else other
-    known = a.framework != b.framework and names.segments(jax)[-1] in ("kernel", "w")
-    return TURNED * (known and likely_axes(a, name, b, other) in fitting)
-
-
 def _may_pair(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     """Whether nothing that the names say speaks against it."""
     kinds = (r in reference.parameters) is (p in port.parameters)
-    sides = (reference, r, p), (port, p, r)
-    return kinds and names.may_be_alike(p, r) and not any(starmap(_beside_fused, sides))
-
-
-def _beside_fused(side: Tensors, name: str, other: str) -> bool:
-    """Whether the other is a query, a key or a value, and what this stands beside is theirs."""
-    if names.outer(name) not in side.fusing:
-        return False
-    own, others = names.words(name), names.words(other)
-    part = others & {"query", "key", "value"} - own
-    return bool(part) and "norm" not in others and "qkv" not in own
-
-
-def _by_heads(ours: Shape, theirs: Shape, name: str, owned: float) -> bool:
-    """Whether a bias of heads would go to another module's: it may be a part of what is fused."""
-    return bool(names.is_bias(name)) and (len(ours) > 1) != (len(theirs) > 1) and owned <= 0
+    return kinds and names.may_be_alike(p, r)
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
@@ -189,23 +151,6 @@ def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
     kinds = [names.words(side.kinds.get(n, "")) for side, n in ((reference, r), (port, p))]
     alike = len(kinds[0] & kinds[1]) / max(len(kinds[0] | kinds[1]), 1)
     return round(whole + last + alike, 6)
-
-
-def _orient(mapping: Mapping) -> None:
-    """A kernel whose shape fits both ways as most of its name whose shape fits one way alone."""
-    counts: dict[tuple[str, int], Counter[Shape]] = {}
-    for entry in mapping.entries:
-        if len(entry.choices) == 1 and len(entry.shape) > 1:
-            counts.setdefault(_leaf_of(entry), Counter())[entry.choices[0]] += 1
-    for entry in mapping.entries:
-        usual = counts.get(_leaf_of(entry))
-        if usual and len(entry.choices) > 1:
-            likely = usual.most_common(1)[0][0]
-            entry.choices.sort(key=lambda permutation: permutation != likely)
-
-
-def _leaf_of(entry: Entry) -> tuple[str, int]:
-    return entry.port.name.rpartition(".")[2], len(entry.shape)
 
 
 def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
@@ -223,60 +168,6 @@ def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
             made[entries[old.port.name]] = new
     mapping.entries[:] = made
     return True
-
-
-def _match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """A tensor with a leading axis of layers, beside one tensor a layer; either way round."""
-    for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
-        stacked = mapping.only_port if port_stacks else mapping.only_reference
-        singles = mapping.only_reference if port_stacks else mapping.only_port
-        groups: dict[str, list[str]] = {}
-        for name in singles:
-            if theirs.indexes[name]:
-                key = f"{names.across_layers(names.owner(name))}.{names.segments(name)[-1]}"
-                groups.setdefault(key, []).append(name)
-        owners: dict[str, str] = {}
-        done: set[str] = set()
-        for rank in (KERNEL, GAIN, BIAS):
-            scored = []
-            for s in stacked:
-                shape = ours.shapes[s]
-                for key, members in groups.items():
-                    first, single = members[0], theirs.shapes[members[0]]
-                    if _rank(first, theirs) != rank or shape[:1] != (len(members),):
-                        continue
-                    if {theirs.shapes[m] for m in members} != {single}:
-                        continue
-                    fitting = fitting_permutations(single, shape[1:]) if len(shape) > 1 else []
-                    owned = _of_one_owner(owners, first, s)
-                    if not fitting or _by_heads(shape[1:], single, s, owned):
-                        continue
-                    if _may_pair(theirs, first, ours, s):
-                        score = likeness(theirs, first, ours, s) + owned
-                        ranks = (names.sibling_rank(first, theirs.shapes),
-                                 names.sibling_rank(s, ours.shapes))  # fmt: skip
-                        score += ranks[0] == ranks[1]
-                        score += _as_usual(theirs, first, ours, s, fitting)
-                        scored.append((-score, s, key))
-            for _, s, key in sorted(scored):
-                if s in done or key in done:
-                    continue
-                done |= {s, key}
-                owners[names.owner(s)] = names.owner(groups[key][0])
-                _stack(mapping, s, groups[key], (reference, port), port_stacks)
-        drop_used(mapping)
-
-
-def _stack(
-    mapping: Mapping, stacked: str, members: list[str], sides: tuple[Tensors, Tensors],
-    port_stacks: bool,
-) -> None:  # fmt: skip
-    reference, port = sides
-    indexes = (reference if port_stacks else port).indexes
-    for k, member in enumerate(sorted(members, key=lambda m: indexes[m])):
-        pieces = [Piece(member), Piece(stacked).cut(Cut(0, k, k + 1, True))]
-        r, p = pieces if port_stacks else reversed(pieces)
-        mapping.entries.append(make_entry(reference, r, port, p))
 
 
 def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

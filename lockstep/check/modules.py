@@ -1,16 +1,18 @@
 """Which call of the port is which of the reference: by the tensors held, by values, by names."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lockstep.check import names
 from lockstep.check.layout import Axes, Entry, Shape, axes_between
+from lockstep.check.tapes import axes_of, order_between
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep_recorder.calls import MOST, slot
+from lockstep_recorder.operations import marginals
 
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
 CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
@@ -223,8 +225,12 @@ def _digits(name: str) -> str:
     return "".join(c for part in names.segments(name) if part.isdigit() for c in part)
 
 
-def nearest(ours: np.ndarray, theirs: np.ndarray) -> tuple[Axes, float]:
-    """The order of axes under which two activations are alike, else the usual one; their gap."""
+def nearest(ours: np.ndarray, theirs: np.ndarray, *, permuted: bool = False) -> tuple[Axes, float]:
+    """The order of axes under which two activations are alike, else the usual one; their gap.
+
+    Args:
+        permuted: their columns may stand in another order, as those of a tensor do.
+    """
     orders = axes_between(ours.shape, theirs.shape)[:ORDERS]
     if (ours.shape == theirs.shape and ours.ndim < IMAGE) or not theirs.size:
         orders = orders[:1]
@@ -234,6 +240,12 @@ def nearest(ours: np.ndarray, theirs: np.ndarray) -> tuple[Axes, float]:
         if gap < ALIKE:
             return axes, gap
         first = min(first, gap) if axes is orders[0] else first
+    if permuted and ours.shape == theirs.shape and ours.ndim:
+        last = [axes_of(marginals(x), x.shape)[-1] for x in (ours, theirs)]
+        columns = order_between(last[0], last[1], ALIKE)
+        if columns is not None:
+            axes = replace(orders[0], columns=tuple(columns.tolist()))
+            return axes, norm_gap(axes.to_theirs(ours), theirs)
     return orders[0], first
 
 
@@ -273,27 +285,33 @@ class Pairing:
 
 
 def make_pairing(
-    calls: dict[str, str], reference: Calls, port: Calls, *, guess: bool = False
-) -> Pairing:
+    calls: dict[str, str], reference: Calls, port: Calls, *, guess: bool = False,
+    elsewhere: Collection[str] = (), permuted: Collection[str] = (),
+) -> Pairing:  # fmt: skip
     """By the values of a run: which input and output is which, and in what order its axes are.
 
     What has no value in common is the first beside the first; and if that is to be guessed, the
     second beside the second. An input's axes are in an unusual order only if its module's output
     is right: else it is a bug. An image that is wrong has the order of most that are right: where
     its sides and its channels are of one size, its shape does not say.
+
+    Args:
+        elsewhere: the port's calls that begin elsewhere than the reference's: no input is paired.
+        permuted: the port's modules that hold tensors whose columns stand in another order.
     """
     slots: dict[str, dict[str, str]] = {}
     axes: dict[str, Axes] = {}
     wrong: dict[str, list[Axes]] = {}  # what its axes could be
     for p, r in calls.items():
         right, found = False, dict[str, str]()
-        for kind in ("act", "in"):
+        for kind in ("act",) if p in elsewhere else ("act", "in"):
             ours, theirs = port.slots(kind, p), reference.slots(kind, r)
             pairs = _pair_slots(ours, theirs, port.arrays, reference.arrays, guess)
             for mine, other in pairs.items():
                 a, b = port.arrays[mine], reference.arrays[other]
-                axes[mine], gap = nearest(a, b)
-                if gap >= ALIKE or (kind == "in" and not right):
+                axes[mine], gap = nearest(a, b, permuted=module_of(p) in permuted)
+                columns = axes[mine].columns and gap < ALIKE
+                if gap >= ALIKE or (kind == "in" and not right and not columns):
                     wrong[mine] = axes_between(a.shape, b.shape)
                 right |= kind == "act" and gap < ALIKE
             found = pairs | found
@@ -302,6 +320,21 @@ def make_pairing(
     for key, orders in wrong.items():
         axes[key] = max(orders, key=lambda each: usual[each.order] * (len(each.ours) >= IMAGE))
     return Pairing(calls, slots, axes, masked_positions(reference))
+
+
+def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]:
+    """Finds the port's calls that give in a free run what the reference's give, of something else:
+    one side's function, such as an activation, stands before the module and the other's in it."""
+    found = set()
+    for p, slots in pairing.slots.items():
+        alike: dict[str, list[bool]] = {"act": [], "in": []}
+        for mine, other in slots.items():
+            theirs, ours = reference.arrays[other], pairing.value(mine, port.arrays)
+            alike[mine.partition("/")[0]].append(
+                ours is not None and norm_gap(ours, theirs) < ALIKE)  # fmt: skip
+        if alike["act"] and all(alike["act"]) and alike["in"] and not any(alike["in"]):
+            found.add(p)
+    return found
 
 
 def _pair_slots(

@@ -77,13 +77,6 @@ def without_prefix(leaf: str) -> str | None:
     return rest if leaf[:1] in ("w", "b") and (rest.isdigit() or rest in MEANING) else None
 
 
-def parting(a: str, b: str) -> tuple[str, str]:
-    """Two names up to where they part: gru.fw and gru.bw of gru.fw.kernel and gru.bw.kernel."""
-    ours, theirs = segments(a), segments(b)
-    at = next((i for i, (x, y) in enumerate(zip(ours, theirs)) if x != y), len(ours))
-    return ".".join(ours[: at + 1]), ".".join(theirs[: at + 1])
-
-
 def is_bias(name: str) -> bool | None:
     """None where the name does not say."""
     leaf = segments(name)[-1].lower()
@@ -145,28 +138,6 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def sibling_rank(name: str, among: Iterable[str]) -> int | None:
-    """1 of ln_2 beside ln_1: the rank of a module's number; None where it has none.
-
-    And 1 of gamma2 beside gamma1, in a tree without modules.
-    """
-    *outer, module, leaf = ["", *segments(name)] if len(segments(name)) > 1 else ["", "", "", name]
-    if own := numbered(leaf):
-        inside = [segments(other) for other in among]
-        alike = [numbered(path[-1]) for path in inside if ["", *path[:-1]] == [*outer, module]]
-        return len({n[1] for n in alike if n and n[0] == own[0] and n[1] < own[1]})
-    number = numbered(module)
-    if number is None:
-        return None
-    ranks = set()
-    for other in among:
-        *around, sibling, last = ["", *segments(other)]
-        theirs = numbered(sibling)
-        if around == outer and last == leaf and theirs and theirs[0] == number[0]:
-            ranks.add(theirs[1])
-    return sorted(ranks | {number[1]}).index(number[1])
-
-
 def wildcard(name: str, whole: Collection[str] = ()) -> str:
     """h.*.mlp of h.3.mlp: the same place in all layers.
 
@@ -222,31 +193,3 @@ def _is_layer(segment: str) -> bool:
 
 
 Indexes = dict[str, tuple[int, ...]]
-
-
-def align_indexes(ours: Indexes, theirs: Indexes) -> tuple[Indexes, Indexes]:
-    """Layers counted alike where one side nests them: `stages.1.layers.0` may be `blocks.3`.
-
-    Of both, the outer numbers that count most layers alike; what is inside is left to the names.
-    """
-    sides = (ours, theirs)
-    depths = [max(map(len, side.values()), default=0) for side in sides]
-    if depths[0] == depths[1]:
-        return ours, theirs
-    best: tuple[int, ...] = (1, 0, 0)
-    for a in range(1, depths[0] + 1):
-        for b in range(1, depths[1] + 1):
-            if len(_layers(ours, a)) == len(_layers(theirs, b)):
-                best = max(best, (len(_layers(ours, a)), -a, -b))
-    cut = [-depth for depth in best[1:]]
-    if not cut[0]:
-        return ours, theirs
-    made: list[Indexes] = []
-    for side, depth in zip(sides, cut):
-        rank = {layer: (at,) for at, layer in enumerate(_layers(side, depth))}
-        made.append({name: rank.get(index[:depth], ()) for name, index in side.items()})
-    return made[0], made[1]
-
-
-def _layers(indexes: Indexes, depth: int) -> list[tuple[int, ...]]:
-    return sorted({index[:depth] for index in indexes.values() if len(index) >= depth})

@@ -43,6 +43,7 @@ class Port:
         self.facts |= precision
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
+        self.first: PortRun | None = None  # on its own weights
 
     @property
     def precision(self) -> str:

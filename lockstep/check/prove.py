@@ -1,14 +1,22 @@
-"""Forward values decide what names and shapes leave open: turned kernels, exchanged tensors."""
+"""Trials of a mapping: what is wrong under it, and whether another explains more."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 from lockstep.check import names, rungs
 from lockstep.check.entries import Mapping
 from lockstep.check.layout import Entry
 from lockstep.check.mapping import exchange
-from lockstep.check.modules import Calls, Pairing, above, make_pairing, pair_calls
+from lockstep.check.modules import (
+    Calls,
+    Pairing,
+    above,
+    begin_elsewhere,
+    make_pairing,
+    pair_calls,
+)
 from lockstep.check.port import Port, PortRun
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -43,10 +51,6 @@ class Trial:
             any(_holds(outer, inner) for outer in other.wrong) for inner in self.wrong
         )
 
-    def touches(self, entry: Entry) -> bool:
-        owner = (entry.alias or entry.reference.name).rpartition(".")[0]
-        return not self.wrong.isdisjoint({owner, owner.rpartition(".")[0]})
-
 
 def _holds(outer: str, inner: str) -> bool:
     """Of two modules; the loss holds the model."""
@@ -64,6 +68,7 @@ class Prover:
         self.port, self.reference, self.calls = port, reference, calls
         self.mapping: Mapping = port.mapping
         self.left = TRIALS
+        self.permuted: set[str] = set()  # the port's modules, of tensors in another order
         self.apart: set[str] = set()  # the reference's modules that end elsewhere than the port's
         self.best = self.trial()
 
@@ -73,13 +78,18 @@ class Prover:
         free = port.run(weights)
         calls = pair_calls(self.mapping.entries, self.calls, free.calls)
         calls = {p: r for p, r in calls.items() if names.wildcard(r) not in self.apart}
-        first = self._isolate(weights, free, make_pairing(calls, self.calls, free.calls))
+        made = partial(make_pairing, calls, self.calls, permuted=self.permuted)
+        pairing = made(free.calls)
+        elsewhere = begin_elsewhere(pairing, self.calls, free.calls)
+        if elsewhere:
+            pairing = made(free.calls, elsewhere=elsewhere)
+        first = self._isolate(weights, free, pairing)
         if not first.wrong or not first.isolated:
             return first
         # Fed the reference's values, what is right has the same values, however late it comes.
         trials = [first]
         for guess in (False, True):
-            pairing = make_pairing(calls, self.calls, first.isolated.calls, guess=guess)
+            pairing = made(first.isolated.calls, guess=guess, elsewhere=elsewhere)
             if pairing.slots not in [trial.pairing.slots for trial in trials]:
                 trials.append(self._isolate(weights, free, pairing))
         best = first
@@ -98,29 +108,32 @@ class Prover:
         return Trial(weights, free, pairing, ran if self.port.isolates else None, spots)
 
     def search(self) -> Trial:
-        """Finds the mapping under which least is wrong, of those that names leave open."""
-        if not self.port.isolates:  # its weights are as they are
-            return self.best
-        self._part_boundaries()
-        self._turn_all()
-        for group in self._open_groups():
-            for choice in range(1, min(len(group[0].choices), 4)):
-                if self._spent():
-                    break
-                former = [entry.chosen for entry in group]
-                for entry in group:
-                    entry.chosen = choice
-                if not self._improves():
-                    for entry, chosen in zip(group, former):
-                        entry.chosen = chosen
-        for pairs in self._rivals():
-            if self._spent():
-                break
-            if self.exchange_helps(pairs):
-                self.mapping.notes.append(f"forward values decide: {pairs[0][0]} and {pairs[0][1]} "
-                                          "are paired against the order of calls")  # fmt: skip
-        self._part_boundaries()
+        """Finds which modules end elsewhere than the port's."""
+        if self.port.isolates:  # else its weights are as they are
+            self._part_boundaries()
         return self.best
+
+    def try_other(self, other: Mapping, permuted: Collection[str]) -> Trial:
+        """Takes another mapping in place of this, unless more is wrong with it.
+
+        Args:
+            permuted: the port's tensors whose columns stand in another order.
+        """
+        former, best = [*self.mapping.entries], self.best
+        self._become(other.entries)
+        self.permuted = {name.rpartition(".")[0] for name in permuted}
+        self.best = self.trial()
+        self._part_boundaries()
+        if len(self.best.wrong) > len(best.wrong):
+            self._become(former)
+            self.best, self.permuted = best, set()
+        else:
+            for name in ("only_reference", "only_port", "notes"):
+                setattr(self.mapping, name, getattr(other, name))
+        return self.best
+
+    def _become(self, entries: list[Entry]) -> None:
+        self.mapping.entries[:] = entries
 
     def _part_boundaries(self) -> None:
         """Modules that hold others, and are wrong as a whole alone: one side's last function, such
@@ -159,44 +172,6 @@ class Prover:
             self.best = tried
             return True
         return False
-
-    def _turn_all(self) -> None:
-        """At once, those whose module is wrong: each is then right or wrong by itself."""
-        open_ones = [e for e in self.mapping.entries
-                     if len(e.choices) > 1 and self.best.touches(e)]  # fmt: skip
-        for entry in open_ones:
-            entry.chosen = 1
-        if open_ones:
-            turned = self.trial()
-            for entry in open_ones:
-                entry.chosen = 0 if turned.touches(entry) else 1
-            if not self._improves():
-                for entry in open_ones:
-                    entry.chosen = 0
-
-    def _open_groups(self) -> list[list[Entry]]:
-        """Kernels with a choice of axes, those of all layers together."""
-        groups: dict[tuple[str, int], list[Entry]] = {}
-        for entry in self.mapping.entries:
-            if len(entry.choices) > 1:
-                key = names.wildcard(entry.port.name), len(entry.choices)
-                groups.setdefault(key, []).append(entry)
-        return list(groups.values())
-
-    def _rivals(self) -> list[list[tuple[str, str]]]:
-        """Tensors of the port whose names say as much for each other's partners; all layers.
-
-        First all that two modules hold, then each by itself.
-        """
-        held = {entry.port.name for entry in self.mapping.entries}
-        found: tuple[dict[frozenset[str], dict[str, str]], ...] = {}, {}
-        for a, b in self.mapping.rivals:
-            x, y = names.parting(a, b)
-            inside = {n: y + n.removeprefix(x) for n in held if n.startswith(x + ".")}
-            for groups, ends, pairs in ((found[0], (x, y), inside), (found[1], (a, b), {a: b})):
-                group = groups.setdefault(frozenset(map(names.wildcard, ends)), {})
-                group |= {n: m for n, m in pairs.items() if m in held and n not in group.values()}
-        return [list(group.items()) for groups in found for group in groups.values() if group]
 
     def find_exchange(self, place: str) -> str:
         """Two siblings of one parent that the port exchanges, inside a place; "" where none.

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import check, layout, report
+from lockstep.check.lines import Follower
 from lockstep.check.modules import Calls
 from lockstep.check.port import Port, PortRun, aliases_of
 from lockstep.check.program import UserProgram
-from lockstep.check.prove import Prover
 from lockstep.check.rungs import labels_of
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError, require
@@ -31,7 +31,7 @@ class RecordedPort(Port):
         self.recorded, self.reference = recorded, reference
         self.facts, self.initial = recorded.about, recorded.weights
         self.shapes = {name: x.shape for name, x in self.initial.items()}
-        self.mapping = None
+        self.mapping = self.first = None
 
     def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         """Raises UserError where the recording started from other weights."""
@@ -89,8 +89,7 @@ def record_like(program: UserProgram, reference: Trace, out: Path) -> None:
         UserError: the port does, or `out` cannot be written.
     """
     port = Port(program, reference)
-    port.mapping = check.propose(reference, port, {})
-    Prover(port, reference, check.calls_of(reference)).search()
+    made = check.pair_tensors(reference, port, {}, Follower(reference, port)).mapping
     given = {f"weights/{n}": x for n, x in port.weights(reference.weights).items()}
     given |= {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
     for label, steps in labels_of(reference).items():
@@ -100,7 +99,7 @@ def record_like(program: UserProgram, reference: Trace, out: Path) -> None:
     steps = len(reference.about.get("losses", []))
     about, arrays = program.ask("record", given, batch=port.batch, steps=steps)
     about = {name: value for name, value in about.items() if name not in ("names", "body")}
-    mapping = {"tensors": report.tensors_json(port.mapping)}
+    mapping = {"tensors": report.tensors_json(made)}
     own = {"program": Path(program.name).name, "seed": reference.about["seed"], "mapping": mapping}
     with durable.writing(f"--out {out}"):
         write(str(out), {**own, **about}, arrays)

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.check.layout import Shape
+from lockstep.errors import UserError
 from lockstep.model.params import Arrays
-from lockstep_recorder.operations import COLUMNS
+from lockstep_recorder.operations import COLUMNS, labels_of
 from lockstep_recorder.recording import prefixed
+from lockstep_recorder.wire import group
 
 EQUAL = 1e-9  # relative: of figures whose sums are taken in another order
 PARAMETER, BATCH = 1, 2
-LIMIT = 3_000_000  # elements of all arrays of one question
 
 
 class Asked(Protocol):
@@ -41,17 +42,15 @@ class Computed:
         return prod(self.shape)
 
 
-class TapeSide:
-    """Asks a program about its tape.
+class Tape:
+    """One side's tape: values, and which elements of its tensors they hold.
 
     Args:
-        weights: what it starts from.
-        batch: `batch/NAME`, and the description of its nest.
+        about: what the recorder tells of it.
+        arrays: `elements/NUMBER`, where these are not regular.
     """
 
-    def __init__(self, program: Asked, weights: Arrays, batch: Arrays, spec: Any) -> None:
-        self.program = program
-        about, _ = program.ask("tape", prefixed("weights", weights) | batch, batch=spec)
+    def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:
         self.values = [
             Computed(v["op"], v.get("name", ""), tuple(v["inputs"]), tuple(v["shape"]), v["dtype"],
                   v["line"], v.get("attributes", {}))
@@ -63,7 +62,9 @@ class TapeSide:
         self.numbers = {v.name: n for n, v in enumerate(self.values) if v.op == "parameter"}
         sizes = [self.values[self.numbers[name]].size for name in self.names]
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-        self._labels: dict[int, np.ndarray | None] = {}
+        self._elements = {n: v["elements"] for n, v in enumerate(about["values"])
+                          if "elements" in v}  # fmt: skip
+        self._labels = {int(n): x.astype(np.int64) for n, x in group(arrays, "elements").items()}
         self._frontiers: dict[int, tuple[int, ...]] = {}
 
     def _dependences(self) -> list[int]:
@@ -121,6 +122,15 @@ class TapeSide:
                     stack.append(n)
         return seen
 
+    def made_of(self, number: int) -> set[int]:
+        """Returns all values that are made of one, and reach the loss."""
+        stack, seen = [number], set[int]()
+        while stack:
+            fresh = [n for n in self.users[stack.pop()] if n not in seen]
+            stack += fresh
+            seen |= set(fresh)
+        return seen
+
     def below(self, number: int, most: int) -> list[int]:
         """The next values that are made of one, in order."""
         found: list[int] = []
@@ -138,45 +148,60 @@ class TapeSide:
 
     def labels(self, number: int) -> np.ndarray | None:
         """Which elements of the parameters a pure value holds, each once; None if it is more."""
-        if number not in self._labels:
-            inputs = [n for m in self.meetings for n in self.values[m].inputs if self.is_pure(n)]
-            asked, size = [number], self.values[number].size
-            for n in dict.fromkeys(inputs):  # others will be wanted soon
-                size += self.values[n].size
-                if n not in self._labels and n != number and size < LIMIT:
-                    asked.append(n)
-            _, found = self.program.ask("tape label", targets=asked, names=self.names)
-            for n in asked:
-                x = found[str(n)].reshape(-1).astype(np.int64)
-                once = x.size == self.values[n].size and np.unique(x).size == x.size
-                self._labels[n] = x.reshape(self.values[n].shape) if once else None
-        return self._labels[number]
+        if number not in self._labels and number in self._elements:
+            first, *steps = self._elements[number]
+            self._labels[number] = labels_of(first, steps, self.values[number].shape)
+        return self._labels.get(number)
 
     def frontiers(self, number: int) -> tuple[int, ...]:
         """The last values above an operation that hold elements of parameters as they are."""
         if number not in self._frontiers:
             found: list[int] = []
             stack = [n for n in self.values[number].inputs if self.is_pure(n)][::-1]
+            seen: set[int] = set()
             while stack:
                 n = stack.pop()
+                if n in seen:
+                    continue
+                seen.add(n)
                 if self.labels(n) is not None:
                     found.append(n)
                 else:
                     stack += [i for i in self.values[n].inputs if self.is_pure(i)][::-1]
-            self._frontiers[number] = tuple(dict.fromkeys(found))
+            self._frontiers[number] = tuple(found)
         return self._frontiers[number]
 
     def names_of(self, number: int) -> list[str]:
         """The parameters that a value is made of."""
         return [self.values[n].name for n in self.above([number]) if self.values[n].name]
 
-    def start(self, weights: Arrays) -> None:
-        self.program.ask("tape start", prefixed("weights", weights))
 
-    def play(self, given: dict[int, np.ndarray], targets: list[int]) -> np.ndarray:
-        """Puts values in and keeps what follows; returns the targets' fingerprints."""
+class LiveTape(Tape):
+    """The tape of a program that plays it.
+
+    Args:
+        weights: what it is made with.
+        batch: `batch/NAME`, and the description of its nest.
+    """
+
+    def __init__(self, program: Asked, weights: Arrays, batch: Arrays, spec: Any) -> None:
+        self.program = program
+        super().__init__(*program.ask("tape", prefixed("weights", weights) | batch, batch=spec))
+
+    def start(self) -> None:
+        """Forgets all values but the batch and the constants."""
+        self.program.ask("tape start")
+
+    def play(
+        self, given: dict[int, np.ndarray], targets: list[int], free: Iterable[int] = ()
+    ) -> np.ndarray:
+        """Puts values in and keeps what follows; returns the targets' fingerprints.
+
+        Args:
+            free: values that were put in, and are the program's own again.
+        """
         arrays = {f"given/{n}": x for n, x in given.items()}
-        _, found = self.program.ask("tape play", arrays, targets=targets)
+        _, found = self.program.ask("tape play", arrays, targets=targets, free=list(free))
         return found["fingerprints"].reshape(-1, COLUMNS)
 
     def attempt(self, trials: list[dict[int, np.ndarray]], targets: list[int]) -> np.ndarray:
@@ -195,6 +220,136 @@ class TapeSide:
         return self.program.ask(
             "tape attempt", arrays, targets=targets, trials=len(trials), values=values
         )[1]
+
+
+class RecordedTape(Tape):
+    """The tape of a trace, with the fingerprints of its values.
+
+    Args:
+        arrays: those of the trace, some of which are values of the tape.
+
+    Raises:
+        UserError: the trace has none.
+    """
+
+    def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:
+        if "values" not in about:
+            raise UserError(about.get("lacks", "the trace has no tape; record it again"))
+        own = group(arrays, "tape")
+        super().__init__(about, own)
+        self.rows = own["rows"].reshape(-1, COLUMNS)
+        self._marginals = {int(n): x for n, x in group(own, "marginals").items()}
+        self._kept = {int(n): x for n, x in group(own, "value").items()}
+        self._kept |= {n: arrays[v["kept"]] for n, v in enumerate(about["values"]) if "kept" in v}
+
+    def value_of(self, number: int) -> np.ndarray | None:
+        """A value, where the trace has it."""
+        x = self._kept.get(number)
+        return None if x is None else x.reshape(self.values[number].shape)
+
+    def marginals_of(self, number: int) -> list[np.ndarray]:
+        """Returns the rows of each axis of a value, where the trace has them."""
+        found = self._marginals.get(number)
+        return [] if found is None else axes_of(found, self.values[number].shape)
+
+    def pieces(self, number: int, size: int) -> np.ndarray:
+        """Returns the fingerprints of a value's slices of a size, that begin at its multiples along
+        each axis; the two columns that see order are zero."""
+        rows = []
+        for along in self.marginals_of(number):
+            length, rest = divmod(len(along) * size, max(self.values[number].size, 1))
+            if not rest and 0 < length < len(along):
+                for start in range(0, len(along) - length + 1, length):
+                    part = along[start : start + length]
+                    sums, most, least = part[:, :4].sum(0), part[:, 4].max(), part[:, 5].min()
+                    rows.append([size, *sums, most, least, 0, 0])
+        return np.array(rows, np.float64).reshape(-1, COLUMNS)
+
+
+def axes_of(marginals: np.ndarray, shape: Shape) -> list[np.ndarray]:
+    """Parts marginals by axes."""
+    return np.split(marginals, np.cumsum(shape)[:-1]) if shape else []
+
+
+def order_between(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.ndarray | None:
+    """Finds which of the reference's indices stands at each of the port's along an axis; None where
+    these are others, alike among themselves, or in the same order."""
+    if ours.shape != theirs.shape:
+        return None
+    scale = tolerance * max(np.abs(ours).max(initial=0), np.abs(theirs).max(initial=0))
+    a, b = np.argsort(ours[:, 1]), np.argsort(theirs[:, 1])
+    apart = (np.diff(theirs[b, 1]) > 2 * scale).all()
+    if not apart or not np.allclose(ours[a], theirs[b], rtol=0, atol=scale):
+        return None
+    order = np.empty(len(a), np.int64)
+    order[a] = b
+    return None if (a == b).all() else order
+
+
+def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) -> str:
+    """Why what a trace says of its tape is none, or "".
+
+    Args:
+        about: JSON.
+        arrays: those of the trace.
+        shapes: of its weights.
+    """
+    if "values" not in about:
+        return "" if type(about.get("lacks", "")) is str else "lacks of the tape is no reason"
+    values = about["values"]
+    if type(values) is not list or not all(map(_is_value, values)):
+        return "the tape holds more than values"
+    if not all(i < n for n, v in enumerate(values) for i in v["inputs"]):
+        return "the tape has values of later ones"
+    if type(about.get("loss")) is not int or not 0 <= about["loss"] < len(values):
+        return "the tape has no loss"
+    named = [v for v in values if v["op"] == "parameter"]
+    if len({v.get("name") for v in named}) < len(named) or not all(
+        shapes.get(v.get("name", "")) == tuple(v["shape"]) for v in named
+    ):
+        return "the tape's parameters are not the weights"
+    total = sum(prod(v["shape"]) for v in named)
+    for v in values:
+        if "elements" in v and not _is_within(v["elements"], v["shape"], total):
+            return "the tape has elements of no parameter"
+        if "kept" in v and getattr(arrays.get(v["kept"]), "size", None) != prod(v["shape"]):
+            return "the tape's arrays are not those of the trace"
+    own = group(arrays, "tape")
+    for kind in ("elements", "marginals", "value"):
+        for name, x in group(own, kind).items():
+            if not name.isdecimal() or len(name) > 9 or not int(name) < len(values):
+                return f"tape/{kind}/{name} is of no value"
+            shape = tuple(values[int(name)]["shape"])
+            if x.shape != ((sum(shape), COLUMNS - 3) if kind == "marginals" else shape):
+                return f"tape/{kind}/{name} is of no value"
+            if kind == "elements" and not ((x >= 0) & (x < total)).all():
+                return "the tape has elements of no parameter"
+    count = len(Tape(about, own).data)
+    return "" if "rows" in own and own["rows"].shape == (count, COLUMNS) else "the tape has no rows"
+
+
+def _is_value(v: Any) -> bool:
+    kinds: dict[str, type] = {"op": str, "inputs": list, "shape": list, "dtype": str, "line": str}
+    if type(v) is not dict or any(type(v.get(name)) is not kind for name, kind in kinds.items()):
+        return False
+    counts = [*v["inputs"], *v["shape"]]
+    return (
+        all(type(n) is int and 0 <= n < 2**40 for n in counts)
+        and len(v["shape"]) <= 32
+        and all(type(v.get(name, "")) is str for name in ("name", "kept"))
+        and type(v.get("attributes", {})) is dict
+    )
+
+
+def _is_within(elements: Any, shape: list[int], total: int) -> bool:
+    if type(elements) is not list or len(elements) != len(shape) + 1 or prod(shape) > total:
+        return False
+    if not all(type(n) is int for n in elements):
+        return False
+    first, *steps = elements
+    ends = [step * (length - 1) for step, length in zip(steps, shape)]
+    low, high = (first + sum(pick(end, 0) for end in ends) for pick in (min, max))
+    return prod(shape) > 0 and 0 <= low <= high < total
 
 
 class Known:

@@ -1,7 +1,6 @@
 """One side's tensors, as a mapping sees them."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from lockstep.check import names
 from lockstep.check.layout import Shape
@@ -17,11 +16,6 @@ class Tensors:
     framework: str
     parameters: set[str]  # the others are state or constants
     aliases: dict[str, str] = field(default_factory=dict)  # tied name -> the tensor's
-
-    @cached_property
-    def fusing(self) -> set[str]:
-        """The modules in which query, key and value are one tensor."""
-        return {names.outer(name) for name in self.shapes if "qkv" in names.words(name)}
 
     @property
     def indexes(self) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.check import names
+from lockstep.check import names, tapes
 from lockstep.errors import UserError, why
 from lockstep.files.stream import checksum, read_all
 from lockstep.files.untrusted import Refused, read_json
@@ -108,8 +108,9 @@ def _problem(about: dict[str, Any]) -> str:
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
             return f"{name} holds more than names"
-    if type(about.get("mapping", {})) is not dict:
-        return "mapping is no dict"
+    for name in ("mapping", "tape"):
+        if type(about.get(name, {})) is not dict:
+            return f"{name} is no dict"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
     return ""
@@ -170,6 +171,10 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
                 return f"no {prefix}/{name}"
             if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
                 return f"{prefix}/{name} has another shape than the weight"
+    shapes = {name: x.shape for name, x in weights.items()}
+    problem = tapes.problem_of(about.get("tape", {}), arrays, shapes)
+    if problem:
+        return problem
     named = _leaves(about["batch"])
     for step in range(max(len(about.get("losses", [])), len(about["accumulated"]), 1)):
         if named is None or set(named) != set(group(arrays, f"batch/{step}")):

@@ -108,6 +108,13 @@ PAIRS = {
          "y = x - x.mean(-1, keepdim=True)\ny = y * (torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * self.scale) + self.shift\nreturn y @ self.w + self.b"),
         {"scale": ["norm.weight"], "shift": ["norm.bias"], "w": ["head.weight"], "b": ["head.bias"]},
     ),
+    "columns joined the other way round": Pair(
+        ("self.a, self.norm, self.out = nn.Linear(D, H), nn.LayerNorm(D + H), nn.Linear(D + H, D)",
+         "return self.out(self.norm(torch.cat([x, torch.tanh(self.a(x))], -1)))"),
+        ("self.a, self.norm, self.out = nn.Linear(D, H), nn.LayerNorm(D + H), nn.Linear(D + H, D)",
+         "return self.out(self.norm(torch.cat([torch.tanh(self.a(x)), x], -1)))"),
+        {"norm.weight": ["norm.weight"], "norm.bias": ["norm.bias"], "out.weight": ["out.weight"]},
+    ),
     "a tied head, and one of its own": Pair(
         ("self.table = nn.Embedding(V, D)", "return torch.tanh(self.table(ids)) @ self.table.weight.T"),
         ("self.table, self.head = nn.Embedding(V, D), P(D, V)", "return torch.tanh(self.table(ids)) @ self.head"),

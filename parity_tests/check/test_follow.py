@@ -1,43 +1,46 @@
 """Tensors are paired by the values that they meet, and the two lines at which values part named."""
 
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lockstep.check import check, lines, report, trace
+from lockstep.check import lines, report, trace
 from lockstep.check.check import Result
 from lockstep.check.follow import OPEN, Followed, follow
-from lockstep.check.lines import Follower, follow_data
-from lockstep.check.port import Port
 from lockstep.check.program import UserProgram
-from lockstep.check.tapes import Asked, TapeSide
+from lockstep.check.tapes import Asked, LiveTape, RecordedTape
 from lockstep.check.turns import turns
-from lockstep.errors import UserError
 from lockstep.process import ROOT
-from lockstep_recorder import tree
+from lockstep_recorder import questions, tree
 from lockstep_recorder.noise import perturb
 from lockstep_recorder.operations import fingerprint
+from lockstep_recorder.questions import describe_run
 from lockstep_recorder.recording import prefixed
 from parity_tests.check.follow_pairs import PAIRS, Pair
-from parity_tests.check.inside import Inside
+from parity_tests.check.inside import Inside, check_inside
 from parity_tests.check.mutants import BY_NAME, changed, port_of
+from parity_tests.check.small_program import record_small, small
 from parity_tests.tiers import tier
 
 GPT = ROOT / "examples" / "gpt"
 TOKENS = np.random.default_rng(0).integers(0, 61, (4, 13))
 
 
-def follow_programs(reference: Asked, port: Asked, batch: object) -> Followed:
+def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
     spec, arrays = tree.take_apart(batch)
     about, initial = reference.ask("facts")
     weights = perturb(initial, 7, set(about["parameters"]))
     given = prefixed("batch", arrays)
-    sides = (TapeSide(reference, weights, given, spec),
-             TapeSide(port, port.ask("facts")[1], given, spec))  # fmt: skip
-    return follow(*sides, weights)
+    own = port.ask("facts")[1]
+    port.ask("widen", prefixed("weights", own) | given, batch=spec)
+    side = reference.side
+    side.widen(weights, spec, arrays)
+    about, tape = describe_run(side, weights, spec, arrays, side.run(weights, spec, arrays)[1])
+    recorded = RecordedTape(about, prefixed("tape", tape) | side.run(weights, spec, arrays)[1])
+    return follow(recorded, LiveTape(port, own, given, spec), weights)
 
 
 def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", "")) -> Followed:
@@ -145,12 +148,8 @@ def test_a_difference_of_a_port_in_jax_is_named_by_the_two_lines(
     assert first.reference.startswith(lines[0]) and first.port.startswith(lines[1])
 
 
-def check_with_lines(torch_folder: Path, file: Path, follower: Follower | None = None) -> Result:
-    recorded = trace.read(torch_folder)
-    port = Port(Inside(file), recorded)  # type: ignore[arg-type]
-    again = Inside(port_of("gpt"))
-    follower = follower or partial(follow_data, again, recorded, port)
-    return check.run(recorded, port, follower=follower)
+def check_with_lines(torch_folder: Path, file: Path) -> Result:
+    return check_inside(trace.read(torch_folder), file)
 
 
 def test_a_root_is_told_with_the_two_lines(torch_folder: Path, tmp_path: Path) -> None:
@@ -165,32 +164,53 @@ def test_a_root_is_told_with_the_two_lines(torch_folder: Path, tmp_path: Path) -
     assert report.to_json(result)["roots"][0]["lines"] == root.lines
 
 
+def test_each_of_several_roots_is_told_with_its_own_lines(
+    torch_folder: Path, tmp_path: Path
+) -> None:
+    """Behind a difference the reference's value is put in, and the next one is found."""
+    file = changed(BY_NAME["gelu-erf"], tmp_path)
+    for name in ("ln-f-eps", "sum-for-mean", "scale-width"):
+        old, new = BY_NAME[name].old, BY_NAME[name].new
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    roots = [r for r in check_with_lines(torch_folder, file).roots if r.direction == "forward"]
+    texts = ["scaled_dot_product_attention", "self.gelu(", "self.ln_f(", "F.cross_entropy"]
+    assert len(roots) == len(texts)
+    for root, text in zip(roots, texts):
+        assert all(text in line for line in root.lines), (root.name, root.lines)
+
+
 def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     torch_folder: Path, tmp_path: Path
 ) -> None:
-    def refuse() -> Followed:
-        raise UserError("port.py: runs in float32; a tape needs float64")
-
     file = changed(BY_NAME["gelu-erf"], tmp_path)
-    with_, without = (check_with_lines(torch_folder, file, each) for each in (None, refuse))
+    recorded = trace.read(torch_folder)
+    about = recorded.about | {"tape": {"lacks": "ref.py: runs in float32; a tape needs float64"}}
+    with_, without = (check_inside(replace(recorded, about=each), file)
+                      for each in (recorded.about, about))  # fmt: skip
     assert with_.verdict == without.verdict == "different"
     assert [root.name for root in with_.roots] == [root.name for root in without.roots]
     assert not any(root.lines for root in without.roots)
-    assert "no lines are named: port.py: runs in float32; a tape needs float64" in without.notes
+    assert "no lines are named: ref.py: runs in float32; a tape needs float64" in without.notes
 
 
-def test_a_large_model_is_not_followed(torch_folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(lines, "MOST", 100)
-    result = check_with_lines(torch_folder, changed(BY_NAME["gelu-erf"], tmp_path))
+def test_a_large_model_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "MOST", 10)
+    recorded = record_small(small(tmp_path), tmp_path / "trace")
+    bug = "def loss(model, batch):\n    return model(batch['x']).pow(2).sum()"
+    result = check_inside(recorded, small(tmp_path, "port.py", loss=bug))
     assert result.verdict == "different" and not any(root.lines for root in result.roots)
-    assert any("more than 100 take too long" in note for note in result.notes)
+    assert any("more than 10 take too long" in note for note in result.notes)
 
 
-def test_nothing_is_followed_where_the_programs_are_equal(torch_folder: Path) -> None:
-    def refuse() -> Followed:
+def test_nothing_is_followed_where_the_programs_are_equal(
+    torch_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Followed:
         raise AssertionError("followed")
 
-    assert check_with_lines(torch_folder, port_of("gpt"), refuse).verdict == "equal"
+    monkeypatch.setattr(lines, "follow_data", refuse)
+    assert check_with_lines(torch_folder, port_of("gpt")).verdict == "equal"
 
 
 def test_a_fingerprint_sees_elements_and_their_order_apart() -> None:

@@ -70,6 +70,15 @@ HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
     ("a dtype", edit(lambda a: a["batch"]["dict"]["x"].update(dtype="object")), "not as described"),
     ("a missing step", rewrite("fed/1/5/grad/0.bias", np.zeros(4)), "no fed/1/3/"),
     ("NaN weights", rewrite("weights/0/0.bias", np.full(4, np.nan)), "not finite"),
+    ("a tape", edit(lambda a: a.update(tape=[])), "tape is no dict"),
+    ("a tape's order", edit(lambda a: a["tape"]["values"][-1]["inputs"].append(10**6)),
+     "values of later ones"),
+    ("a tape's loss", edit(lambda a: a["tape"].update(loss=10**6)), "the tape has no loss"),
+    ("a tape's weight", edit(lambda a: a["tape"]["values"][0].update(name="x")),
+     "parameters are not the weights"),
+    ("a tape's elements", edit(lambda a: a["tape"]["values"][0].update(elements=[9, 9, 9])),
+     "elements of no parameter"),
+    ("a tape's rows", rewrite("tape/rows", np.zeros((2, 9))), "the tape has no rows"),
     ("a gradient", rewrite("grad/0.bias", np.zeros(5)), "grad/0.bias has another shape"),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from parity_tests.check.inside import check_inside
 from parity_tests.check.test_comparisons import record
 from parity_tests.check.unlike_programs import (
     BESIDE,
+    DROPPED,
     EXPERTS,
     FUSED,
     HEADS,
@@ -100,6 +101,12 @@ PAIRS = {
         {"mlp": ("2 * torch.tanh(self.mlp(x))", "2 * F.hardtanh(self.mlp(x))"),
          "between mlp.net.0 and mlp.net.2": ("F.gelu", "F.silu"),
          "between stem.norm and mlp": ("F.relu(self.stem(", "F.gelu(self.stem(")},
+    ),
+    "an activation before a module that does nothing": Pair(
+        DROPPED,
+        DROPPED.replace("nn.LeakyReLU(0.2), nn.Dropout(0.0)", "nn.Dropout(0.0)").replace(
+            "self.net[1](self.net[0](y))", "self.net[0](F.leaky_relu(y, 0.2))"),
+        {"between first and net.0": ("y, 0.2", "y, 0.1")},
     ),
     "an image as high as it has channels": Pair(
         SQUARE,

@@ -260,3 +260,15 @@ class Model(nn.Module):
     def forward(self, x):
         return self.head(torch.tanh(self.first(x)))
 """
+
+DROPPED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, D)
+        self.net = nn.Sequential(nn.LeakyReLU(0.2), nn.Dropout(0.0))
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(self.net[1](self.net[0](y)))
+"""

@@ -26,6 +26,7 @@ from lockstep.check.mapping import propose
 from lockstep.check.modules import Calls, make_pairing
 from lockstep.check.port import aliases_of, tensors_of
 from lockstep.check.rungs import Bounds, labels_of
+from lockstep.check.tapes import RecordedTape
 from lockstep.check.tensors import Tensors
 from lockstep.config import ModelConfig, huggingface
 from lockstep.config.presets import GPT2
@@ -120,11 +121,21 @@ ABOUT: dict[str, Any] = {
     "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
     "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
     "losses": [1.5], "envelope": [0.0], "noise": {"loss": 0.1, "act/a": 0.2},
+    "tape": {"loss": 3, "values": [
+        {"op": "parameter", "name": "a.weight", "inputs": [], "shape": [2, 3], "dtype": "float64",
+         "line": "", "elements": [0, 3, 1]},
+        {"op": "batch", "name": "", "inputs": [], "shape": [4, 3], "dtype": "float64", "line": "",
+         "kept": "in/a"},
+        {"op": "mm", "inputs": [1, 0], "shape": [4, 2], "dtype": "float64", "line": "a.py:3  x @ w",
+         "attributes": {"2": "1"}},
+        {"op": "sum", "inputs": [2], "shape": [], "dtype": "float64", "line": "a.py:4  y.sum()"},
+    ]},
 }  # fmt: skip
 SHAPES = {
     "weights/0/a.weight": (2, 3), "grad/a.weight": (2, 3), "batch/0/x": (4,), "act/a": (4, 2),
     "in/a": (4, 3), "dact/a": (4, 2), "fed/1/0/weights/a.weight": (2, 3),
     "fed/1/0/grad/a.weight": (2, 3), "fed/1/1/weights/a.weight": (2, 3), "sum/a.weight": (2, 3),
+    "tape/rows": (3, 9), "tape/marginals/2": (6, 6), "tape/elements/0": (2, 3),
 }  # fmt: skip
 
 
@@ -143,6 +154,11 @@ def read_trace(folder: Path) -> trace.Trace:
     side = tensors_of(about, read.weights, about["events"], about["kinds"])
     propose(side, side)
     labels_of(read)
+    if "values" in about.get("tape", {}):
+        tape = RecordedTape(about["tape"], read.arrays)
+        for n, value in enumerate(tape.values):
+            tape.pieces(n, value.size // 2), tape.value_of(n)
+            tape.frontiers(n)
     with np.errstate(all="ignore"):
         make_pairing({name: name for name in calls.names}, calls, calls).forced(calls)
         assert Bounds(read).of("act/a", "act/a") > 0

@@ -1,0 +1,179 @@
+"""Entries of a mapping, from the elements that following the data has paired."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import combinations, pairwise
+from math import prod
+
+import numpy as np
+
+from lockstep.check import names
+from lockstep.check.follow import OPEN, Followed
+from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
+from lockstep.check.tensors import Tensors
+
+MOST = 2_000  # pieces of one tensor
+Found = tuple[Piece, Piece, tuple[int, ...]]  # of the reference, of the port; the order of axes
+
+
+def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry]:
+    """Makes entries of the port's tensors all of whose elements have partners.
+
+    What is left out: a tensor of which a part has no partner, on either side; a copy of what the
+    reference does not tie; a table whose rows stand in another order; two tensors that the words of
+    their names pair crosswise. These are a bug where they are no layout, and values do not tell.
+    """
+    aliases = {name: alias for alias, name in reference.aliases.items()}
+    tied = {word for alias in aliases.values() for word in names.words(alias)}
+
+    def speaks_against(name: str) -> int:
+        partners = found.partners(name) if name in found.source else []
+        alike = {word for partner in partners for word in names.words(partner)}
+        return len(names.words(name) & tied) - len(names.words(name) & alike)
+
+    taken = np.zeros(sum(map(prod, found.shapes.values())), bool)
+    entries: list[Entry] = []
+    for name in sorted(port.shapes, key=speaks_against):
+        places = found.source.get(name, np.array(OPEN))
+        if name in found.unused or (places == OPEN).any():
+            continue
+        pieces = _Splitting(found).split(places, Piece(name)) or []
+        copies = taken[places].any()  # what has a partner already
+        untied = copies and not all(r.name in aliases for r, _, _ in pieces)
+        moved = places.ndim < 3 and _is_in_another_order(pieces, reference)
+        if untied or (moved and name not in found.permuted):
+            continue
+        taken[places] = True
+        for r, p, axes in pieces:
+            shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
+            alias = aliases[r.name] if copies else ""
+            entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
+    crosswise = _crosswise(entries, reference, port)
+    return _whole([entry for entry in entries if entry.port.name not in crosswise], reference)
+
+
+def _is_in_another_order(pieces: list[Found], reference: Tensors) -> bool:
+    """Says if several pieces make up one tensor of no more axes on both sides, such as a table
+    whose rows are reversed."""
+    inside = {r.name for r, _, _ in pieces}
+    return len(pieces) > 1 == len(inside) and all(len(reference.shapes[n]) < 3 for n in inside)
+
+
+def _crosswise(entries: list[Entry], reference: Tensors, port: Tensors) -> set[str]:
+    """Finds the port's tensors whose names say that each is the other's partner, such as `key`
+    beside the reference's `value`."""
+    said = {
+        (names.outer(entry.reference.name), entry.port.name, frozenset(ours), frozenset(theirs))
+        for entry in entries
+        for ours, theirs in [(_words(entry.port, port), _words(entry.reference, reference))]
+    }
+    found: set[str] = set()
+    for (around, a, p, r), (beside, b, q, s) in combinations(said, 2):
+        if around == beside and p & (s - r) and q & (r - s) and not (p & (r - s) or q & (s - r)):
+            found |= {a, b}
+    return found
+
+
+def _words(piece: Piece, side: Tensors) -> set[str]:
+    """The words of a name; a third of what is fused is a query, a key or a value."""
+    words = names.words(piece.name)
+    if "qkv" not in words or not piece.cuts or piece.cuts[-1].index:
+        return words
+    cut = piece.cuts[-1]
+    length = Piece(piece.name, piece.cuts[:-1]).shape(side.shapes)[cut.axis]
+    return words | {("query", "key", "value")[3 * cut.start // length]}
+
+
+def _whole(entries: list[Entry], reference: Tensors) -> list[Entry]:
+    """Leaves out what shares a tensor of which not each element is paired, again and again."""
+    while True:
+        sizes = Counter({entry.reference.name: 0 for entry in entries})
+        for entry in entries:
+            sizes[entry.reference.name] += 0 if entry.alias else prod(entry.shape)
+        partly = {name for name, size in sizes.items() if size != prod(reference.shapes[name])}
+        if not partly:
+            return entries
+        ours = {entry.port.name for entry in entries if entry.reference.name in partly}
+        entries = [entry for entry in entries if entry.port.name not in ours]
+
+
+class _Splitting:
+    """Splits one tensor of the port into pieces, each a turned slice of one of the reference's."""
+
+    def __init__(self, found: Followed) -> None:
+        self.names = list(found.starts)
+        self.starts = np.array(list(found.starts.values()))
+        self.shapes = found.shapes
+
+    def split(self, places: np.ndarray, piece: Piece, most: int = MOST) -> list[Found] | None:
+        """Returns the fewest pieces that are found; None where they are more than `most`."""
+        owners = np.searchsorted(self.starts, places, "right") - 1
+        whole = self._slice_of_one(places, owners)
+        if whole:
+            return [(whole[0], piece, whole[1])]
+        best = None
+        for axis in range(places.ndim if most > 1 else 0):
+            parts = self._split_along(axis, places, owners, piece, most)
+            if parts is not None:
+                best, most = parts, len(parts) - 1
+        return best
+
+    def _split_along(
+        self, axis: int, places: np.ndarray, owners: np.ndarray, piece: Piece, most: int
+    ) -> list[Found] | None:
+        parts: list[Found] = []
+        for cut in self._cuts(places, owners, axis):
+            made = self.split(cut.of(places), piece.cut(cut), most - len(parts))
+            if made is None or len(parts) + len(made) > most:
+                return None
+            parts += made
+        return parts
+
+    def _cuts(self, places: np.ndarray, owners: np.ndarray, axis: int) -> Iterable[Cut]:
+        """Cuts an axis where the owners change; where they do not, where elements do not follow one
+        another as elsewhere; else at each place."""
+        rows = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
+        changes = np.flatnonzero((rows[1:] != rows[:-1]).any(1)) + 1
+        steps = np.diff(np.moveaxis(places, axis, 0).reshape(len(rows), -1)[:, 0])
+        if not len(changes) and len(steps):
+            kinds, counts = np.unique(steps, return_counts=True)
+            changes = np.flatnonzero(steps != kinds[counts.argmax()]) + 1
+        edges = [0, *changes.tolist(), len(rows)] if len(changes) else range(len(rows) + 1)
+        for start, stop in pairwise(edges):
+            yield Cut(axis, start, stop, stop - start == 1)
+
+    def _slice_of_one(
+        self, places: np.ndarray, owners: np.ndarray
+    ) -> tuple[Piece, tuple[int, ...]] | None:
+        owner = int(owners.flat[0])
+        if (owners != owner).any():
+            return None
+        name, shape = self.names[owner], self.shapes[self.names[owner]]
+        at = np.unravel_index(places - self.starts[owner], shape)
+        low, high = [int(x.min()) for x in at], [int(x.max()) + 1 for x in at]
+        box = tuple(b - a for a, b in zip(low, high))
+        if prod(box) != places.size:
+            return None
+        cuts, kept = [], []
+        for axis in reversed(range(len(shape))):  # so that the others keep their numbers
+            one = box[axis] == 1 < shape[axis]
+            if box[axis] != shape[axis]:
+                cuts.append(Cut(axis, low[axis], high[axis], one))
+            kept += [axis] * (not one)
+        kept.reverse()
+        inner = tuple(box[axis] for axis in kept)
+        within = np.zeros(places.shape, np.int64)
+        for axis in kept:
+            within = within * box[axis] + (at[axis] - low[axis])
+        axes = turn_between(within, inner)
+        return None if axes is None else (Piece(name, tuple(cuts)), axes)
+
+
+def turn_between(within: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the order of axes in which an array of a shape, whose elements are numbered through,
+    becomes this one; None where no order does."""
+    numbered = np.arange(within.size).reshape(shape)
+    for axes in fitting_permutations(shape, within.shape):
+        if np.array_equal(numbered.transpose(axes).reshape(within.shape), within):
+            return axes
+    return None
