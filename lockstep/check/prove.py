@@ -142,7 +142,7 @@ class Prover:
         around = {outer for r in self.best.pairing.calls.values() for outer in above(r, parents)}
         wrong = [r for r in self.calls.names if r in around & self.best.wrong]
         for place in dict.fromkeys(map(names.wildcard, wrong)):
-            if self._spent():
+            if not self.best.wrong or self.left <= 0:
                 return
             self.apart.add(place)
             self.left -= 1
@@ -151,27 +151,6 @@ class Prover:
                 self.best = tried
             else:
                 self.apart.remove(place)
-
-    def exchange_helps(self, pairs: list[tuple[str, str]]) -> bool:
-        """Exchanges the partners of the port's tensors; back again if not less is wrong."""
-        former = list(self.mapping.entries)
-        if not exchange(self.mapping, pairs):
-            return False
-        if self._improves():
-            return True
-        self.mapping.entries[:] = former
-        return False
-
-    def _spent(self) -> bool:
-        return not self.best.wrong or self.left <= 0
-
-    def _improves(self) -> bool:
-        self.left -= 1
-        tried = self.trial()
-        if len(tried.wrong) < len(self.best.wrong):
-            self.best = tried
-            return True
-        return False
 
     def find_exchange(self, place: str) -> str:
         """Two siblings of one parent that the port exchanges, inside a place; "" where none.
