@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import prod
 
@@ -13,6 +14,7 @@ from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
 
 MOST = 2_000  # pieces of one tensor
+Key = tuple[str, str, str, frozenset[str], frozenset[str]]
 Found = tuple[Piece, Piece, tuple[int, ...]]  # of the reference, of the port; the order of axes
 
 
@@ -20,8 +22,8 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
     """Makes entries of the port's tensors all of whose elements have partners.
 
     What is left out: a tensor of which a part has no partner, on either side; a copy of what the
-    reference does not tie; a table whose rows stand in another order; two tensors that the words of
-    their names pair crosswise. These are a bug where they are no layout, and values do not tell.
+    reference does not tie; a table whose rows stand in another order. These are a bug where they
+    are no layout, and values do not tell.
     """
     aliases = {name: alias for alias, name in reference.aliases.items()}
     tied = {word for alias in aliases.values() for word in names.words(alias)}
@@ -48,8 +50,7 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
             shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
             alias = aliases[r.name] if copies else ""
             entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
-    crosswise = _crosswise(entries, reference, port)
-    return _whole([entry for entry in entries if entry.port.name not in crosswise], reference)
+    return _uncross(_whole(entries, reference), reference, port)
 
 
 def _is_in_another_order(pieces: list[Found], reference: Tensors) -> bool:
@@ -59,19 +60,25 @@ def _is_in_another_order(pieces: list[Found], reference: Tensors) -> bool:
     return len(pieces) > 1 == len(inside) and all(len(reference.shapes[n]) < 3 for n in inside)
 
 
-def _crosswise(entries: list[Entry], reference: Tensors, port: Tensors) -> set[str]:
-    """Finds the port's tensors whose names say that each is the other's partner, such as `key`
-    beside the reference's `value`."""
-    said = {
-        (names.outer(entry.reference.name), entry.port.name, frozenset(ours), frozenset(theirs))
-        for entry in entries
-        for ours, theirs in [(_words(entry.port, port), _words(entry.reference, reference))]
-    }
-    found: set[str] = set()
-    for (around, a, p, r), (beside, b, q, s) in combinations(said, 2):
-        if around == beside and p & (s - r) and q & (r - s) and not (p & (r - s) or q & (s - r)):
-            found |= {a, b}
-    return found
+def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
+    """Exchanges partners whose names say that each is the other's, such as a port's `key` beside
+    the reference's `value`."""
+    groups: dict[Key, list[int]] = {}
+    for at, entry in enumerate(entries):
+        ours, theirs = _words(entry.port, port), _words(entry.reference, reference)
+        key = names.outer(entry.reference.name), entry.port.name, entry.reference.name
+        groups.setdefault((*key, frozenset(ours), frozenset(theirs)), []).append(at)
+    made = list(entries)
+    for one, other in combinations(groups, 2):
+        (around, *_, p, r), (beside, *_, q, s) = one, other
+        crossed = p & (s - r) and q & (r - s) and not (p & (r - s) or q & (s - r))
+        ours, theirs = ([entries[at] for at in groups[key]] for key in (one, other))
+        alike = [e.shape for e in ours] == [e.shape for e in theirs]
+        alike &= names.is_bias(one[1]) == names.is_bias(other[1])
+        if around == beside and crossed and alike:
+            for at, entry in zip([*groups[one], *groups[other]], [*theirs, *ours]):
+                made[at] = replace(entries[at], reference=entry.reference)
+    return made
 
 
 def _words(piece: Piece, side: Tensors) -> set[str]:
