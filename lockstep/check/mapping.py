@@ -67,6 +67,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
     ours, theirs = port.indexes, reference.indexes
     places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
+    proven = _owners_paired(mapping)  # such as those of running statistics
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in (KERNEL, GAIN, BIAS):
         scored = []
@@ -74,7 +75,10 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             for r in mapping.only_reference:
                 if _rank(p, port) != rank or not _may_pair(reference, r, port, p):
                     continue
-                if ours[p] and theirs[r] and ours[p] != theirs[r]:
+                owner = proven.get(names.owner(p))
+                if owner is not None and owner != names.owner(r):
+                    continue
+                if not owner and ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
                 shapes = reference.shapes[r], port.shapes[p]
                 if not fitting_permutations(*shapes):
@@ -90,6 +94,14 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             key=lambda each: (not each[0][0], not each[0][1], -each[1], -each[2], *each[3:])
         )
         _take_best(mapping, scored, reference, port, owners)
+
+
+def _owners_paired(mapping: Mapping) -> dict[str, str]:
+    """By module of the port: that of the reference which has all of its partners so far."""
+    found: dict[str, set[str]] = {}
+    for entry in mapping.entries:
+        found.setdefault(names.owner(entry.port.name), set()).add(names.owner(entry.reference.name))
+    return {ours: next(iter(theirs)) for ours, theirs in found.items() if len(theirs) == 1}
 
 
 def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
