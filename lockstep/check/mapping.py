@@ -65,7 +65,7 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
-    ours, theirs = port.indexes, reference.indexes
+    ours, theirs = names.align_indexes(port.indexes, reference.indexes)
     places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
     proven = _owners_paired(mapping)  # such as those of running statistics
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went

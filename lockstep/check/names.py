@@ -193,3 +193,31 @@ def _is_layer(segment: str) -> bool:
 
 
 Indexes = dict[str, tuple[int, ...]]
+
+
+def align_indexes(ours: Indexes, theirs: Indexes) -> tuple[Indexes, Indexes]:
+    """Layers counted alike where one side nests them: `stages.1.layers.0` may be `blocks.3`.
+
+    Of both, the outer numbers that count most layers alike; what is inside is left to the names.
+    """
+    sides = (ours, theirs)
+    depths = [max(map(len, side.values()), default=0) for side in sides]
+    if depths[0] == depths[1]:
+        return ours, theirs
+    best: tuple[int, ...] = (1, 0, 0)
+    for a in range(1, depths[0] + 1):
+        for b in range(1, depths[1] + 1):
+            if len(_layers(ours, a)) == len(_layers(theirs, b)):
+                best = max(best, (len(_layers(ours, a)), -a, -b))
+    cut = [-depth for depth in best[1:]]
+    if not cut[0]:
+        return ours, theirs
+    made: list[Indexes] = []
+    for side, depth in zip(sides, cut):
+        rank = {layer: (at,) for at, layer in enumerate(_layers(side, depth))}
+        made.append({name: rank.get(index[:depth], ()) for name, index in side.items()})
+    return made[0], made[1]
+
+
+def _layers(indexes: Indexes, depth: int) -> list[tuple[int, ...]]:
+    return sorted({index[:depth] for index in indexes.values() if len(index) >= depth})
