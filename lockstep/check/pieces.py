@@ -22,8 +22,8 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
     """Makes entries of the port's tensors all of whose elements have partners.
 
     What is left out: a tensor of which a part has no partner, on either side; a copy of what the
-    reference does not tie; a table whose rows stand in another order. These are a bug where they
-    are no layout, and values do not tell.
+    reference does not tie; a table whose rows stand in another order; a kernel whose window does.
+    These are a bug where they are no layout, and values do not tell.
     """
     aliases = {name: alias for alias, name in reference.aliases.items()}
     tied = {word for alias in aliases.values() for word in names.words(alias)}
@@ -43,7 +43,7 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
         copies = taken[places].any()  # what has a partner already
         untied = copies and not all(r.name in aliases for r, _, _ in pieces)
         moved = places.ndim < 3 and _is_in_another_order(pieces, reference)
-        if untied or (moved and name not in found.permuted):
+        if untied or (moved and name not in found.permuted) or _turns_window(pieces, reference):
             continue
         taken[places] = True
         for r, p, axes in pieces:
@@ -58,6 +58,20 @@ def _is_in_another_order(pieces: list[Found], reference: Tensors) -> bool:
     whose rows are reversed."""
     inside = {r.name for r, _, _ in pieces}
     return len(pieces) > 1 == len(inside) and all(len(reference.shapes[n]) < 3 for n in inside)
+
+
+def _turns_window(pieces: list[Found], reference: Tensors) -> bool:
+    """Says if a convolution's kernel has its window turned over: only a transposed one may have a
+    half turn, in some frameworks, and none has its height and width exchanged."""
+    (r, _, axes), *others = pieces or [(Piece(""), Piece(""), ())]
+    kind, n = reference.kinds.get(r.name, ""), len(reference.shapes.get(r.name, ()))
+    if "Conv" not in kind or n < 3:
+        return False
+    if others:
+        return "Transpose" not in kind
+    first = 2 if reference.framework == "torch" else 0
+    window = [axes.index(axis) for axis in range(first, first + n - 2) if axis in axes]
+    return window != sorted(window)
 
 
 def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
