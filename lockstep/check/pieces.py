@@ -67,8 +67,8 @@ def _turns_window(pieces: list[Found], reference: Tensors) -> bool:
     kind, n = reference.kinds.get(r.name, ""), len(reference.shapes.get(r.name, ()))
     if "Conv" not in kind or n < 3:
         return False
-    if others:
-        return "Transpose" not in kind
+    if others:  # of one kernel, not a stack of several
+        return "Transpose" not in kind and all(other.name == r.name for other, *_ in others)
     first = 2 if reference.framework == "torch" else 0
     window = [axes.index(axis) for axis in range(first, first + n - 2) if axis in axes]
     return window != sorted(window)
