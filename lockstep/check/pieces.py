@@ -86,12 +86,12 @@ def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[En
     for one, other in combinations(groups, 2):
         (around, *_, p, r), (beside, *_, q, s) = one, other
         crossed = p & (s - r) and q & (r - s) and not (p & (r - s) or q & (s - r))
-        ours, theirs = ([entries[at] for at in groups[key]] for key in (one, other))
-        alike = [e.shape for e in ours] == [e.shape for e in theirs]
+        a, b = groups[one], groups[other]
+        alike = [entries[at].shape for at in a] == [entries[at].shape for at in b]
         alike &= names.is_bias(one[1]) == names.is_bias(other[1])
         if around == beside and crossed and alike:
-            for at, entry in zip([*groups[one], *groups[other]], [*theirs, *ours]):
-                made[at] = replace(entries[at], reference=entry.reference)
+            for at, partner in zip([*a, *b], [*b, *a]):
+                made[at] = replace(entries[at], reference=entries[partner].reference)
     return made
 
 
