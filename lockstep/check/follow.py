@@ -18,7 +18,7 @@ from lockstep.check.tapes import (
     Known,
     LiveTape,
     RecordedTape,
-    Tape,
+    SideTape,
     are_alike,
     axes_of,
     order_between,
@@ -759,7 +759,7 @@ def _is_blank(row: np.ndarray) -> bool:
 
 
 def _alive(
-    side: Tape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
+    side: SideTape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
 ) -> set[int]:
     """The values from which some value that both sides have is made."""
     found: set[int] = set()
@@ -778,7 +778,7 @@ def _alive(
 
 
 def _depends(
-    side: Tape, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
+    side: SideTape, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
 ) -> bool:
     """Says if a value tells something of one of its inputs; not where it is another, unchanged."""
     if user not in rows or not side.is_float(number):
@@ -788,7 +788,7 @@ def _depends(
     return not same or number in same
 
 
-def _first_apart(side: Tape, alive: set[int], end: int) -> int:
+def _first_apart(side: SideTape, alive: set[int], end: int) -> int:
     """The first value on the way to one that nothing of the other side has, made of what it has."""
     reached, stack, firsts = {end}, [end], []
     while stack:
@@ -801,13 +801,13 @@ def _first_apart(side: Tape, alive: set[int], end: int) -> int:
     return min(firsts, key=lambda n: (not side.values[n].line, n))
 
 
-def _line(side: Tape, number: int) -> str:
+def _line(side: SideTape, number: int) -> str:
     """The line of an operation, or of the last before it that has one."""
     above = sorted((n for n in side.above([number]) if side.is_data(n)), reverse=True)
     return next((side.values[n].line for n in above if side.values[n].line), "")
 
 
-def _forms(side: Tape, frontier: int) -> list[np.ndarray]:
+def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:
     """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
     labels = _present(side.labels(frontier))
     for name in side.names_of(frontier):

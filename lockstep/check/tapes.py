@@ -42,7 +42,7 @@ class Computed:
         return prod(self.shape)
 
 
-class Tape:
+class SideTape:
     """One side's tape: values, and which elements of its tensors they hold.
 
     Args:
@@ -176,7 +176,7 @@ class Tape:
         return [self.values[n].name for n in self.above([number]) if self.values[n].name]
 
 
-class LiveTape(Tape):
+class LiveTape(SideTape):
     """The tape of a program that plays it.
 
     Args:
@@ -222,7 +222,7 @@ class LiveTape(Tape):
         )[1]
 
 
-class RecordedTape(Tape):
+class RecordedTape(SideTape):
     """The tape of a trace, with the fingerprints of its values.
 
     Args:
@@ -324,7 +324,7 @@ def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) 
                 return f"tape/{kind}/{name} is of no value"
             if kind == "elements" and not ((x >= 0) & (x < total)).all():
                 return "the tape has elements of no parameter"
-    count = len(Tape(about, own).data)
+    count = len(SideTape(about, own).data)
     return "" if "rows" in own and own["rows"].shape == (count, COLUMNS) else "the tape has no rows"
 
 
