@@ -24,7 +24,7 @@ METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "sof
            "triu", "masked_fill", "clamp", "exp", "neg", "__neg__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
              "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
-             "neg")  # fmt: skip
+             "neg", "no_grad")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
@@ -173,6 +173,11 @@ def _nothing(function: Any, args: Args, kwargs: Words) -> Made:
 def _detach(function: Any, args: Args, kwargs: Words) -> Made:
     yield Change("gradient not stopped", "the gradient is stopped (detach)",
                  "the gradient is not stopped", lambda: args[0])  # fmt: skip
+
+
+def _no_grad(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change("gradient not stopped", "the gradient is stopped (no_grad)",
+                 "the gradient is not stopped", contextlib.nullcontext)  # fmt: skip
 
 
 def _spread(function: Any, args: Args, kwargs: Words) -> Made:
@@ -353,7 +358,8 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ([each for each in (f.layer_norm, getattr(f, "rms_norm", None)) if each], _centre),
     ((f.batch_norm, f.instance_norm), _statistics), ((f.group_norm,), _groups),
     ((f.instance_norm, f.layer_norm), _axes), (REDUCTIONS, _reduction),
-    ((tensor.detach,), _detach), ((t.var, t.std, tensor.var, tensor.std), _spread),
+    ((tensor.detach,), _detach), ((t.no_grad,), _no_grad),
+    ((t.var, t.std, tensor.var, tensor.std), _spread),
     ((f.linear, *CONVOLUTIONS), _bias), (CONVOLUTIONS, _kernel), ((f.embedding,), _embedding),
     (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
     ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),

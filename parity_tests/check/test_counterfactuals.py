@@ -113,6 +113,9 @@ PLANTS = [
           [("amax(3).mean(2)", "amax(3).sum(2)")]),
     Plant("padding of an embedding", "embed.weight", "each row has a gradient, for row 0 has no",
           [(", padding_idx=0", "")]),
+    Plant("gradient not stopped", "what uses", "the gradient is stopped (no_grad)",
+          [("b = torch.sigmoid(b + self.shift)",
+            "with torch.no_grad():\n            b = torch.sigmoid(b + self.shift)")]),
     Plant("gradient not stopped", "what uses", "the gradient is stopped (detach)",
           [("torch.sigmoid(b ", "torch.sigmoid(b.detach() ")]),
 ]  # fmt: skip
