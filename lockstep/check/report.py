@@ -42,7 +42,7 @@ def beside(result: Result) -> list[str]:
 def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     drawn = sum(len(root.names) for root in result.initial)
-    beside = "".join(f"; {name}" for name in dict.fromkeys(r.entry for r in result.beside))
+    beside = "".join(f"; beside: {n}" for n in dict.fromkeys(r.entry for r in result.beside))
     beside += f"; initial values differ ({drawn})" if drawn else ""
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
