@@ -22,12 +22,11 @@ PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
 MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 MESH_ASSUMPTIONS = """\
-Memory of one device at its own peak, of our own fsdp. PyTorch's gathers in float32, and has whole
-gradients until the last of N micro-batches; other trainers may need less.
+Memory of one device at its own peak; other trainers may need less than what is assumed here.
 Sent: a ring's bytes of one device. s/step: from all sending hidden behind computing to none.
-Assumed: these trainers, our own fsdp, fused attention, eager PyTorch, float32 weights and
-gradients, which are whole until the last micro-batch in PyTorch. None of it is measured, but
-computing is held to published runs; lockstep compile --mesh asks the compilers. docs/plan.md"""
+Assumed: these trainers, our own fsdp, fused attention, eager PyTorch. Its weights are gathered in
+float32, its gradients whole until the last micro-batch. None of it is measured, but computing is
+held to published runs; lockstep compile --mesh asks the compilers. docs/plan.md"""
 
 
 def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]],
