@@ -37,9 +37,9 @@ def in_torch(make: Callable[[], Any], call: Callable[[Any, Any], Any],
              batch: Callable[[int], Any]) -> Program:  # fmt: skip
     """A torch module, of which `call` gives the output."""
 
-    def build(seed: int) -> Any:
-        import torch
+    import torch
 
+    def build(seed: int) -> Any:
         torch.manual_seed(seed)
         return make()
 
@@ -154,7 +154,7 @@ def gnn_in_linen(activation: str) -> Program:
 # --- recommendation
 
 # The interaction's width is fixed at 128 in PyTorch.
-DLRM = {"vocab_size": 32, "mlp_bottom_dims": (16, 128), "mlp_top_dims": (16, 8, 1)}
+DLRM = {"vocab_size": 32, "mlp_bottom_dims": (16, 8, 128), "mlp_top_dims": (16, 8, 1)}
 DLRM_RESNET = {"vocab_size": 32, "mlp_bottom_dims": (8, 8, 8), "mlp_top_dims": (16, 16, 1),
                "embed_dim": 8}  # fmt: skip
 
@@ -278,24 +278,34 @@ def pair(
 VIT, UNET = (vit_in_torch, vit_in_linen), (unet_in_torch, unet_in_linen)
 GNN = (gnn_in_torch, gnn_in_linen)
 DLRMS, WMT = (dlrm_in_torch, dlrm_in_linen), (wmt_in_torch, wmt_in_linen)
+CONVERTED = "run in float64 with the weights converted as the repository's test does it"
+EQUAL: dict[str, Any] = {"differs": False, "by_hand": CONVERTED}
+TABLE: dict[str, Any] = {  # of positions
+    "differs": False,
+    "by_hand": f"{CONVERTED}; a table is made in float32 on both sides, and rounded apart",
+}
 PAIRS = [
-    pair("vit", "imagenet_vit", VIT, "imagenet_vit"),
+    pair("vit", "imagenet_vit", VIT, "imagenet_vit", **TABLE),
     pair("vit, gated", "imagenet_vit", VIT, "imagenet_vit_glu", {"use_glu": True}),
     pair("vit, attention pooling", "imagenet_vit", VIT, "imagenet_vit_map", {"use_map": True}),
     pair("vit, norm after", "imagenet_vit", VIT, "imagenet_vit_postln",
-         {"use_post_layer_norm": True}),
-    pair("u-net", "fastmri", UNET, "fastmri"),
-    pair("u-net, tanh", "fastmri", UNET, "fastmri_tanh", {"use_tanh": True}),
-    pair("u-net, layer norm", "fastmri", UNET, "fastmri_layernorm", {"use_layer_norm": True}),
-    *(pair(f"graph network, {name}", "ogbg", GNN, own, {"activation": name})
+         {"use_post_layer_norm": True}, differs=True, by_hand="run",
+         why="the port ends with TypeError: it calls an array, where it drops out"),
+    pair("u-net", "fastmri", UNET, "fastmri", **EQUAL),
+    pair("u-net, tanh", "fastmri", UNET, "fastmri_tanh", {"use_tanh": True}, **EQUAL),
+    pair("u-net, layer norm", "fastmri", UNET, "fastmri_layernorm", {"use_layer_norm": True},
+         **EQUAL),
+    *(pair(f"graph network, {name}", "ogbg", GNN, own, {"activation": name}, **EQUAL)
       for name, own in (("relu", "ogbg"), ("gelu", "ogbg_gelu"), ("silu", "ogbg_silu"))),
     pair("dlrm", "criteo1tb", DLRMS, "criteo1tb"),
     pair("dlrm, layer norm", "criteo1tb", DLRMS, "criteo1tb_layernorm", {"use_layer_norm": True}),
     pair("dlrm, residual", "criteo1tb", DLRMS, "criteo1tb_resnet", {"name": "DLRMResNet"}),
-    pair("translation", "wmt", WMT, "wmt"),
-    pair("translation, norm after", "wmt", WMT, "wmt_post_ln", {"pre_ln": False}),
-    pair("translation, temperature", "wmt", WMT, "wmt_attention_temp", {"attention_temp": 4.0}),
-    pair("translation, gated, tanh", "wmt", WMT, "wmt_glu_tanh", {"glu": True, "tanh": True}),
+    pair("translation", "wmt", WMT, "wmt", **TABLE),
+    pair("translation, norm after", "wmt", WMT, "wmt_post_ln", {"pre_ln": False}, **TABLE),
+    pair("translation, temperature", "wmt", WMT, "wmt_attention_temp", {"attention_temp": 4.0},
+         **TABLE),
+    pair("translation, gated, tanh", "wmt", WMT, "wmt_glu_tanh", {"glu": True, "tanh": True},
+         **TABLE),
     pair("conformer", "librispeech_conformer", (conformer_in_torch, conformer_in_linen),
          "librispeech_conformer"),
 ]  # fmt: skip

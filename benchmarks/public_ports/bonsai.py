@@ -24,10 +24,10 @@ def in_torch(name: str, config: str, sizes: dict[str, Any], call: Callable[[Any,
              batch: Callable[[int], Any]) -> Program:  # fmt: skip
     """A model of transformers, of random weights, without dropout, in attention of plain torch."""
 
-    def build(seed: int) -> Any:
-        import torch
-        import transformers
+    import torch
+    import transformers
 
+    def build(seed: int) -> Any:
         torch.manual_seed(seed)
         made = getattr(transformers, config)(attn_implementation="eager", **sizes)
         return getattr(transformers, name)(made).eval()
@@ -38,9 +38,9 @@ def in_torch(name: str, config: str, sizes: dict[str, Any], call: Callable[[Any,
 def in_nnx(make: Callable[[Any], Any], call: Callable[[Any, Any], Any]) -> Program:
     """A module of NNX, of which `make` gets the random numbers."""
 
-    def build(seed: int) -> Any:
-        from flax import nnx
+    from flax import nnx
 
+    def build(seed: int) -> Any:
         model = make(nnx.Rngs(seed))
         model.eval()
         return model

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.public_ports.programs import Pair, Program, Source, import_file, weighted
+from benchmarks.public_ports.programs import Pair, Program, Source, Tap, import_file, weighted
 
 PORTS, ORIGINALS = "AI-Hypercomputer/accelerator-agents", "ScalingIntelligence/KernelBench"
 BATCH, IN, OUT = 5, 6, 12  # of a linear layer
@@ -146,7 +146,7 @@ def make_reference(row: Row) -> Program:
 
 
 def make_port(row: Row) -> Program:
-    workload = import_file(*port(row)[:2]).workload
+    tap, workload = Tap(), import_file(*port(row)[:2]).workload
     inputs = [name for name in inspect.signature(workload).parameters if name not in row.shapes]
 
     def build(seed: int) -> dict[str, Any]:
@@ -158,9 +158,9 @@ def make_port(row: Row) -> Program:
 
     def loss(model: Any, batch: Any) -> Any:
         tensors = model["params"] | model.get("batch_stats", {})
-        return weighted(workload(**dict(zip(inputs, batch)), **tensors))
+        return weighted(tap(workload(**dict(zip(inputs, batch)), **tensors)))
 
-    return Program(build, loss)
+    return Program(build, loss, taps=tap.set)
 
 
 def pair(row: Row) -> Pair:

@@ -24,6 +24,7 @@ class Program(NamedTuple):
     build: Callable[[int], Any]
     loss: Callable[[Any, Any], Any]
     batch: Callable[[int], Any] | None = None  # a port takes the reference's
+    taps: Callable[[Any], None] | None = None  # of a program without modules
 
 
 class Source(NamedTuple):
@@ -71,7 +72,7 @@ def write(pair: Pair, folder: Path) -> tuple[Path, Path]:
             f"sys.path.insert(0, {str(ROOT)!r})\n"
             "from benchmarks.public_ports.programs import find\n\n"
             f"pair = find({pair.family!r}, {pair.name!r})\n"
-            f"build, loss, batch = pair.sides[{number}]()\n",
+            f"build, loss, batch, taps = pair.sides[{number}]()\n",
             encoding="utf-8",
         )
     return files[0], files[1]
@@ -153,6 +154,19 @@ def weighted(output: Any) -> Any:
 
         return (output * torch.as_tensor(weights, dtype=output.dtype)).mean()
     return (output * weights.astype(output.dtype)).mean()
+
+
+class Tap:
+    """Shows the output of a program that has no modules, under the name of the reference's."""
+
+    def __init__(self) -> None:
+        self.keep: Callable[[str, Any], Any] = lambda name, x: x
+
+    def set(self, keep: Callable[[str, Any], Any]) -> None:
+        self.keep = keep
+
+    def __call__(self, output: Any) -> Any:
+        return self.keep("(root)", output)
 
 
 def normal(step: int, *shape: int) -> np.ndarray:

@@ -145,10 +145,10 @@ def output_of(found: Any, batch: Inputs) -> Any:
 
 
 def in_torch(twin: Twin) -> Program:
-    def build(seed: int) -> Any:
-        import torch
-        import transformers
+    import torch
+    import transformers
 
+    def build(seed: int) -> Any:
         torch.manual_seed(seed)
         config = getattr(transformers, twin.config)(attn_implementation="eager", **twin.sizes)
         return getattr(transformers, twin.model)(config).eval()
@@ -162,6 +162,7 @@ def in_torch(twin: Twin) -> Program:
 
 
 def in_linen(twin: Twin) -> Program:
+    import jax
     import transformers
 
     config = getattr(transformers, twin.config)(**twin.sizes)
@@ -170,8 +171,6 @@ def in_linen(twin: Twin) -> Program:
     stateful = "batch_stats" in model.params
 
     def build(seed: int) -> Any:
-        import jax
-
         made = model.init_weights(jax.random.PRNGKey(seed), model.input_shape)
         return dict(made) if stateful else {"params": made}
 

@@ -3,7 +3,15 @@
 import subprocess
 from pathlib import Path
 
-from benchmarks.public_ports.programs import Pair, Program, Source, import_file, normal, weighted
+from benchmarks.public_ports.programs import (
+    Pair,
+    Program,
+    Source,
+    Tap,
+    import_file,
+    normal,
+    weighted,
+)
 
 ORIGINAL, PORT = "somebody/original", "somebody-else/port"
 FILES = {
@@ -53,10 +61,11 @@ def reference() -> Program:
 
 
 def port() -> Program:
-    layer = import_file(PORT, "model.py").layer
+    tap, layer = Tap(), import_file(PORT, "model.py").layer
     return Program(
         lambda seed: {"kernel": normal(seed, 5, 7), "bias": normal(seed + 1, 7)},
-        lambda weights, x: weighted(layer(weights, x)),
+        lambda weights, x: weighted(tap(layer(weights, x))),
+        taps=tap.set,
     )
 
 
