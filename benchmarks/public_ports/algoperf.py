@@ -29,7 +29,7 @@ def path(workload: str, framework: str) -> str:
 def models(workload: str, framework: str) -> Any:
     """The module of a workload's models; what it imports beside is data and logging."""
     stub("algoperf._version", "tensorflow", "tensorflow_datasets", "pynvml", "psutil", "GPUtil",
-         "clu", "torchvision", "wandb", "pandas")  # fmt: skip
+         "clu", "torchvision", "wandb")  # fmt: skip
     return import_package(REPOSITORY, path(workload, framework)[:-3].replace("/", "."))
 
 

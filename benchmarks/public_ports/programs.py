@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -123,6 +124,7 @@ class Stub(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []  # it is a package, too
+        self.__spec__ = ModuleSpec(name, None)  # others ask whether it is there
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
