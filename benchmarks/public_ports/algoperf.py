@@ -286,8 +286,9 @@ TABLE: dict[str, Any] = {  # of positions
 }
 PAIRS = [
     pair("vit", "imagenet_vit", VIT, "imagenet_vit", **TABLE),
-    pair("vit, gated", "imagenet_vit", VIT, "imagenet_vit_glu", {"use_glu": True}),
-    pair("vit, attention pooling", "imagenet_vit", VIT, "imagenet_vit_map", {"use_map": True}),
+    pair("vit, gated", "imagenet_vit", VIT, "imagenet_vit_glu", {"use_glu": True}, **TABLE),
+    pair("vit, attention pooling", "imagenet_vit", VIT, "imagenet_vit_map", {"use_map": True},
+         **TABLE),
     pair("vit, norm after", "imagenet_vit", VIT, "imagenet_vit_postln",
          {"use_post_layer_norm": True}, differs=True, by_hand="run",
          why="the port ends with TypeError: it calls an array, where it drops out"),
