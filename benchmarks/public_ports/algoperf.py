@@ -17,7 +17,7 @@ from benchmarks.public_ports.programs import (
 )
 
 REPOSITORY = "mlcommons/algorithmic-efficiency"
-TESTS = "tests/modeldiffs/{} prints the difference of outputs, and asserts nothing"
+TESTS = "modeldiffs/{} prints the outputs' difference"
 CLASSES = {"imagenet_vit": "imagenet", "fastmri": "fastmri", "ogbg": "ogbg", "wmt": "wmt",
            "criteo1tb": "criteo1tb", "librispeech_conformer": "librispeech"}  # fmt: skip
 
@@ -278,11 +278,11 @@ def pair(
 VIT, UNET = (vit_in_torch, vit_in_linen), (unet_in_torch, unet_in_linen)
 GNN = (gnn_in_torch, gnn_in_linen)
 DLRMS, WMT = (dlrm_in_torch, dlrm_in_linen), (wmt_in_torch, wmt_in_linen)
-CONVERTED = "run in float64 with the weights converted as the repository's test does it"
+CONVERTED = "run in float64, the weights converted by their test"
 EQUAL: dict[str, Any] = {"differs": False, "by_hand": CONVERTED}
 TABLE: dict[str, Any] = {  # of positions
     "differs": False,
-    "by_hand": f"{CONVERTED}; a table is made in float32 on both sides, and rounded apart",
+    "by_hand": f"{CONVERTED}; both make a table in float32, and round it apart",
 }
 PAIRS = [
     pair("vit", "imagenet_vit", VIT, "imagenet_vit", **TABLE),

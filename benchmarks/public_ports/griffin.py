@@ -76,7 +76,7 @@ def pair(kind: str) -> Pair:
         Source(REPOSITORY, "recurrentgemma/jax/griffin.py"),
         (lambda: in_torch(kind), lambda: in_linen(kind)),
         own_tests="none that compares the two",
-        differs=False, by_hand="read; JAX draws some gates and kernels from another scale",
+        differs=False, by_hand="read; some initial values have another scale",
     )  # fmt: skip
 
 

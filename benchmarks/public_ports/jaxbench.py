@@ -169,8 +169,8 @@ def pair(row: Row) -> Pair:
     return Pair(
         f"jaxbench {number}", original(row), port(row),
         (lambda: make_reference(row), lambda: make_port(row)),
-        own_tests=f"largest difference 1e-2, which {verdict}",
-        by_hand="outputs and gradients with the weights handed over, and with the one change",
+        own_tests=f"the harness's 1e-2 {verdict}",
+        by_hand="run in float64, the weights handed over, and with the one change",
         why=row.why, differs=bool(row.why),
     )  # fmt: skip
 

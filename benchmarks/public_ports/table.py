@@ -67,10 +67,12 @@ def _where(row: Row) -> str:
 
 
 def _root(root: Row) -> str:
+    """The first of its places; of its cause, what stands before any list."""
+    first, *others = root["where"].split(", ")
     size = "" if root["figure"] is None else f" {root['figure']:.2g}"
-    text = f"{root['where']}, {root['direction']}{size}"
+    text = f"{first}{f' and {len(others)} more' if others else ''}, {root['direction']}{size}"
     if root["cause"]:
-        text += f": {root['cause']}"
+        text += f": {root['cause'].split(': ')[0]}"
     if root["lines"]:
         text += f" ({' and '.join(root['lines'])})"
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
