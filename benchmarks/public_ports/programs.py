@@ -47,6 +47,7 @@ class Pair(NamedTuple):
     by_hand: str = ""  # what a person found, without `check`; empty: nobody looked
     why: str = ""  # the difference, in a few words
     differs: bool | None = None  # by hand; None: nobody looked
+    draws: bool = True  # initial values are the port's own, and not ours
 
     @property
     def sources(self) -> tuple[Source, Source]:

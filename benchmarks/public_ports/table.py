@@ -16,7 +16,7 @@ def markdown(rows: Iterable[Row]) -> str:
     """A summary, and a line for each pair; of a row whose pair is gone, nothing."""
     listed = [row for row in rows if row["pair"] in PAIRS]
     found = [(PAIRS[row["pair"]], row) for row in listed]
-    lines = [[_name(pair, row), _verdict(row), _where(row), _by_hand(pair), pair.own_tests]
+    lines = [[_name(pair, row), _verdict(pair, row), _where(row), _by_hand(pair), pair.own_tests]
              for pair, row in found]  # fmt: skip
     return f"{summarise(found)}\n\n{tables.markdown(HEAD, lines)}"
 
@@ -53,10 +53,10 @@ def _address(source: Source, commit: str) -> str:
     return f"https://github.com/{source.repository}/blob/{commit}/{source.path}"
 
 
-def _verdict(row: Row) -> str:
+def _verdict(pair: Pair, row: Row) -> str:
     roots = len(row["roots"])
     more = f", {roots} root{'s' * (roots != 1)}" if roots else ""
-    drawn = f"; initial values differ ({row['initial']})" if row["initial"] else ""
+    drawn = f"; initial values differ ({row['initial']})" if row["initial"] and pair.draws else ""
     return f"{row['verdict']}{more}{drawn}"
 
 
