@@ -25,16 +25,21 @@ def summarise(found: Sequence[tuple[Pair, Row]]) -> str:
     """How many pairs differ, and how often `check` and a person agree."""
     looked = [(pair, row) for pair, row in found if pair.differs is not None]
     differ = sum(bool(pair.differs) for pair, _ in looked)
-    said = Counter(row["verdict"] for _, row in found)
+    said = Counter(_word(row) for _, row in found)
     called = ", ".join(f"{said[verdict]} {verdict}" for verdict in sorted(said))
-    missed = [pair.name for pair, row in looked if pair.differs and row["verdict"] == "equal"]
+    missed = [pair.name for pair, row in looked if pair.differs and _word(row) == "equal"]
     false = [pair.name for pair, row in looked
-             if pair.differs is False and row["verdict"] == "different"]  # fmt: skip
+             if pair.differs is False and _word(row) == "different"]  # fmt: skip
     return (
         f"Of {len(found)} public pairs, {len(looked)} are verified by hand, and {differ} of these "
         f"differ. `check` calls {called}. Differ by hand and are called equal: {_names(missed)}. "
         f"Are equal by hand and are called different: {_names(false)}."
     )
+
+
+def _word(row: Row) -> str:
+    """The verdict; of a pair that has none, that it does not run."""
+    return row.get("verdict", "does not run")
 
 
 def _names(names: list[str]) -> str:
@@ -54,13 +59,17 @@ def _address(source: Source, commit: str) -> str:
 
 
 def _verdict(pair: Pair, row: Row) -> str:
+    if "verdict" not in row:
+        return _word(row)
     roots = len(row["roots"])
     more = f", {roots} root{'s' * (roots != 1)}" if roots else ""
     drawn = f"; initial values differ ({row['initial']})" if row["initial"] and pair.draws else ""
-    return f"{row['verdict']}{more}{drawn}"
+    return f"{_word(row)}{more}{drawn}"
 
 
 def _where(row: Row) -> str:
+    if "verdict" not in row:
+        return _escape(row["why"])
     shown = [_root(root) for root in row["roots"][:SHOWN]]
     left = len(row["roots"]) - SHOWN
     return "; ".join([*shown, *([f"{left} more"] if left > 0 else [])])
@@ -75,6 +84,10 @@ def _root(root: Row) -> str:
         text += f": {root['cause'].split(': ')[0]}"
     if root["lines"]:
         text += f" ({' and '.join(root['lines'])})"
+    return _escape(text)
+
+
+def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 

@@ -90,5 +90,7 @@ def test_the_table_counts_what_is_missed_and_what_is_called_wrongly(
     assert "called equal: none" in text and "called different: none" in text
     assert f"github.com/{toy_ports.PORT}/blob/{'b' * 40}/model.py" in text
     assert "a \\| b (model.py:9 and model.py:6)" in text and "nobody looked" in text
+    ended = {"pair": TOY.name, "at": good[0]["at"], "status": "not supported", "why": "no a_b"}
+    assert "| does not run | no a\\_b |" in table.markdown([ended])
     bad = table.markdown([row_of(TOY, "equal"), row_of(right, "different")])
     assert "called equal: toy" in bad and "called different: right" in bad
