@@ -165,6 +165,7 @@ TABLES: dict[str, Table] = {
         "h200-since", "frameworks --device cuda", "frameworks"
     )._replace(make=_by_model),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
+    "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     **{f"experiment_{name.replace('-', '_')}":
        _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")

@@ -225,7 +225,7 @@ def pair(name: str, port: str, reference: str, torch_side: Callable[[], Program]
         Source("huggingface/transformers",
                f"src/transformers/models/{reference}/modeling_{reference}.py", "transformers"),
         Source(REPOSITORY, f"bonsai/models/{port}/modeling.py"),
-        (torch_side, nnx_side), own_tests=f"{own_tests}, which accepts it", **known,
+        (torch_side, nnx_side), own_tests=own_tests, **known,
     )  # fmt: skip
 
 
