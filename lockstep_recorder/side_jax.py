@@ -211,31 +211,39 @@ class JaxSide(ProgramSide):
         if self.transform is None:
             made = self.user.call("optimizer", self.model.given(params))
             self.transform = getattr(made, "tx", made)  # an nnx.Optimizer holds one
+            self._traced(lambda: self._choose_step(params), "optimizer")
+        self.optimizer_state = self._traced(lambda: self._first_state(params), "optimizer")
 
-            def step(params: Any, grads: Any, state: Any) -> Any:
-                with contextlib.nullcontext() if self.own else nothing_narrower(("float32",)):
-                    updates, state = self.transform.update(grads, state, params)
-                return jax.tree.map(jnp.add, params, updates), state
-
-            self.apply = jax.jit(step)
-        self.optimizer_state = self._traced(lambda: self._widest(params), "optimizer")
-
-    def _widest(self, params: Any) -> Any:
-        """The optimizer's first state: floats of 32 bits as of 64, such as those of MultiSteps, and
-        counts where an older optax allows it."""
-        state = self.transform.init(params)
-        if self.own:
-            return state
-        found = jax.tree_util.tree_leaves_with_path(state)
-        self.widened_state = sorted({name for path, x in found if (name := _is_float32(path, x))})
-        for each in (jax.tree.map(widen_count, jax.tree.map(widen_float, state)),
-                     jax.tree.map(widen_float, state), state):  # fmt: skip
+    def _choose_step(self, params: Any) -> None:
+        """The compiled step, and what widens its first state: floats of 32 bits as of 64, such as
+        those of MultiSteps, and counts, where optax allows it."""
+        both = [lambda x: widen_count(widen_float(x)), widen_float]
+        tries = [*((True, widen) for widen in both), (False, widen_count), (False, lambda x: x)]
+        for widens, widen in tries[2 * self.own :]:
+            self.apply, self.widen_state = self._step_of(widens), widen
+            state = self._first_state(params)
             with contextlib.suppress(AssertionError, TypeError):
-                _, after = jax.eval_shape(self.apply, params, params, each)
-                if jax.tree.map(dtype_of, after) == jax.tree.map(dtype_of, each):
-                    return each
-        self.widened_state = []
-        return state
+                _, after = jax.eval_shape(self.apply, params, params, state)
+                if jax.tree.map(dtype_of, after) == jax.tree.map(dtype_of, state):
+                    break
+        else:
+            widens = False
+        leaves = jax.tree_util.tree_leaves_with_path(self.transform.init(params))
+        names = {_is_float32(path, x) for path, x in leaves} if widens else set()
+        self.widened_state = sorted(names - {""})
+
+    def _first_state(self, params: Any) -> Any:
+        return jax.tree.map(self.widen_state, self.transform.init(params))
+
+    def _step_of(self, wide: bool) -> Any:
+        """The compiled step of the optimizer; where `wide`, casts to float32 mean float64."""
+
+        def step(params: Any, grads: Any, state: Any) -> Any:
+            with nothing_narrower(("float32",)) if wide else contextlib.nullcontext():
+                updates, state = self.transform.update(grads, state, params)
+            return jax.tree.map(jnp.add, params, updates), state
+
+        return jax.jit(step)
 
     def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], list[float]]:
         """See `TorchSide.begin_alone`."""

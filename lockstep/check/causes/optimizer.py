@@ -90,6 +90,7 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
 
 
 CLIP_EPSILON = "clip's epsilon"
+OF_A_CLIP = (CLIP_EPSILON, "clip of")  # said where both sides clip
 # What optax has no argument for.
 CLIP = """\
 def clip(limit):
@@ -387,7 +388,8 @@ def _solve(
         if misfits is not None and change.any():
             misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
         rate, decay = rate / scale[0], decay / scale[1]
-        significant = abs(decay) * np.linalg.norm(s.weights[step]) > 10 * rounding
+        least = max(10 * rounding, close * float(np.linalg.norm(change)))
+        significant = abs(decay) * np.linalg.norm(s.weights[step]) > least
         rates.append(float(rate))
         decays.append(float(decay / rate) if rate and significant else 0.0)
     return (rates, decays) if rates else None
@@ -434,7 +436,8 @@ def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
     said, lines, entries = [], [], []
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
-        if a != b and not key.startswith("_") and key != L2:
+        of_one = key in OF_A_CLIP and "none" in (theirs.options["clip"], ours.options["clip"])
+        if a != b and not key.startswith("_") and key != L2 and not of_one:
             text, line, entry = _option(key, b, a, n)
             said.append(text)
             lines.append(line)

@@ -239,7 +239,7 @@ def _lion(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
 def _adafactor(options: Options, s: Sequence) -> Iterator[np.ndarray]:
     """Of the whole tensor; its last two axes are factored."""
     plain = "_limit" not in options and "_value" not in options and not options.get(L2)
-    if not s.whole.size or s.parts is not None or not plain:
+    if not s.whole.size or not plain:
         return
     v = row = column = 0.0  # type: Any
     for step, (g, size) in enumerate(zip(s.whole, s.sizes), 1):
