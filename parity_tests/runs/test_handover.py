@@ -90,7 +90,7 @@ def test_ten_hand_overs_leave_no_trace() -> None:
 
 FP16 = "--policy fp16 --steps 12"
 MOMENTS = {  # flags, and the step to stop after
-    "after a skipped step": (f"{FP16} --loss-scale-init {2.0**28}", 1),
+    "after a skipped step": (f"{FP16} --loss-scale-init {2.0**22}", 1),  # which is not the last
     "with a scale that has grown": (f"{FP16} --loss-scale-init 1024 --loss-scale-interval 3", 7),
 }
 
@@ -112,6 +112,7 @@ def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
     flags, step = MOMENTS[moment]
     assert trainers.train(first, begin("whole", flags)) == exits.DONE
     trace = scales("whole")
+    assert not any(skipped for _, skipped in trace[6:])  # what was handed over is trained with
     assert train_until(step, first, begin("begun", flags)) == exits.STOPPED
     handed = checkpoint.load(checkpoint.listing(Path("begun"))[-1])
     assert trace[handed.step - 1][1] is (moment == "after a skipped step")
@@ -121,8 +122,9 @@ def test_the_loss_scale_is_handed_over(moment: str, first: str) -> None:
         shutil.copytree("begun", "run")
         assert trainers.train(second, RESUME) == exits.DONE
         assert scales("run") == trace
-        # Two roundings of float16, each of half an ulp at losses from 4 to 8, part the twins.
-        assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)))
+        # Two roundings of float16, each of half an ulp at losses from 4 to 8, part the twins at one
+        # of 64 targets, and an eighth of that their means: 1.5e-5 seen.
+        assert gap("train", "loss") <= (0 if first == second else np.spacing(np.float16(4)) / 8)
 
 
 @tier("rest", guard="rung 10")
