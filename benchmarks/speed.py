@@ -5,8 +5,6 @@ is free of the machine's drift, and of many pairs there is an interval. Both sta
 """
 
 import json
-import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from benchmarks.cells import CONTENDERS, SMALL, Cell, Flags
 from benchmarks.measure import take
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
+from lockstep.train.autotune import interval
 from lockstep.worker import Worker, start_service
 from lockstep_recorder.wire import Arrays, Message
 
@@ -114,28 +113,31 @@ def heat(race: Race, pairs: int) -> list[tuple[float, float]]:
     return turns
 
 
-def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
-    """The speed of ours with theirs as 1: the median pair, and the 95 % interval of the median.
-
-    Order statistics, because a burst of other work in one turn says nothing of either contender.
-    """
-    speeds = sorted(float(theirs / ours) for ours, theirs in turns)
-    edge = outside(len(speeds))
-    return {"speed": statistics.median(speeds), "low": speeds[edge], "high": speeds[-1 - edge]}
-
-
-def outside(n: int) -> int:
-    """How many of n sorted values lie below an interval that misses the median in at most 2.5 % of
-    all cases on that side: each value is below the median as often as not."""
-    below, chance = 0, 0.5**n
-    while chance <= 0.025:
-        below += 1
-        chance += math.comb(n, below) * 0.5**n
-    return max(0, below - 1)
-
-
 def holds(result: dict[str, Any]) -> bool:
     return result["floor"] is None or result["low"] >= result["floor"]
+
+
+def side_by_side(columns: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The races in rows, and each machine's speeds in a column.
+
+    Args:
+        columns: by machine, its rows by name.
+    """
+    names = dict.fromkeys(name for rows in columns.values() for name in rows)
+    lines = []
+    for name in names:
+        found = [rows.get(name) for rows in columns.values()]
+        floor = next(row["floor"] for row in found if row)
+        bound = "" if floor is None else f"{floor:g}"
+        lines.append([name.removeprefix("race "), *map(_describe, found), bound])
+    return tables.markdown(["race: speed, theirs = 1", *columns, "floor"], lines)
+
+
+def _describe(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return ""
+    said = f"{result['speed']:.3f} ({result['low']:.3f} to {result['high']:.3f})"
+    return said if holds(result) else f"{said}, **falls short**"
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
