@@ -22,6 +22,8 @@ from lockstep_recorder.wire import Arrays, Message
 
 # Of the peer's speed, by the lower end of the interval: where we are level, and where we lead.
 LEVEL, AHEAD, FAR_AHEAD = 0.97, 1.05, 1.15
+NO_SLOWER = 0.98  # with the ways that were measured than with the framework's own
+FP32, BF16 = ("fp32", "fp32"), ("bf16", "bf16")
 STEPS, WARMUP = 1, 3  # a turn; before the first
 PAIRS, RESTARTS = 60, 5  # of turns in a race, and of processes
 
@@ -32,7 +34,7 @@ class Race:
 
     ours: str
     theirs: str
-    policies: tuple[str, str] = ("fp32", "fp32")
+    policies: tuple[str, str] = FP32
     floor: float | None = LEVEL  # None: reported, not bounded
 
     @property
@@ -42,7 +44,6 @@ class Race:
         )
 
 
-BF16 = ("bf16", "bf16")
 RACES = [
     Race(ours="torch", theirs="nanogpt", floor=AHEAD),
     Race(ours="torch", theirs="nanogpt", policies=BF16, floor=AHEAD),
@@ -53,6 +54,11 @@ RACES = [
     Race(ours="jax", theirs="bare-jax-keeping"),
     Race(ours="jax", theirs="bare-jax-keeping", policies=BF16),
     Race(ours="jax", theirs="nanogpt", floor=FAR_AHEAD),
+    *(
+        Race(ours=ours, theirs=f"{ours}-own", policies=policies, floor=NO_SLOWER)
+        for ours in ("torch", "jax")
+        for policies in (FP32, BF16)
+    ),
     Race(ours="jax", theirs="torch", floor=None),
     Race(ours="jax", theirs="jax", policies=("bf16", "fp32"), floor=None),
     Race(ours="torch", theirs="torch", policies=("bf16", "fp32"), floor=None),
