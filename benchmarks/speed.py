@@ -97,10 +97,10 @@ def start(contender: str, flags: str) -> Callable[[dict[str, Any], Arrays], Mess
     return answer
 
 
-def measure(**fields: Any) -> dict[str, Any]:
+def measure(pairs: int = PAIRS, restarts: int = RESTARTS, **fields: Any) -> dict[str, Any]:
     """Some pairs with each of several pairs of processes: where one's memory lies is luck."""
     race = Race(**fields)
-    turns = [turn for _ in range(RESTARTS) for turn in heat(race, PAIRS // RESTARTS)]
+    turns = [turn for _ in range(restarts) for turn in heat(race, pairs // restarts)]
     return {"seconds": turns, **interval(turns), "base": SMALL}
 
 
