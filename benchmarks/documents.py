@@ -154,7 +154,8 @@ TABLES: dict[str, Table] = {
     **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
        for name in ("frameworks", "accumulation", "remat")},
     "cpu_speed": _benchmark("cpu", "speed", "speed"),
-    "xeon_speed": _benchmark("speed-xeon", "speed", "speed"),
+    **{path.stem: _benchmark(path.stem, "speed", "speed")
+       for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
     "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
     "cpu312_matmul_jax": _benchmark("cpu312", "matmul --only jax", "matmul jax"),
     **{f"cpu_{kind}_{name}": _benchmark("cpu", kind, f"{kind} {name}")
@@ -186,8 +187,8 @@ def print_plan() -> str:
 
 
 def races() -> str:
-    """The races on several CPUs, side by side."""
-    tables = [TABLES[name] for name in ("cpu_speed", "xeon_speed")]
+    """The races side by side, on each CPU that has a file speed-*.jsonl beside cpu.jsonl."""
+    tables = [table for name, table in TABLES.items() if re.match("cpu_speed$|speed-", name)]
     columns = {_cpu(next(iter(table.rows.values()))["measured"]): table.rows for table in tables}
     return "\n\n".join([speed.side_by_side(columns), *(table.origin() for table in tables)])
 
