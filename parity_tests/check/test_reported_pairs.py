@@ -291,7 +291,7 @@ def optimizer(model):
 def update(model, opt, step):
     global RATE
     for group in opt.param_groups:
-        group["lr"] = 1e-3 * (1.1 + np.cos(RATE / 20))
+        group["lr"] = 1e-3 * max(0.0, 1 - RATE / 20)
     if step % 2 == 1:
         opt.step()
         RATE += 1

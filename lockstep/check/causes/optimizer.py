@@ -136,11 +136,12 @@ def _by_gradients(evidence: Evidence, n: int) -> Cause | None:
     steps = len(theirs_of[pairs[0][0]])
     ours_of = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
     theirs, ours = theirs_of[pairs[0][0]], ours_of[pairs[0][1]]
-    theirs, ours = (x[np.flatnonzero(x)] for x in (theirs, ours))
+    theirs, ours = (x[n - 1 :: n] for x in (theirs, ours))  # by update
+    close = ONE * float(theirs.max(initial=0.0))
     for fast, slow, said in ((ours, theirs, True), (theirs, ours, False)):
         for start in range(n):
             some_of = slow[start::n][: len(fast)]
-            if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=ONE, atol=0):
+            if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=0, atol=close):
                 with_each = (f"with each of {n} gradients", "with each update")
                 b, a = with_each if said else reversed(with_each)
                 return Cause("schedule of the learning rate",
