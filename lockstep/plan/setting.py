@@ -49,13 +49,16 @@ class Setting:
 
     @property
     def written_out(self) -> bool:
-        """True where XLA has no fused attention, and computes blocks of queries instead."""
-        return self.framework == "jax" and not self.ampere
+        """True where XLA has no fused attention, and computes blocks of queries instead: before
+        Ampere, and in float32 (docs/decisions/0084)."""
+        fused = self.ampere and (self.roles.mixed or self.roles.tf32)
+        return self.framework == "jax" and not fused
 
     def group(self, shape: Shape) -> str:
-        """The programs that share their constants. XLA's differ before Ampere; torch's do not."""
+        """The programs that share their constants. XLA's differ by attention; torch's do not."""
         words = [self.framework, "mixed" if self.roles.mixed else "single"]
-        words += ["before ampere"] if self.written_out else []
+        if self.written_out:
+            words.append("written out" if self.ampere else "before ampere")
         return " ".join([*words, "gated" if shape.gated else "plain"])
 
     def chunks(self, shape: Shape) -> int:

@@ -10,9 +10,10 @@ from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.plan.terms import ATTENTION, FIRST, LAST, LOSS, SEGMENT, UPDATE, Constants, Moments
 
-# How many arrays of a block's scores are there at once, in mixed precision or not; elsewhere four.
-# Under dots in float32 some of an earlier, shorter block wait beside them.
+# How many arrays of a block's scores are there at once before Ampere, in mixed precision or not;
+# elsewhere four. Under dots in float32 some of an earlier, shorter block wait beside them.
 SCORES = {True: {"dots": 5.0}, False: {"dots": 6.5, "sublayer": 5.0}}
+SCORES_FROM_AMPERE = 2.0
 MERGED = 64 * 2**20  # bytes of a matmul that XLA makes one with its neighbour
 
 
@@ -110,7 +111,8 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
     found = {"kept": kept(shape, s, moment)}
     c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
     if moment == ATTENTION:  # of the last block of queries, in the backward pass
-        arrays = SCORES[s.roles.mixed].get(s.remat, 4)
+        arrays = SCORES[s.roles.mixed].get(s.remat, 4.0)
+        arrays = SCORES_FROM_AMPERE if s.ampere else arrays
         scores = s.rows * shape.n_head * shape.context**2 / query_blocks(shape.context)
         found["scores"] = arrays * c * scores
         found["attended"] = constants.get(f"attended {s.remat}", 0.0) * stream
@@ -121,7 +123,7 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
     elif s.accum > 1 and s.remat == "block" and moment == LAST:  # and its gradient
         found["stream"] = (wide + c) * stream
     if moment == LOSS:  # the gradient takes their place, but not that of what cuBLAS returns
-        found["logits"] = (1 + s.written_out) * c * s.sizes(shape)[2]
+        found["logits"] = (2 - s.ampere) * c * s.sizes(shape)[2]
         found["stream"] = (wide + 2 * c) * stream
     return found
 
