@@ -1,13 +1,17 @@
 """Inductor's programs for CUDA: what their kernels move, counted by hand, and beside the trace."""
 
 import json
+from statistics import median
 
 import pytest
 
-from lockstep.compile import lints, rules, targets
+from lockstep import results
+from lockstep.compile import lints, report, rules, targets
 from lockstep.compile.ask import Compiler
+from lockstep.config import from_flags
 from lockstep.errors import UserError
 from lockstep.parity.matrix import Row
+from lockstep.process import ROOT
 from parity_tests.cuda.cells import config, run_alone
 
 ROWS, WIDE, HALF = 4096, 512, 2  # bytes of bfloat16
@@ -117,6 +121,28 @@ def test_remat_that_inductor_does_not_recompute(compilers: dict[str, Compiler]) 
     (line,) = find("remat-does-nothing")
     assert line.startswith("--remat block recomputes nothing")
     assert find("") == []
+
+
+def test_gpt2_beside_runs_on_an_h200(compilers: dict[str, Compiler]) -> None:
+    """Memory as measured, to 2 %; time above the roofline; and compiling saves the same share."""
+    rows = results.read(ROOT / "benchmarks/results/h200.jsonl").values()
+    peaks, times, run_peaks, run_times = {}, {}, {}, {}
+    target = targets.find("h200")
+    for row in rows:
+        way = row["cell"]["contender"]
+        if way in ("torch", "torch-compiled") and row["cell"]["flags"]["policy"] == "bf16":
+            flags = row["cell"]["flags"] | {"compile": way == "torch-compiled"}
+            program = compilers["torch"].program(from_flags(flags, accelerator=True), "h200")
+            roofline = report.roofline(program, target)
+            assert roofline
+            peaks[way], times[way] = program.peak, sum(roofline.values())
+            run_peaks[way], run_times[way] = row["peak_bytes"], median(row["seconds_per_step"])
+    assert len(peaks) == 2 and peaks["torch-compiled"] < 0.6 * peaks["torch"]
+    for way, peak in peaks.items():
+        assert abs(peak / run_peaks[way] - 1) < 0.02
+        assert 0.5 < times[way] / run_times[way] < 1
+    said, took = (each["torch-compiled"] / each["torch"] for each in (times, run_times))
+    assert abs(said / took - 1) < 0.1
 
 
 @pytest.mark.parametrize("row", [{"policy": "fp8"}, {"policy": "bf16", "mesh": "fsdp=2"}])
