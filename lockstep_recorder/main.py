@@ -50,10 +50,13 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         from lockstep_recorder.torch_modes import NothingNarrower
 
         # Such as a table of positions, made in float32 by name.
-        with contextlib.nullcontext() if own else NothingNarrower():
+        wide = NothingNarrower()
+        with contextlib.nullcontext() if own else wide:
             built = user.call("build", seed)
         if isinstance(built, sys.modules["torch"].nn.Module):
-            return TorchSide(user, built, place("torch", device), own)
+            side = TorchSide(user, built, place("torch", device), own)
+            side.note_weights(wide.asked)
+            return side
     else:
         built = _build_by_jax(user, seed) if "jax" in sys.modules else user.call("build", seed)
     if "jax" not in sys.modules:

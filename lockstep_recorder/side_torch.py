@@ -43,8 +43,7 @@ class TorchSide(ProgramSide):
         self.device = find_device(device)
         self.model = model.to(self.device)
         without_dropout(self.model)
-        formats = {str(p.dtype).partition(".")[2] for p in self.model.parameters()}
-        self.weights_format = narrowest_of(formats)
+        self.note_weights({str(p.dtype).partition(".")[2] for p in self.model.parameters()})
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
         self.optimizer: Any = None
@@ -56,6 +55,10 @@ class TorchSide(ProgramSide):
         made = TorchSide(self.user, self.user.call("build", 0), self.device)
         made.asks_all = self.asks_all
         return made
+
+    def note_weights(self, formats: set[str]) -> None:
+        """Keeps the narrowest format that weights have, or were to have."""
+        self.weights_format = narrowest_of(formats | {self.weights_format})
 
     def facts(self) -> dict[str, Any]:
         modules = {self.names[id(m)]: type(m).__name__ for m in self.model.modules()}

@@ -88,11 +88,21 @@ class NothingNarrower(TorchFunctionMode):
     WIDER |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
     METHODS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[str] = set()  # the formats that a parameter should have had
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = torch.Tensor.double if func in self.METHODS else func
+        of_weights = any(isinstance(x, torch.nn.Parameter) for x in args)
+        if func in self.METHODS:
+            self.asked |= {func.__name__} if of_weights else set()
+            func = torch.Tensor.double
 
         def widen(x: Any) -> Any:
-            return self.WIDER.get(x, x) if isinstance(x, torch.dtype) else x
+            if not isinstance(x, torch.dtype) or x not in self.WIDER:
+                return x
+            self.asked |= {str(x).partition(".")[2]} if of_weights else set()
+            return self.WIDER[x]
 
         wide = {name: widen(x) for name, x in (kwargs or {}).items()}
         return func(*map(widen, args), **wide)

@@ -9,7 +9,7 @@ from lockstep.check.locate import Root
 from lockstep.check.modules import module_of
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
-from lockstep.check.rungs import Stage, labels_of
+from lockstep.check.rungs import Stage, end_of_schedule, labels_of
 from lockstep.check.trace import Trace
 
 FREE = ("2", "3", "5", "8")
@@ -89,7 +89,7 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     rungs = {rung.number: rung for rung in climbed}
     if not rungs["4i"].lacks:
         steps = len(reference.about.get("losses", []))
-        runs = [] if rungs["4"].lacks else map(len, reference.group("alone").values())
+        runs = [] if rungs["4"].lacks else [end_of_schedule(reference.group("alone"))]
         seen = max(*labels_of(reference).values(), *runs)
         found.append(f"the optimizer was seen for {seen} updates, and for {steps} in the loss "
                      "curves: what a schedule does later is not compared (--steps)")  # fmt: skip

@@ -203,12 +203,12 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     if rung.lacks or not pairs:
         rung.lacks = rung.lacks or "no tensor is whole on both sides"
         return rung
-    steps = len(next(iter(theirs.values())))
+    steps = end_of_schedule(theirs)
     ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
     bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
     found = []
     for r, p in pairs:
-        a, b = ours.get(p, np.zeros(0)), theirs[r]
+        a, b = ours.get(p, np.zeros(0)), theirs[r][:steps]
         if len(a) != steps:
             rung.lacks = f"the port's trace has {len(a)} steps, and not {steps}"
             return rung
@@ -220,6 +220,16 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     for first, r, p, figure, a, b in sorted(found, key=lambda each: each[:2]):
         rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, a, b, r)
     return rung
+
+
+def end_of_schedule(moved: Arrays) -> int:
+    """Steps until nothing moves any more: what a schedule does behind its end is nobody's."""
+    sizes = np.sum([x / (x.max(initial=0.0) or 1.0) for x in moved.values()], axis=0)
+    active = np.flatnonzero(sizes > ALONE)
+    rests = np.diff(active, append=len(sizes) + 1)  # some steps gather gradients alone
+    usual = rests[0] if len(rests) > 1 else len(sizes)
+    ends = np.flatnonzero(rests > usual)
+    return int(active[ends[0]]) + 1 if len(ends) else len(sizes)
 
 
 def whole_tensors(entries: list[Entry], known: Arrays) -> list[tuple[str, str]]:

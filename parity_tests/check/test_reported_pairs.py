@@ -137,6 +137,9 @@ def test_weights_in_bfloat16_are_told(tmp_path: Path) -> None:
     said = "weights are bfloat16 in the port, and float64 here: try --own-precision"
     assert said in check(tmp_path, PLAIN, narrow).notes
     assert said not in check(tmp_path, PLAIN, PLAIN).notes
+    whole = HEAD.replace("return Model()", "return Model().bfloat16()") + PLAIN
+    (tmp_path / "whole.py").write_text(whole)
+    assert open_side(str(tmp_path / "whole.py"), 0, "cpu").weights_format == "bfloat16"
 
 
 COUNTED = changed(PLAIN, ("    def forward(self, x):\n", """\
@@ -270,6 +273,8 @@ def test_a_warm_up_that_is_subtracted_twice_is_found_behind_the_curve(tmp_path: 
     """The loss curve has 4 steps, and rung 4i three: the schedules part at the tenth update."""
     right, wrong = (changed(LATE, ("LENGTH", length)) for length in ("92", "84"))
     assert check(tmp_path, right, right).verdict == "equal"
+    ends = changed(right, ("(step - 8)", "min(step - 8, 92)"))  # the reference rises again
+    assert check(tmp_path, right, ends).verdict == "equal"
     (root,) = check(tmp_path, right, wrong).roots
     assert root.rung == "4" and root.entry == "schedule of the learning rate"
     assert root.cause.startswith("from update 10 on, 0.9999")
