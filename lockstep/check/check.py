@@ -150,8 +150,7 @@ def pair_tensors(
     prover.search()
     open_ = prover.best.wrong or made.only_reference or made.only_port
     if open_ and follower.found:
-        other = propose(reference, port, overrides, follower.found)
-        prover.try_other(other, follower.found.permuted)
+        prover.try_other(propose(reference, port, overrides, follower.found))
     return prover
 
 

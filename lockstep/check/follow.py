@@ -7,7 +7,7 @@ which the result is the same, is the partner. No name is looked at.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, permutations
+from itertools import combinations, islice, permutations, product
 from math import prod
 
 import numpy as np
@@ -314,7 +314,8 @@ class _Walk:
         """A part of the reference's value, or several joined, is like what it is a part of."""
         if number in self.now.have and not self.now.alike[number]:
             alike = [n for m in candidate.met for n in self.known.find(self.known.rows[m])]
-            self.now.alike[number] = self.now.met[number] = alike
+            self.now.alike[number] = alike
+            self.now.met[number] = [] if number in self.now.replaced else alike
 
     def _part(self, number: int) -> None:
         """Goes on behind a difference."""
@@ -406,8 +407,9 @@ class _Walk:
                    for f in self.reference.frontiers(meeting))  # fmt: skip
 
     def _candidates(
-        self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = ()
-    ) -> Iterator[Candidate]:
+        self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = (),
+        kinds: tuple[str, ...] = ("whole", "part"),
+    ) -> Iterator[Candidate]:  # fmt: skip
         held = [self._held(f) for f in self.reference.frontiers(meeting)]
         if len(unknown) > 1:
             for chosen in islice(permutations(held, len(unknown)), 24):
@@ -426,7 +428,7 @@ class _Walk:
                         yield Candidate((meeting,), {frontier: y}, "permuted")
         for theirs in () if orders else self.reference.frontiers(meeting):
             seen: set[bytes] = set()
-            for kind in ("whole", "part"):
+            for kind in kinds:
                 for x in _forms(self.reference, theirs):
                     parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
                     for y in (y for part in parts for y in self._fit(part, frontier)):
@@ -463,6 +465,7 @@ class _Walk:
     def _matching(
         self, number: int, meetings: list[int], unknown: list[int],
         also: dict[int, np.ndarray] | None = None, orders: Iterable[np.ndarray] = (),
+        kinds: tuple[str, ...] = ("whole", "part"),
     ) -> list[Candidate]:  # fmt: skip
         """Returns the candidates of these operations with which the result is theirs.
 
@@ -474,7 +477,7 @@ class _Walk:
         for meeting in meetings:
             candidates = iter([Candidate((meeting,), {})])
             if unknown:
-                candidates = islice(self._candidates(meeting, unknown, orders), TRIALS)
+                candidates = islice(self._candidates(meeting, unknown, orders, kinds), TRIALS)
             pieces = None
             agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
             for candidate, trial, row in self._tried(number, candidates, also or {}):
@@ -547,10 +550,15 @@ class _Walk:
                 for order in permutations(each):
                     yield Candidate(group, {frontier: np.stack(order)}, "join")
 
-    def _matching_joined(self, number: int, candidates: Iterable[Candidate]) -> list[Candidate]:
+    def _matching_joined(
+        self,
+        number: int,
+        candidates: Iterable[Candidate],
+        also: dict[int, np.ndarray] | None = None,
+    ) -> list[Candidate]:
         found = []
         for candidate in islice(candidates, 2 * TRIALS):
-            value = self.port.value_of(self._trial(candidate), number)
+            value = self.port.value_of(self._trial(candidate) | (also or {}), number)
             wanted = [self.known.rows[m] for m in candidate.met]
             if sum(int(row[0]) for row in wanted) != value.size:
                 break
@@ -620,21 +628,29 @@ class _Walk:
 
     def _replace(self, number: int, unknown: list[int]) -> Candidate | None:
         """Puts the reference's data in, if the result is then the reference's: values parted."""
-        inputs = [d for d in self.port.data_inputs(number)
-                  if "float" in self.port.values[d].dtype and self.port.values[d].size > 1
-                  and not self.now.alike.get(d)]  # fmt: skip
+        floats = [d for d in self.port.data_inputs(number)
+                  if self.port.is_float(d) and self.port.values[d].size > 1]  # fmt: skip
+        # A value that is right, but is met where it should not be, stays what it is.
+        inputs = [d for d in floats if not self.now.alike.get(d)] or (floats if unknown else [])
         others = [d for d in self.port.data_inputs(number) if d not in inputs]
         if len(inputs) != 1 or not all(d in self.now.have for d in others):
             return None
-        ours = self._unmoved(inputs[0])
+        ours = inputs[0] if self.now.alike.get(inputs[0]) else self._unmoved(inputs[0])
         met = {n for found in self.now.met.values() for n in found}
         above = {n for i in self.port.above([ours]) for n in self.now.met.get(i, [])}
         meetings = self._near() if unknown else self._of_same_tensors(number)
-        fitting = [m for m in meetings if not unknown or any(self._candidates(m, unknown))]
         # First what the port has nowhere; then what it has changed once more.
-        for wanted in (lambda d: d not in met, lambda d: d in above):
-            for meeting in fitting[:NEAR]:
-                if found := self._replace_by(number, unknown, ours, meeting, wanted):
+        orders = (lambda d: d not in met, lambda d: d in above)
+        for kind in ("whole", "joined", "part") if unknown else ("whole",):
+            if kind == "joined":
+                joined = self._replace_by_joined(number, unknown, ours)
+                if joined:
+                    return joined
+                continue
+            fits = [m for m in meetings
+                    if not unknown or any(self._candidates(m, unknown, kinds=(kind,)))]  # fmt: skip
+            for wanted, meeting in product(orders, fits[:NEAR]):
+                if found := self._replace_by(number, unknown, ours, meeting, wanted, (kind,)):
                     return found
         if unknown and self._replace_and_guess(number, unknown, ours, met):
             return Candidate((), {})
@@ -653,7 +669,7 @@ class _Walk:
 
     def _replace_by(
         self, number: int, unknown: list[int], ours: int, meeting: int,
-        wanted: Callable[[int], bool],
+        wanted: Callable[[int], bool], kinds: tuple[str, ...],
     ) -> Candidate | None:  # fmt: skip
         """Puts one operation's data in, if the result is then the operation's."""
         size = self.port.values[ours].size
@@ -663,11 +679,42 @@ class _Walk:
             return None
         value = self.reference.value_of(theirs[0])
         for data in () if value is None else islice(turns(value, self._shape(ours)), 12):
-            found = self._matching(number, [meeting], unknown, {ours: data})
+            found = self._matching(number, [meeting], unknown, {ours: data}, kinds=kinds)
             if found:
-                self._take(found[0])
-                self._put(ours, theirs[0], data)
-                return found[0]
+                return self._take_with(number, found[0], ours, theirs[0], data)
+        return None
+
+    def _take_with(
+        self, number: int, candidate: Candidate, ours: int, theirs: int, data: np.ndarray
+    ) -> Candidate:
+        """Makes a candidate the partner, and goes on with the reference's data; where the port's is
+        right elsewhere, with the result that the reference's gives."""
+        self._take(candidate)
+        if self.now.alike.get(ours):
+            result = self.port.value_of({ours: data}, number)
+            self._put(number, candidate.met[0], result)
+        else:
+            self._put(ours, theirs, data)
+        return candidate
+
+    def _replace_by_joined(self, number: int, unknown: list[int], ours: int) -> Candidate | None:
+        """Puts the data of several operations in, if the results joined are then theirs, such as a
+        query's, a key's and a value's."""
+        groups: dict[int, list[int]] = {}
+        for meeting in self._near() if len(unknown) == 1 else ():
+            for theirs in self.reference.data_inputs(meeting):
+                if self.reference.values[theirs].size == self.port.values[ours].size:
+                    first = min(self.known.find(self.known.rows[theirs]), default=theirs)
+                    groups.setdefault(first, []).append(meeting)
+        several = ((n, group) for n, group in groups.items() if 1 < len(group) <= 4)
+        for theirs, group in islice(several, NEAR):
+            alike = self.known.find(self.known.rows[theirs])
+            value = next((x for n in alike if (x := self.reference.value_of(n)) is not None), None)
+            for data in () if value is None else islice(turns(value, self._shape(ours)), 12):
+                candidates = self._joined(tuple(group), unknown[0])
+                found = self._matching_joined(number, candidates, {ours: data})
+                if found:
+                    return self._take_with(number, found[0], ours, theirs, data)
         return None
 
     def _replace_and_guess(self, number: int, unknown: list[int], ours: int, met: set[int]) -> bool:

@@ -101,7 +101,8 @@ def _owners_paired(mapping: Mapping) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for entry in mapping.entries:
         found.setdefault(names.owner(entry.port.name), set()).add(names.owner(entry.reference.name))
-    return {ours: next(iter(theirs)) for ours, theirs in found.items() if len(theirs) == 1}
+    single = ((ours, next(iter(theirs))) for ours, theirs in found.items() if len(theirs) == 1)
+    return {ours: theirs for ours, theirs in single if ours}  # "" where there are no modules
 
 
 def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:

@@ -17,6 +17,7 @@ from lockstep_recorder.operations import marginals
 ALIKE = 1e-9  # relative, in float64: two outputs that are one value
 CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
 ORDERS = 24  # of axes that are tried
+WITH_CHANNELS = ("Conv", "Norm", "Pool")  # words of kinds of modules
 IMAGE = 4  # axes, from which two of one size may stand in each other's place
 
 
@@ -225,14 +226,18 @@ def _digits(name: str) -> str:
     return "".join(c for part in names.segments(name) if part.isdigit() for c in part)
 
 
-def nearest(ours: np.ndarray, theirs: np.ndarray, *, permuted: bool = False) -> tuple[Axes, float]:
+def nearest(
+    ours: np.ndarray, theirs: np.ndarray, *, permuted: bool = False, image: bool = False
+) -> tuple[Axes, float]:
     """The order of axes under which two activations are alike, else the usual one; their gap.
 
     Args:
         permuted: their columns may stand in another order, as those of a tensor do.
+        image: they have channels, which stand first or last.
     """
     orders = axes_between(ours.shape, theirs.shape)[:ORDERS]
-    if (ours.shape == theirs.shape and ours.ndim < IMAGE) or not theirs.size:
+    least = IMAGE - 1 if image else IMAGE
+    if (ours.shape == theirs.shape and ours.ndim < least) or not theirs.size:
         orders = orders[:1]
     first = np.inf
     for axes in orders:
@@ -304,12 +309,14 @@ def make_pairing(
     wrong: dict[str, list[Axes]] = {}  # what its axes could be
     for p, r in calls.items():
         right, found = False, dict[str, str]()
+        kinds = port.kinds.get(p, "") + reference.kinds.get(r, "")
+        image = any(kind in kinds for kind in WITH_CHANNELS)
         for kind in ("act",) if p in elsewhere else ("act", "in"):
             ours, theirs = port.slots(kind, p), reference.slots(kind, r)
             pairs = _pair_slots(ours, theirs, port.arrays, reference.arrays, guess)
             for mine, other in pairs.items():
                 a, b = port.arrays[mine], reference.arrays[other]
-                axes[mine], gap = nearest(a, b, permuted=module_of(p) in permuted)
+                axes[mine], gap = nearest(a, b, permuted=module_of(p) in permuted, image=image)
                 columns = axes[mine].columns and gap < ALIKE
                 if gap >= ALIKE or (kind == "in" and not right and not columns):
                     wrong[mine] = axes_between(a.shape, b.shape)

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.entries import Mapping
 from lockstep.check.follow import OPEN, Followed
 from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
@@ -42,7 +43,7 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
         pieces = _Splitting(found).split(places, Piece(name)) or []
         copies = taken[places].any()  # what has a partner already
         untied = copies and not all(r.name in aliases for r, _, _ in pieces)
-        moved = places.ndim < 3 and _is_in_another_order(pieces, reference)
+        moved = places.ndim < 3 and _is_in_another_order([r for r, _, _ in pieces], reference)
         if untied or (moved and name not in found.permuted) or _turns_window(pieces, reference):
             continue
         taken[places] = True
@@ -53,11 +54,23 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
     return _uncross(_whole(entries, reference), reference, port)
 
 
-def _is_in_another_order(pieces: list[Found], reference: Tensors) -> bool:
+def _is_in_another_order(pieces: list[Piece], reference: Tensors) -> bool:
     """Says if several pieces make up one tensor of no more axes on both sides, such as a table
     whose rows are reversed."""
-    inside = {r.name for r, _, _ in pieces}
+    inside = {piece.name for piece in pieces}
     return len(pieces) > 1 == len(inside) and all(len(reference.shapes[n]) < 3 for n in inside)
+
+
+def permuted_modules(mapping: Mapping) -> set[str]:
+    """Finds the port's modules that hold a tensor whose rows or columns stand in another order."""
+    found: dict[str, list[Entry]] = {}
+    for entry in mapping.entries:
+        found.setdefault(entry.port.name, []).append(entry)
+    return {
+        name.rpartition(".")[0] for name, group in found.items()
+        if len(mapping.sides[1].shapes[name]) < 3
+        and _is_in_another_order([entry.reference for entry in group], mapping.sides[0])
+    }  # fmt: skip
 
 
 def _turns_window(pieces: list[Found], reference: Tensors) -> bool:

@@ -1,6 +1,6 @@
 """Trials of a mapping: what is wrong under it, and whether another explains more."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -17,6 +17,7 @@ from lockstep.check.modules import (
     make_pairing,
     pair_calls,
 )
+from lockstep.check.pieces import permuted_modules
 from lockstep.check.port import Port, PortRun
 from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
@@ -68,7 +69,6 @@ class Prover:
         self.port, self.reference, self.calls = port, reference, calls
         self.mapping: Mapping = port.mapping
         self.left = TRIALS
-        self.permuted: set[str] = set()  # the port's modules, of tensors in another order
         self.apart: set[str] = set()  # the reference's modules that end elsewhere than the port's
         self.best = self.trial()
 
@@ -78,7 +78,7 @@ class Prover:
         free = port.run(weights)
         calls = pair_calls(self.mapping.entries, self.calls, free.calls)
         calls = {p: r for p, r in calls.items() if names.wildcard(r) not in self.apart}
-        made = partial(make_pairing, calls, self.calls, permuted=self.permuted)
+        made = partial(make_pairing, calls, self.calls, permuted=permuted_modules(self.mapping))
         pairing = made(free.calls)
         elsewhere = begin_elsewhere(pairing, self.calls, free.calls)
         if elsewhere:
@@ -113,20 +113,16 @@ class Prover:
             self._part_boundaries()
         return self.best
 
-    def try_other(self, other: Mapping, permuted: Collection[str]) -> Trial:
-        """Takes another mapping in place of this, unless more is wrong with it.
-
-        Args:
-            permuted: the port's tensors whose columns stand in another order.
-        """
-        former, best = [*self.mapping.entries], self.best
+    def try_other(self, other: Mapping) -> Trial:
+        """Takes another mapping in place of this, unless more is wrong with it."""
+        former, best, apart = [*self.mapping.entries], self.best, self.apart
         self._become(other.entries)
-        self.permuted = {name.rpartition(".")[0] for name in permuted}
+        self.apart = set()  # what ended elsewhere under the other mapping
         self.best = self.trial()
         self._part_boundaries()
         if len(self.best.wrong) > len(best.wrong):
             self._become(former)
-            self.best, self.permuted = best, set()
+            self.best, self.apart = best, apart
         else:
             for name in ("only_reference", "only_port", "notes"):
                 setattr(self.mapping, name, getattr(other, name))

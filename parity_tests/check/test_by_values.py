@@ -1,9 +1,11 @@
 """Whole checks of pairs whose names say nothing, or the wrong thing: values pair their tensors."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from lockstep.check import lines, report
 from lockstep.check.check import Result
 from parity_tests.check.follow_pairs import PAIRS
 from parity_tests.check.inside import check_inside
@@ -79,6 +81,18 @@ def test_a_table_in_another_order_is_a_difference(tmp_path: Path) -> None:
     other = text.replace("self.table[ids]", "self.table.flip(0)[ids]")
     (tmp_path / "port.py").write_text(other)
     assert check_inside(record(text, tmp_path), tmp_path / "port.py").verdict == "different"
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if name != UNTIED])
+def test_the_map_that_values_find_is_taken_without_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = report.to_json(check(name, tmp_path))["mapping"]
+    monkeypatch.setattr(lines, "follow_data", None)
+    trace = record(PAIRS[name].program(port=False), tmp_path)
+    result = check_inside(trace, tmp_path / "port.py", overrides=json.loads(json.dumps(found)))
+    assert result.verdict == "equal"
+    assert report.to_json(result)["mapping"] == found
 
 
 def test_what_a_map_gives_goes_before_what_values_find(tmp_path: Path) -> None:

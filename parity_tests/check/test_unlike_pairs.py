@@ -17,7 +17,9 @@ from parity_tests.check.unlike_programs import (
     HEADS,
     IMAGE,
     LAST,
+    LAST_SERIES,
     ONE_WAY,
+    SERIES,
     SPECTRAL,
     SQUARE,
     STACKED,
@@ -107,6 +109,12 @@ PAIRS = {
         DROPPED.replace("nn.LeakyReLU(0.2), nn.Dropout(0.0)", "nn.Dropout(0.0)").replace(
             "self.net[1](self.net[0](y))", "self.net[0](F.leaky_relu(y, 0.2))"),
         {"between first and net.0": ("y, 0.2", "y, 0.1")},
+    ),
+    "a series as long as it has channels": Pair(
+        SERIES,
+        LAST_SERIES + SERIES.replace("nn.Conv1d(", "LastConv(").replace(
+            "self.conv(x.transpose(1, 2)))[..., 0]", "self.conv(x))[:, 0]"),
+        {"between conv and head": ("[:, 0]", "[..., 0]")},
     ),
     "an image as high as it has channels": Pair(
         SQUARE,

@@ -272,3 +272,19 @@ class Model(nn.Module):
         y = self.first(x)
         return self.last(self.net[1](self.net[0](y)))
 """
+
+SERIES = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(D, T, 3, padding=1), nn.Linear(T, D)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.conv(x.transpose(1, 2)))[..., 0])
+"""
+LAST_SERIES = """
+class LastConv(nn.Conv1d):
+    def forward(self, x):
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+"""
