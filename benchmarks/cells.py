@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.config import Config, from_flags
-from lockstep.config.autotune import AUTO
+from lockstep.config.autotune import NONE
 from lockstep.errors import require
 from lockstep.train import autotune
 from lockstep.train.memory import keep_freed_memory, share_heap
@@ -29,15 +29,19 @@ class Contender(NamedTuple):
             share_heap()
         for framework, module in MODULES.items():
             if module == self.module:
-                config = autotune.resolve(framework, config.replace(autotune=AUTO))
+                config = autotune.resolve(framework, config)
         keep_freed_memory(self.keeps)
         return importlib.import_module(self.module).build(config)
 
 
+# As a trainer takes its ways, and the framework's own.
+OURS, OWN = {"autotune": autotune.default()}, {"autotune": NONE}
 CONTENDERS = {
-    "jax": Contender("jax_impl.twin", one_heap=True),
-    "torch": Contender("torch_ref.twin"),
-    "torch-compiled": Contender("torch_ref.twin", {"compile": True}),
+    "jax": Contender("jax_impl.twin", OURS, one_heap=True),
+    "torch": Contender("torch_ref.twin", OURS),
+    "torch-compiled": Contender("torch_ref.twin", {"compile": True, **OURS}),
+    "jax-own": Contender("jax_impl.twin", OWN),
+    "torch-own": Contender("torch_ref.twin", OWN),
     "hf-trainer": Contender("benchmarks.peers.hf_trainer"),
     "accelerate": Contender("benchmarks.peers.accelerate_loop"),
     "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py

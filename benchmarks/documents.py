@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import frameworks, ladder, lesson, programs, published, rates, report
+from benchmarks import frameworks, ladder, lesson, programs, published, rates, report, speed
 from benchmarks.experiments import RECORDED
 from benchmarks.jobs import relative_path, say
 from lockstep import results
@@ -154,6 +154,8 @@ TABLES: dict[str, Table] = {
     **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
        for name in ("frameworks", "accumulation", "remat")},
     "cpu_speed": _benchmark("cpu", "speed", "speed"),
+    **{path.stem: _benchmark(path.stem, "speed", "speed")
+       for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
     "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
     "cpu312_matmul_jax": _benchmark("cpu312", "matmul --only jax", "matmul jax"),
     **{f"cpu_{kind}_{name}": _benchmark("cpu", kind, f"{kind} {name}")
@@ -184,10 +186,18 @@ def print_plan() -> str:
     return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
+def races() -> str:
+    """The races side by side, on each CPU that has a file speed-*.jsonl beside cpu.jsonl."""
+    tables = [table for name, table in TABLES.items() if re.match("cpu_speed$|speed-", name)]
+    columns = {_cpu(next(iter(table.rows.values()))["measured"]): table.rows for table in tables}
+    return "\n\n".join([speed.side_by_side(columns), *(table.origin() for table in tables)])
+
+
 # Tables that are not rows of one file.
 MADE: dict[str, Callable[[], str]] = {
     "plan_example": print_plan,
     **frameworks.TABLES,
+    "races": races,
     "plan_programs": programs.table,
     "plan_meshes": programs.table_of_meshes,
     "published_groups": rates.table,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks import cuda_grid, inductor, speed
@@ -182,12 +183,13 @@ def laws(device: str) -> list[Job]:
     return by_framework("growth", "benchmarks.laws:measure", device, device=device)
 
 
-def races(device: str) -> list[Job]:
+def races(device: str, **length: int) -> list[Job]:
     """On a CPU, whatever the device."""
     return [
-        Job(name=f"race {race.name}", work="benchmarks.speed:measure", given=asdict(race))
+        Job(name=f"race {race.name}", work="benchmarks.speed:measure",
+            given={**asdict(race), **length})
         for race in speed.RACES
-    ]
+    ]  # fmt: skip
 
 
 def grid(device: str) -> list[Job]:
@@ -219,6 +221,7 @@ SUITES: dict[str, Suite] = {
     "gpu": Suite("one CUDA GPU: smoke, parity, the tables", gpu),
     "frameworks": Suite("four models in both frameworks, on one GPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
+    "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
     "matmul": Suite("a matrix product in each dtype", matmuls),
     "growth": Suite("memory and time against depth, length, batch and N", laws),
     "public-ports": Suite("lockstep check on public ports, in --root", public_ports),

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from lockstep import twin
 from lockstep.cli import auto_islands, processes, programs
 from lockstep.config import Config, ModelConfig, from_flags, policy
-from lockstep.config.autotune import AUTO
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import OF_A_RUN
@@ -67,16 +65,11 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             directory.require_free(run, overwrite=bool(overwrite))
         else:
             directory.require_writable(directory.RUNS)
-        given.setdefault("autotune", _autotune())
+        given.setdefault("autotune", autotune.default())
         config = auto_islands.resolve(framework, resolve_config(framework, given), goal)
     config = autotune.resolve(framework, config)
     build = partial(twin.load, framework)
     return trainer.train(config, build, run, resume=bool(resume), watching=watching)
-
-
-def _autotune() -> str:
-    """The value of --autotune where it is not given."""
-    return os.environ.get("LOCKSTEP_AUTOTUNE", AUTO)
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
@@ -114,7 +107,7 @@ def _resumed_config(framework: str, out: Path, given: dict[str, Any]) -> Config:
     record = directory.read_record(out)
     config = record.config
     if record.framework != framework or OTHER_WAYS & given.keys():
-        given = {"autotune": _autotune(), **given}
+        given = {"autotune": autotune.default(), **given}
     for name, value in given.items():
         remedy = f"may not change on --resume; only {MAY_CHANGE_FLAGS} may"
         require(name in MAY_CHANGE, flag_name(name), value, remedy)

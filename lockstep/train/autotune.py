@@ -37,6 +37,11 @@ Enter = Callable[[str, Config], Turn]
 Speeds = dict[str, dict[str, float]]  # by way; the framework's own is 1
 
 
+def default() -> str:
+    """The value of --autotune where it is not given."""
+    return os.environ.get("LOCKSTEP_AUTOTUNE", AUTO)
+
+
 def resolve(framework: str, config: Config, enter: Enter | None = None) -> Config:
     """Puts what is faster here in place of `auto`, so that the run can be repeated.
 

@@ -13,6 +13,7 @@ from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
+from lockstep.train import autotune
 from parity_tests.benchmarks.test_run import QUICK
 from parity_tests.tiers import tier
 
@@ -124,7 +125,7 @@ def test_emulation_is_shown_over_the_same_frameworks_float32() -> None:
 def race(ratio: float, noise: float, pairs: int = 20) -> dict[str, float]:
     generator = np.random.Generator(np.random.Philox(3))
     drift = 1 + 0.5 * np.linspace(0, 1, pairs)
-    return speed.interval([
+    return autotune.interval([
         (d * math.exp(generator.normal(0, noise)), d * ratio * math.exp(generator.normal(0, noise)))
         for d in drift
     ])  # fmt: skip
@@ -135,7 +136,7 @@ def test_drift_and_a_burst_are_no_difference_and_noise_widens_the_interval() -> 
     assert exact == {"speed": 1.0, "low": 1.0, "high": 1.0}
     assert noisy["low"] < 1 < noisy["high"] and noisy["high"] - noisy["low"] > 0.02
     turns = [(1.0, 1.0)] * 19
-    assert speed.interval([*turns, (30.0, 1.0)]) == speed.interval([*turns, (1.0, 1.0)])
+    assert autotune.interval([*turns, (30.0, 1.0)]) == autotune.interval([*turns, (1.0, 1.0)])
 
 
 def test_the_interval_is_one_of_95_percent() -> None:
@@ -143,7 +144,7 @@ def test_the_interval_is_one_of_95_percent() -> None:
     generator = np.random.Generator(np.random.Philox(4))
     for n in (20, 25, 60):
         drawn = np.sort(generator.normal(size=(20_000, n)), axis=1)
-        edge = speed.outside(n)
+        edge = autotune.outside(n)
         covered = ((drawn[:, edge] < 0) & (drawn[:, -1 - edge] > 0)).mean()
         wider = ((drawn[:, edge + 1] < 0) & (drawn[:, -2 - edge] > 0)).mean()
         assert wider < 0.955 and 0.945 < covered < 0.98, n
@@ -155,6 +156,10 @@ def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> N
     assert speed.holds(row) is holds
     assert ("falls short" in speed.markdown([row])) is not holds
     assert speed.holds({**row, "floor": None})
+    beside = speed.side_by_side({"A": {"race x": row}, "B": {"race y": {**row, "floor": None}}})
+    cell = f"{row['speed']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    short = "" if holds else ", **falls short**"
+    assert beside.splitlines()[2:] == [f"| x | {cell}{short} |  | 0.97 |", f"| y |  | {cell} |  |"]
 
 
 @tier("rest", guard="the intervals, of given times")
