@@ -283,9 +283,11 @@ def init_without_clip(right: Callable, self: Any, config: Config, *rest: Any) ->
     right(self, config.replace(clip=1e9) if half else config, *rest)
 
 
-def keep_rows_of_a_device(right: Callable, out: Path, given: dict[str, Any]) -> Config:
+def keep_rows_of_a_device(
+    right: Callable, framework: str, out: Path, given: dict[str, Any]
+) -> Config:
     rows = directory.read_record(out).config.optim.batch_size
-    return right(out, given).replace(batch_size=rows)
+    return right(framework, out, given).replace(batch_size=rows)
 
 
 def draw_window_of_step_0(right: Callable, self: Loop, step: int) -> Any:
