@@ -144,25 +144,29 @@ def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
 def pair_tensors(
     reference: Trace, port: Port, overrides: dict[str, Any], follower: Follower
 ) -> Prover:
-    """Guesses by names which tensor is which; where anything is then wrong, follows the data."""
+    """Guesses by names which tensor is which; where anything is then wrong, follows the data. Data
+    that is too large to be followed leaves it to names."""
     made = port.mapping = propose(reference, port, overrides)
     prover = Prover(port, reference, calls_of(reference))
     prover.search()
     open_ = prover.best.wrong or made.only_reference or made.only_port
-    if open_ and follower.found:
-        prover.try_other(propose(reference, port, overrides, follower.found))
+    if open_:
+        found = follower.found
+        prover.try_other(propose(reference, port, overrides, found, joined=not found))
     return prover
 
 
 def propose(
-    reference: Trace, port: Port, overrides: dict[str, Any], found: Followed | None = None
-) -> Mapping:
+    reference: Trace, port: Port, overrides: dict[str, Any], found: Followed | None = None,
+    *, joined: bool = False,
+) -> Mapping:  # fmt: skip
     """Pairs tensors by what is given, by values, by names and shapes, in this order.
 
     A first run of the port on its own weights tells the order of its calls.
 
     Args:
         found: what following the data has paired.
+        joined: see `mapping.propose`.
     """
     if port.first is None:
         port.first = port.run(port.initial)
@@ -171,7 +175,7 @@ def propose(
                         reference.about["kinds"])  # fmt: skip
     ours = tensors_of(port.facts, port.initial, calls.events, calls.kinds)
     entries = entries_of(found, theirs, ours) if found else []
-    made = mapping.propose(theirs, ours, overrides, entries)
+    made = mapping.propose(theirs, ours, overrides, entries, joined=joined)
     _drop_constants(made, reference, port)
     return made
 

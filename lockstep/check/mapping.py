@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.check import names
 from lockstep.check.entries import Mapping, drop_used, keep, make_entry
+from lockstep.check.fused import match_fused, match_stacked
 from lockstep.check.gates import match_gates
 from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
@@ -16,12 +17,13 @@ KERNEL, GAIN, BIAS = range(3)
 
 def propose(
     reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None,
-    found: list[Entry] | None = None,
+    found: list[Entry] | None = None, *, joined: bool = False,
 ) -> Mapping:  # fmt: skip
     """Pairs what is given, what values have found, and then, by names and shapes, whole tensors.
 
     Args:
         found: entries of which values are the proof; they come after what is given.
+        joined: names and shapes pair stacked layers and fused tensors, too.
     """
     mapping = Mapping([], list(reference.shapes), list(port.shapes), [], (reference, port))
     _match_given(mapping, overrides or {}, reference, port)
@@ -29,6 +31,10 @@ def propose(
     drop_used(mapping)
     match_gates(mapping, reference, port)
     _match_whole(mapping, reference, port)
+    if joined:
+        match_stacked(mapping, reference, port)
+        match_fused(mapping, reference, port)
+        match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])

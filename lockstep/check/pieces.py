@@ -15,6 +15,7 @@ from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
 
 MOST = 2_000  # pieces of one tensor
+JOINED = 4  # ... that a program joins by hand
 Key = tuple[str, str, str, frozenset[str], frozenset[str]]
 Found = tuple[Piece, Piece, tuple[int, ...]]  # of the reference, of the port; the order of axes
 
@@ -23,8 +24,10 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
     """Makes entries of the port's tensors all of whose elements have partners.
 
     What is left out: a tensor of which a part has no partner, on either side; a copy of what the
-    reference does not tie; a table whose rows stand in another order; a kernel whose window does.
-    These are a bug where they are no layout, and values do not tell.
+    reference does not tie; a table whose rows stand in another order; a kernel whose window does;
+    and in one framework a tensor that the reference has by the same name and shape, but for parts
+    joined in another order: its weights are copied by that name. These are a bug where they are
+    no layout, and values do not tell.
     """
     aliases = {name: alias for alias, name in reference.aliases.items()}
     tied = {word for alias in aliases.values() for word in names.words(alias)}
@@ -46,12 +49,27 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
         moved = places.ndim < 3 and _is_in_another_order([r for r, _, _ in pieces], reference)
         if untied or (moved and name not in found.permuted) or _turns_window(pieces, reference):
             continue
+        if _is_copied(name, reference, port) and not _is_joined(name, pieces, port):
+            continue
         taken[places] = True
         for r, p, axes in pieces:
             shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
             alias = aliases[r.name] if copies else ""
             entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
     return _uncross(_whole(entries, reference), reference, port)
+
+
+def _is_copied(name: str, reference: Tensors, port: Tensors) -> bool:
+    same = reference.framework == port.framework
+    return same and reference.shapes.get(name) == port.shapes[name]
+
+
+def _is_joined(name: str, pieces: list[Found], port: Tensors) -> bool:
+    """Says if a tensor is itself, or a matrix of a few parts of itself in another order; many parts
+    are rows or columns that are read otherwise, and a window has an order of its own."""
+    if len(port.shapes[name]) > 2:
+        return all(r == p and axes == tuple(range(len(axes))) for r, p, axes in pieces)
+    return len(pieces) <= JOINED and all(r.name == name for r, _, _ in pieces)
 
 
 def _is_in_another_order(pieces: list[Piece], reference: Tensors) -> bool:

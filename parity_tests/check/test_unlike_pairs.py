@@ -147,7 +147,7 @@ PAIRS = {
         .replace("self.a", "self.q").replace("self.b", "self.p")
         .replace("a, b = self.q(x[:, t], a), self.p(x[:, -1 - t], b)",
                  "b, a = self.p(x[:, -1 - t], b), self.q(x[:, t], a)"),
-        {"both": ("torch.cat([a, b], 1)", "torch.cat([b, a], 1)")},
+        {"both": ("torch.cat([a, b], 1)", "torch.cat([a, a], 1)")},
     ),
     "experts in one tensor": Pair(
         EXPERTS, STACKED + EXPERTS[EXPERTS.index("class Model"):],

@@ -1,0 +1,183 @@
+"""Fused tensors and stacked layers beside the tensors that make them up, by names and shapes alone:
+for programs whose data is too large to be followed."""
+
+import re
+from collections import Counter
+from itertools import permutations
+from math import prod
+
+from lockstep.check import names
+from lockstep.check.entries import Mapping, drop_used, make_entry
+from lockstep.check.layout import Cut, Piece, fitting_permutations
+from lockstep.check.tensors import Tensors
+
+
+def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
+    """A tensor with a leading axis of layers, beside one tensor a layer; either way round."""
+    for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
+        stacked = mapping.only_port if port_stacks else mapping.only_reference
+        singles = mapping.only_reference if port_stacks else mapping.only_port
+        groups: dict[str, list[str]] = {}
+        for name in singles:
+            if theirs.indexes[name]:
+                key = f"{names.across_layers(names.owner(name))}.{names.segments(name)[-1]}"
+                groups.setdefault(key, []).append(name)
+        scored = []
+        for s in stacked:
+            shape = ours.shapes[s]
+            for key, members in groups.items():
+                single, alone = theirs.shapes[members[0]], {theirs.shapes[m] for m in members}
+                fits = len(shape) > 1 and fitting_permutations(single, shape[1:])
+                kinds = (members[0] in theirs.parameters) is (s in ours.parameters)
+                if shape[:1] == (len(members),) and alone == {single} and fits and kinds:
+                    common = names.words(members[0]) & names.words(s)
+                    scored.append((-len(common), s, key))
+        done: set[str] = set()
+        for _, s, key in sorted(scored):
+            if not done & {s, key}:
+                done |= {s, key}
+                members = sorted(groups[key], key=lambda m: theirs.indexes[m])
+                for k, member in enumerate(members):
+                    pieces = [Piece(member), Piece(s).cut(Cut(0, k, k + 1, True))]
+                    r, p = pieces if port_stacks else reversed(pieces)
+                    mapping.entries.append(make_entry(reference, r, port, p))
+        drop_used(mapping)
+
+
+def match_fused(
+    mapping: Mapping, reference: Tensors, port: Tensors, *, stacked: bool = False
+) -> None:
+    """One tensor beside two or three whose axes add up, such as qkv; either way round.
+
+    Args:
+        stacked: a fused tensor has a leading axis of layers, or the others have.
+    """
+    for port_fuses in (True, False):
+        fusing, splitting = (port, reference) if port_fuses else (reference, port)
+        only = [mapping.only_port, mapping.only_reference]
+        fused, pool = only if port_fuses else reversed(only)
+        whole, parts = _view(fusing, fused), _view(splitting, pool)
+        if stacked:
+            layers, others = _layers(parts[0]), _layers(whole[0])
+            whole = _unstacked(whole[0], layers) if layers > 1 else whole
+            parts = _unstacked(parts[0], others) if others > 1 and layers < 2 else parts
+        indexes = names.align_indexes(parts[0].indexes, whole[0].indexes)
+        sides = ("port", "reference") if port_fuses else ("reference", "port")
+        outers = [tuple(names.outer(getattr(entry, side).name) for side in sides)
+                  for entry in mapping.entries]  # fmt: skip
+        free = list(parts[1])
+        for name, piece in whole[1].items():
+            # Other tensors of the modules around that are partners already.
+            partners = Counter(b for a, b in outers if a == names.outer(piece.name))
+            known = {p: partners[names.outer(parts[1][p].name)] for p in free}
+            found = parts_of(name, whole[0], known, parts[0], indexes)
+            if not found:
+                continue
+            axis, members, lengths = found
+            start = 0
+            for member, length in zip(members, lengths):
+                pieces = [parts[1][member], piece.cut(Cut(axis, start, start + length))]
+                r, p = pieces if port_fuses else reversed(pieces)
+                mapping.entries.append(make_entry(reference, r, port, p))
+                start += length
+            free = [each for each in free if each not in members]
+        drop_used(mapping)
+
+
+def _layers(side: Tensors) -> int:
+    """How many; a module's only number is none."""
+    return len({index[0] for index in side.indexes.values() if index})
+
+
+View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
+
+
+def _view(side: Tensors, only: list[str]) -> View:
+    kept = {name: side.shapes[name] for name in side.shapes if name in set(only)}
+    order = [name for name in side.order if name in kept]
+    whole = Tensors(kept, side.kinds, order, side.framework, side.parameters)
+    return whole, {name: Piece(name) for name in kept}
+
+
+def _unstacked(side: Tensors, layers: int) -> View:
+    """Each tensor with a leading axis of layers as one a layer, its number before its name."""
+    pieces = {
+        f"{k}.{name}": Piece(name).cut(Cut(0, k, k + 1, True))
+        for name, shape in side.shapes.items() if len(shape) > 1 and shape[0] == layers
+        for k in range(layers)
+    }  # fmt: skip
+    whole = Tensors(
+        {name: piece.shape(side.shapes) for name, piece in pieces.items()},
+        {name: side.kinds.get(piece.name, "") for name, piece in pieces.items()},
+        sorted(pieces, key=lambda name: side.order.index(pieces[name].name)), side.framework,
+        {name for name, piece in pieces.items() if piece.name in side.parameters},
+    )  # fmt: skip
+    return whole, pieces
+
+
+def parts_of(
+    name: str, whole: Tensors, pool: dict[str, int], parts: Tensors,
+    indexes: tuple[names.Indexes, names.Indexes],
+) -> tuple[int, list[str], list[int]] | None:  # fmt: skip
+    """(axis, tensors in order, their lengths along it) that make up a fused tensor.
+
+    Args:
+        pool: the parts, and what speaks for the module of each: partners that are known.
+        indexes: of the parts, and of the whole.
+    """
+    shape, index = whole.shapes[name], indexes[1][name]
+    near = [
+        p for p in pool
+        if indexes[0][p] == index and names.may_be_alike(p, name)
+        and (p in parts.parameters) is (name in whole.parameters)
+    ]  # fmt: skip
+    best: tuple[tuple[bool, int, int, float], tuple[int, list[str], list[int]]] | None = None
+    outer = ".".join(names.segments(name)[:-1])
+    for n in (3, 2):
+        for members in _together(near, n, parts):
+            for axis in range(len(shape)):
+                along = prod((*shape[:axis], *shape[axis + 1 :]))
+                lengths = [prod(parts.shapes[m]) // along for m in members]
+                pieces = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
+                fits = sum(lengths) == shape[axis] and all(
+                    fitting_permutations(piece, parts.shapes[m])
+                    for piece, m in zip(pieces, members)
+                )
+                kernel_axis = axis == (0 if whole.framework == "torch" else len(shape) - 1)
+                inner = ".".join(names.segments(members[0])[:-2])
+                common = len(names.words(outer) & names.words(inner))
+                score = kernel_axis, pool[members[0]], common, _spelt_alike(outer, inner)
+                if fits and (best is None or score > best[0]):
+                    best = score, (axis, list(members), lengths)
+        if best:
+            return best[1]
+    return None
+
+
+def _spelt_alike(a: str, b: str) -> float:
+    """Groups of letters in common over all: `self_attn` is no `multihead_attn`."""
+    ours, theirs = (set(re.findall("[a-z]+", name.lower())) for name in (a, b))
+    return len(ours & theirs) / max(len(ours | theirs), 1)
+
+
+def _together(pool: list[str], n: int, side: Tensors) -> list[tuple[str, ...]]:
+    """Groups of n tensors of sibling modules, in the order query, key, value or of calls."""
+    parents: dict[tuple[str, ...], list[str]] = {}
+    for name in pool:
+        parents.setdefault(tuple(names.segments(name)[:-2]), []).append(name)
+    rank = {"query": 0, "key": 1, "value": 2, "gate": 0, "up": 1}
+    order = {name: at for at, name in enumerate(side.order)}
+
+    def place(name: str) -> tuple[int, int]:
+        own = names.words(".".join(names.segments(name)[-2:]))
+        return min([rank[w] for w in own if w in rank], default=9), order.get(name, 0)
+
+    groups = []
+    for members in parents.values():
+        ranked = sorted(members, key=place)
+        named = [m for m in ranked if place(m)[0] < 9]
+        if len(named) == n:
+            groups.append(tuple(named))
+        elif len(ranked) <= 6:
+            groups += [g for g in permutations(ranked, n) if list(g) == sorted(g, key=place)]
+    return groups
