@@ -18,7 +18,7 @@ from lockstep.process import ROOT
 from parity_tests.pair import FRAMEWORKS, toy
 
 PACKAGES = ("lockstep", "lockstep_compiler", "jax_impl", "torch_ref", "benchmarks", "examples")
-TABLES = {"lockstep/devices.py", "lockstep/formats/table.py"}
+TABLES = {"lockstep/devices.py", "lockstep/formats/table.py", "lockstep/plan/rates.py"}
 # That of the device with that of a build's kernels.
 ALLOWED = {"made_for <= device.capability"}
 # A compute capability, or a number that one is compared with.
@@ -38,7 +38,7 @@ def comparisons(source: str) -> Iterator[str]:
 
 
 def test_nothing_else_compares_a_capability() -> None:
-    """The two tables do; whoever else wants to know asks `Capabilities`."""
+    """The two tables do, and the plan's shares by architecture; others ask `Capabilities`."""
     found: dict[str, set[str]] = {}
     for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         if here := {*comparisons(file.read_text(encoding="utf-8"))} - ALLOWED:
