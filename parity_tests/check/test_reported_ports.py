@@ -107,7 +107,7 @@ FAULTS = {
         "optimizer", "clipped is each gradient, for all gradients of an update"),
     "another rule": Fault(  # whose decay optax computes in float32
         "return optax.MultiSteps(inner, 2)", "return optax.MultiSteps(optax.adafactor(1e-3), 2)",
-        "optimizer", "rule Adafactor, for Adam"),
+        "optimizer", "rule Adafactor, squares factored"),
     "moments": Fault("weight_decay=0.01)", "weight_decay=0.01, mu_dtype=jnp.bfloat16)",
                      "optimizer", "moments in bfloat16"),
 }  # fmt: skip
