@@ -82,7 +82,7 @@ def listed(framework: str) -> list[Flags]:
 
 
 def figures(program: Program, device: str) -> dict[str, Any]:
-    """What the plan is held to."""
+    """Returns the figures that the plan is held to."""
     moved = program.moved_by_group()
     return {
         "peak": program.peak, "parts": program.parts, "flops": program.flops, "moved": moved,

@@ -126,7 +126,7 @@ def _published(place: Place) -> Iterable[str]:
 
 @cache
 def published_runs() -> dict[Place, dict[str, Point]]:
-    """By cell and source. Hand-fused kernels count as compiled ones."""
+    """Finds published runs by cell and source. Hand-fused kernels count as compiled ones."""
     found: dict[Place, dict[str, Point]] = {}
     for point in published.timed(published.points()):
         model = _model((point.layers, point.d_model, point.seq))
@@ -181,7 +181,7 @@ def summary() -> str:
 
 
 def findings() -> str:
-    """What the tables say, in five sentences: ratios of tokens/s in half precision."""
+    """Writes five sentences on the tables: ratios of tokens/s in half precision."""
     compiled, jax = {"program": "compiled"}, {"program": "jax"}
     eager, block, single = {"program": "eager"}, {"remat": "block"}, {"policy": "fp32"}
     peaks = [f"{share:.2f}" for share in _ratios(compiled, eager, "peak_bytes")]
@@ -219,7 +219,7 @@ def _range(one: Change, other: Change, cards: Iterable[str]) -> str:
 
 
 def _ratios(one: Change, other: Change, figure: str) -> list[float]:
-    """Those of all pairs of measured cells that differ in nothing else."""
+    """Divides a figure of each measured cell by that of the cell which differs in one thing."""
     rows = {place: row for place, row in measured().items()
             if (place.program, place.policy) not in REPLACED}  # fmt: skip
     pairs = [(rows.get(place._replace(**other)), row) for place, row in rows.items()
@@ -235,7 +235,7 @@ def _brief(model: str, choice: Choice | None) -> str:
 
 
 def errors() -> str:
-    """How far predictions are off, by card and program."""
+    """Writes the table of errors of predictions, by card and program."""
     lines = []
     for card, program in product(CARDS, PROGRAMS):
         error = rates.find_error(devices.find(card), program, 10**9)
@@ -246,7 +246,7 @@ def errors() -> str:
 
 
 def details() -> str:
-    """What such tables are asked for: kernel, compile time, peak, batch, final loss."""
+    """Writes each measured cell whole: kernel, compile time, peak, batch, final loss."""
     head = ["model", "program", "policy", "remat", "B", "attention", "tokens/s", "quartiles",
             "peak, GiB", "compile, s", "final loss"]  # fmt: skip
     return markdown(head, [

@@ -94,7 +94,7 @@ def groups() -> dict[str, list[Known]]:
 
 
 def table() -> str:
-    """How far the plan is off each group's peak and roofline."""
+    """Writes the plan's errors of each group's peak and roofline."""
     ends = ("lowest", "median", "highest")
     heads = ["group", "programs", *(f"memory: {e}" if e == "lowest" else e for e in ends),
              *(f"seconds: {e}" if e == "lowest" else e for e in ends)]  # fmt: skip
@@ -107,7 +107,7 @@ def table() -> str:
 
 
 def table_of_meshes() -> str:
-    """How far the plan is off the peak of one of several devices."""
+    """Writes the plan's errors of the peak of one of several devices."""
     lines = [["framework", "remat", "programs", "lowest", "median", "highest"], ["---"] * 6]
     for framework, remat in product(twin.MODULES, REMAT):
         errors = [k.memory_error for k in on_meshes(framework) if k.setting.remat == remat]

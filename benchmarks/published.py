@@ -271,8 +271,8 @@ def shared() -> dict[str, tuple[float, ...]]:
 
 
 def table_of_shared() -> str:
-    """What runs with FSDP do without, in GiB: those of 2,048 tokens a row that ours is too large
-    for."""
+    """Lists, in GiB, what runs with FSDP and 2,048 tokens a row do without that ours does not fit
+    with."""
     lines = [["run", "card", "ours", "whole gradients", "logits", "left"], ["---"] * 6]
     for name, (card, planned, *spared) in shared().items():
         if "x 2048" in name and planned > card:

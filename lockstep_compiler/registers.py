@@ -1,4 +1,4 @@
-"""What the registers of a kernel do not hold, by the account of `ptxas`, which asks no device."""
+"""Counts registers that a kernel spills, by the account of `ptxas`, which asks no device."""
 
 import importlib.util
 import re

@@ -83,7 +83,7 @@ class Operations:
 
     @cached_property
     def depends(self) -> list[int]:
-        """By value: PARAMETER, BATCH, or both, of which it is made."""
+        """Maps each value to what it is made of: PARAMETER, BATCH, or both."""
         found: list[int] = []
         for number, value in enumerate(self.values):
             own = {"parameter": PARAMETER, "batch": BATCH}.get(value.origin, 0)

@@ -54,7 +54,7 @@ POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
 
 
 class Change(NamedTuple):
-    """What a call did, what it does, and how that is done."""
+    """A change of a call: what it did, what it does, and how that is done."""
 
     entry: str  # of the catalogue of causes
     written: str

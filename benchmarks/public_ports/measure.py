@@ -57,7 +57,7 @@ def jobs(pairs: Iterable[Pair] = PAIRS.values()) -> list[Job]:
 
 
 def measure(family: str, pair: str, at: list[str]) -> Row:
-    """What `check` says of a pair, or what is missing.
+    """Runs `check` on a pair; says what is missing where it cannot.
 
     Args:
         family: the module that lists the pair.

@@ -29,7 +29,7 @@ class Program(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where one side stands: a path in a repository, or in an installed package."""
+    """A place of one side: a path in a repository, or in an installed package."""
 
     repository: str  # owner/name
     path: str

@@ -1,4 +1,4 @@
-"""Whether a step recomputes in its backward pass what its forward pass had: as compiled."""
+"""Tells from the compiled step if its backward pass recomputes its forward pass."""
 
 import re
 from typing import Any

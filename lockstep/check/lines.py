@@ -39,7 +39,7 @@ class Follower:
 
     @cached_property
     def found(self) -> Followed | None:
-        """What was found; None, and `lacks` says why, where data cannot be followed."""
+        """Returns what was found; None where data cannot be followed, and `lacks` says why."""
         if self.lacks:
             return None
         self.say("following the data through both programs")
@@ -83,7 +83,7 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
 
 
 class _Places:
-    """Where a reference's modules stand on its tape.
+    """The places of a reference's modules on its tape.
 
     Args:
         arrays: those of the trace: `in/CALL` and `act/CALL`.

@@ -103,7 +103,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 
 
 def _owners_paired(mapping: Mapping) -> dict[str, str]:
-    """By module of the port: that of the reference which has all of its partners so far."""
+    """Maps a module of the port to that of the reference which has all of its partners so far."""
     found: dict[str, set[str]] = {}
     for entry in mapping.entries:
         found.setdefault(names.owner(entry.port.name), set()).add(names.owner(entry.reference.name))

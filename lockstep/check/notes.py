@@ -59,7 +59,7 @@ def of(
 
 
 def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
-    """What is not seen of the model's output, of dropout, and of another number of calls."""
+    """Notes what is not seen of the model's output, of dropout, and of other calls."""
     found = []
     kinds = reference.about["kinds"]
     taps = "tap" in trial.free.calls.kinds.values()

@@ -87,7 +87,7 @@ class Port:
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-        """By tensor, what each of many steps with the same gradients moves it by."""
+        """Returns for each tensor what each of many steps with the same gradients moves it by."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         header, moved = self.program.ask("alone", given, steps=steps)
         self.facts |= header

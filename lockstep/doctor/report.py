@@ -95,7 +95,7 @@ def _kinds(names: list[str]) -> Iterator[str]:
 
 
 def _autotuned(found: list[dict[str, Any]]) -> Iterator[str]:
-    """What trainers have measured on this CPU: speeds, the framework's own way being 1."""
+    """Lists the speeds that trainers have measured on this CPU, the framework's own being 1."""
     if not found:
         return
     yield "--autotune: measured here; speeds, the framework's own way being 1"

@@ -154,7 +154,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def programs(framework: str, device: Device) -> tuple[bool, ...]:
-    """Whether to plan PyTorch eager, compiled, or both; JAX compiles in any case."""
+    """Chooses whether PyTorch is planned eager, compiled, or both; JAX compiles in any case."""
     return (False, True) if framework == "torch" and device.platform in COMPILES else (False,)
 
 
@@ -192,7 +192,7 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
 
 
 def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
-    """How far predictions of a program are off, and on what runs that was seen."""
+    """Returns the errors of a program's predictions, and the runs on which they were seen."""
     memory_error = rates.find_memory_error(model, s)
     return {"time": _time_error(model, device, s.program), "memory": memory_error}
 

@@ -39,7 +39,7 @@ class Rates(NamedTuple):
 
 
 class Error(NamedTuple):
-    """How far predictions of a step's seconds are off.
+    """The error of predictions of a step's seconds.
 
     Args:
         relative: the root mean square; None where it is not known.
@@ -84,7 +84,7 @@ def find_error(device: Device, program: str, weights: int) -> Error:
 
 
 def find_memory_error(shape: Shape, s: Setting, devices: int = 1) -> dict[str, Any]:
-    """How far the plan's bytes are off: lowest, highest, of so many programs.
+    """Returns the lowest and highest error of the plan's bytes, and of how many programs.
 
     Args:
         devices: those of a mesh; of several, eager PyTorch has programs of its own.

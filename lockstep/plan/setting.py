@@ -24,7 +24,7 @@ class Setting:
 
     @property
     def program(self) -> str:
-        """What runs: "jax", "compiled" or "eager"."""
+        """The name of what runs: "jax", "compiled" or "eager"."""
         return "jax" if self.framework == "jax" else "compiled" if self.compiled else "eager"
 
     @property

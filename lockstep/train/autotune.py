@@ -103,7 +103,7 @@ def measure(framework: str, config: Config, ways: list[str], enter: Enter) -> Sp
 
 
 def describe(framework: str, config: Config, ways: list[str]) -> dict[str, Any]:
-    """What an answer hangs on."""
+    """The facts on which an answer depends."""
     return {
         "framework": framework, "policy": config.precision.policy, "model": asdict(config.model),
         "attention": config.precision.attention, "rows": config.optim.batch_size, "ways": ways,

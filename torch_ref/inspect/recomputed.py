@@ -1,4 +1,4 @@
-"""Whether a step recomputes in its backward pass what its forward pass had: as it runs."""
+"""Tells from a step that runs if its backward pass recomputes its forward pass."""
 
 from typing import Any
 

@@ -131,7 +131,7 @@ class ChangedSide:
         raise NotImplementedError
 
     def values(self, spot: Spot, seen: Arrays) -> Iterator[np.ndarray]:
-        """What may stand at a spot, in the reference's layout."""
+        """Yields what may stand at a spot, in the reference's layout."""
         raise NotImplementedError
 
     def target(self, spot: Spot) -> np.ndarray | None:
@@ -143,7 +143,7 @@ class ChangedSide:
         raise NotImplementedError
 
     def possible(self) -> list[tuple[Key, list[str]]]:
-        """What can be changed in this program, and in which calls, on the first batch."""
+        """Asks what can be changed in this program, and in which calls, on the first batch."""
         spec = self.evidence.reference.about["batch"]
         found = self.program.ask("changes", self.plain(), batch=spec)[0]["found"]
         return [(tuple(key), where) for key, where in found]
@@ -218,7 +218,7 @@ class ChangedSide:
         )
 
     def moved(self, spot: Spot, seen: Arrays) -> float:
-        """How far a run parts from the plain one at a spot, relative."""
+        """Returns the relative gap between a run and the plain one at a spot."""
         plain = spot.theirs if self.target(spot) is spot.ours else spot.ours
         gaps = [norm_gap(x, plain) for x in self.values(spot, seen)
                 if plain is not None and x.shape == plain.shape]  # fmt: skip

@@ -77,7 +77,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
 
 
 def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
-    """What is known where no cause is: whose rule was found, and how the first update differs."""
+    """Says what is known without a cause: whose rule was found, how the first update differs."""
     said = [f"the {side} is {_say(rules[0].options)}" if rules else f"the {side} fits no rule"
             for side, rules in (("reference", theirs), ("port", ours))]  # fmt: skip
     spot = next((s for s in root.spots if s.ours is not None and s.theirs is not None), None)
@@ -293,7 +293,7 @@ def _noisy(rows: Rows) -> set[str]:
 
 
 def _options_of(pick: str, small: Rows, wholes: list[Rows], rest: set[str]) -> Options | None:
-    """Those from small gradients, which no clipping reaches; then clipping."""
+    """Yields causes from small gradients, which no clipping reaches; then clipping."""
     plain = wholes[0][pick]
     gathers, begins = small[pick].parts is not None, dict[tuple[Any, ...], bool]()
     for options in _candidates(gathers, pairs=_may_be_complex(small[pick])):
@@ -415,7 +415,7 @@ def _solve_one(
 
 
 def compare(theirs_of: list[Rule], ours_of: list[Rule], n: int = 1) -> Cause | None:
-    """What differs, options before rates before decay; of tensors whose rules are known alone.
+    """Yields differences, options before rates before decay, of tensors with known rules.
 
     Args:
         n: gradients that make an update.

@@ -145,7 +145,7 @@ def _clip(options: Options, grads: np.ndarray, norms: np.ndarray) -> np.ndarray:
 
 
 def directions(options: Options, s: Sequence) -> Iterator[np.ndarray]:
-    """By update: against what a rate of one moves the weights."""
+    """Returns for each update the direction in which a rate of one moves the weights."""
     if options["rule"] == "Adafactor":
         return _adafactor(options, s)
     made = {"SGD": _sgd, "Adam": _adam, "NAdam": _nadam, "RMSprop": _rmsprop,
