@@ -271,8 +271,8 @@ def shared() -> dict[str, tuple[float, ...]]:
 
 
 def table_of_shared() -> str:
-    """Lists, in GiB, what runs with FSDP and 2,048 tokens a row do without that ours does not fit
-    with."""
+    """Lists runs with FSDP that fit where ours does not, at 2,048 tokens a row: what they do without,
+    in GiB."""
     lines = [["run", "card", "ours", "whole gradients", "logits", "left"], ["---"] * 6]
     for name, (card, planned, *spared) in shared().items():
         if "x 2048" in name and planned > card:
