@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lockstep import extras
 from lockstep.check import compare, page, program, report, trace
 from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
@@ -18,17 +19,24 @@ from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
 from lockstep.files.untrusted import Refused, read_json
-from lockstep.flags import add_device, add_number
+from lockstep.flags import add_command, add_device, add_number
 from lockstep.run import directory
 
 STATUS = {"equal": DONE, "different": FAILED, "incomplete": INCOMPLETE}
+PRINTED = "-"  # in place of a file's name
 MAP_LIMIT = 50_000_000  # bytes
 
 
 def add(commands: Any) -> None:
-    """The two subcommands."""
+    """Adds the subcommands `check`, `record` and `mcp`."""
     _add_check(commands)
     _add_record(commands)
+    add_command(
+        commands, "mcp", _serve,
+        "Serves agents: the tools check, record and explain, by the Model Context\n"
+        "Protocol on standard input and output. It opens no network connection.",
+        "lockstep mcp",
+    )  # fmt: skip
 
 
 def _add_check(commands: Any) -> None:
@@ -54,7 +62,8 @@ def _add_check(commands: Any) -> None:
     sub.add_argument("--save-map", metavar="FILE", help="put the mapping there (default: not)")
     sub.add_argument("--html", metavar="FILE", help="put the report there, as a page (default: "
                      "not)")  # fmt: skip
-    sub.add_argument("--json", metavar="FILE", help="put the report there, as JSON (default: not)")
+    sub.add_argument("--json", metavar="FILE", help="put the report there, as JSON; - prints it in "
+                     "the report's place (default: not)")  # fmt: skip
     sub.add_argument("--accept", metavar="PLACE=WHAT", action="append", default=[],
                      help="a known difference: a place of the report with its cause, or with the "
                      "largest size; may be given again (default: none)")  # fmt: skip
@@ -99,17 +108,18 @@ def _add_common(sub: Any) -> None:
 def _check(given: argparse.Namespace) -> int:
     options = _options(given, given.python, given.reference_python)
     named = (("--json", given.json), ("--html", given.html), ("--save-map", given.save_map))
-    outputs = {flag: Path(name) for flag, name in named if name}
+    outputs = {flag: Path(name) for flag, name in named if name and name != PRINTED}
     for flag, path in outputs.items():
         directory.require_writable_file(path, flag)
     overrides = _read_map(Path(given.map)) if given.map else {}
     result = compare.compare_programs(
         given.reference, given.port, options, accept=given.accept, overrides=overrides, say=_say
     )
-    print(*report.text(result), sep="\n")
+    as_json = given.json == PRINTED
+    print(_written("--json", result, given) if as_json else "\n".join(report.text(result)))
     for flag, path in outputs.items():
         with durable.writing(f"{flag} {path}"):
-            durable.replace(path, _written(flag, result, given))
+            durable.replace(path, _written(flag, result, given) + "\n")
     return STATUS[result.verdict]
 
 
@@ -117,7 +127,7 @@ def _written(flag: str, result: Result, given: argparse.Namespace) -> str:
     if flag == "--html":
         return page.page(result, f"lockstep check {given.reference} {given.port}")
     content = report.to_json(result) if flag == "--json" else report.map_json(result)
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(content, indent=1)
 
 
 def _record(given: argparse.Namespace) -> int:
@@ -144,6 +154,14 @@ def _record(given: argparse.Namespace) -> int:
         compare.write_trace(given.program, given.python, out, options, _say)
     about = trace.read(out).about
     print(f"{out}: {about['program']}, {about['framework']} on {about['device']}")
+    return DONE
+
+
+def _serve(given: argparse.Namespace) -> int:
+    extras.import_package("lockstep mcp", "mcp", "mcp")
+    from lockstep.check import server
+
+    server.SERVER.run("stdio")
     return DONE
 
 

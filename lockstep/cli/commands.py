@@ -13,6 +13,7 @@ from lockstep.flags import Parser
 COMMANDS = {  # name: its module, what it is for
     "check": ("lockstep.check.command", "is your port right, and if not, what is wrong?"),
     "record": ("lockstep.check.command", "record a reference for `lockstep check`"),
+    "mcp": ("lockstep.check.command", "serve agents: check, record, and explain a cause"),
     "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
     "runs": ("lockstep.monitor.runs", "list runs, compare two, delete what nobody needs"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),

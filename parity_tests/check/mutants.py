@@ -34,7 +34,7 @@ ELSEWHERE = {
     "dampened": "optimizer's dampening", "no-clip": "optimizer's clip",
     "learning-rate": "learning rate", "warm-up": "schedule of the learning rate",
     "no-decay": "weight decay", "decay-left-out": "L2 in the gradient",
-    "embedding-initial-values": "initial values",
+    "embedding-initial-values": "initial values", "norm-without-bias": "mapping",
 }  # fmt: skip
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BUGS, REWRITES = (

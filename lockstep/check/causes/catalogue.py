@@ -1,69 +1,16 @@
-"""What causes can be computed; docs/check.md prints the list, and each is planted in a test."""
+"""What causes can be computed, by stable names; docs/check.md prints the table."""
 
-CATALOGUE = {
-    "attention operands": "query, key and value exchanged",
-    "attention split": "heads and head size in the other order",
-    "attention scale": "no scale, the width's, 1 / head size, ...",
-    "attention mask": "none, causal, one position off, padding, or both",
-    "attention softmax over": "queries for keys",
-    "attention merged": "heads merged in the other order",
-    "attention heads": "another number of heads",
-    "attention groups": "grouped keys tiled for repeated",
-    "attention rotary": "halves for pairs, another base, none",
-    "activation": "one of sixteen functions for another",
-    "gate": "another function, or its operands exchanged",
-    "sum of operands": "a residual left out, doubled, or another; a scaled embedding",
-    "rearranged": "the right values shifted, reversed, axes exchanged",
-    "left out": "a value passed on unchanged",
-    "sign": "of a value, left out",
-    "parameter left out": "a bias or a gain of a module's own",
-    "factor": "a constant factor",
-    "rounding": "rounded to a narrower format",
-    "made in float32": "a constant that is rounded",
-    "exchanged tensors": "two tensors in each other's place",
-    "epsilon of a norm": "another epsilon, inside or outside the root",
-    "another norm": "RMSNorm for LayerNorm, n - 1 for n, no gain, no bias",
-    "statistics of a norm": "running ones for the batch's",
-    "groups of a norm": "another number",
-    "axes of a norm": "other axes",
-    "linear layer": "no bias, or the kernel turned",
-    "kernel of a convolution": "turned half round",
-    "padding": "another mode, or counted in a mean",
-    "interpolation": "another mode, align_corners, antialias",
-    "halves exchanged": "of a split, a concatenation or a gate",
-    "reduction": "a mean, a sum or the largest for another",
-    "running statistics": "momentum's convention, n - 1 for n",
-    "no gradient": "stopped, frozen or unused",
-    "gradient not stopped": "where the reference stops it",
-    "padding of an embedding": "a row without a gradient",
-    "stopped carry": "no gradient from one call of a module to the one before",
-    "factor of a gradient": "while the forward pass is right",
-    "targets of the loss": "not shifted, shifted twice, another array",
-    "smoothing of labels": "none, another, or among the other labels",
-    "mean over padding": "positions that do not count",
-    "reduction of the loss": "sum for mean, of rows, of positions, in bits",
-    "factor of the loss": "by a whole number",
-    "optimizer's rule": "SGD, Adam, NAdam, RMSprop, Adagrad, Lion, Adafactor",
-    "optimizer's beta1": "",
-    "optimizer's beta2": "",
-    "optimizer's eps": "",
-    "optimizer's eps is": "inside the root, or before bias correction",
-    "optimizer's bias correction": "",
-    "optimizer's momentum": "",
-    "optimizer's Nesterov": "",
-    "optimizer's dampening": "",
-    "optimizer's option": "first square, momentum decay, factored squares, ...",
-    "optimizer's moments": "in bfloat16",
-    "optimizer's clip": "none, by norm, by value, of each tensor or gradient",
-    "optimizer's clip's epsilon": "optax.clip_by_global_norm has none, torch has 1e-6",
-    "learning rate": "of all tensors or some",
-    "schedule of the learning rate": "another rate in some step, or with each gradient",
-    "schedule one step off": "ahead or behind",
-    "weight decay": "its size and its mask",
-    "weight decay's place": "after the step for before it",
-    "L2 in the gradient": "for decoupled decay, or the other way",
-    "gradients accumulated": "another number for one update",
-    "mean of accumulated gradients": "their sum, or divided twice",
-    "gradient not conjugated": "that of a complex tensor",
-    "initial values": "another rule: LeCun, He, Glorot, torch's, a constant",
-}
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A cause's line of `catalogue.toml`."""
+
+    says: str  # which differences it names
+    mend: str
+
+
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CATALOGUE = {name: Entry(*row) for name, row in _TABLE.items()}
