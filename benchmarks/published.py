@@ -271,7 +271,7 @@ def shared() -> dict[str, tuple[float, ...]]:
 
 
 def table_of_shared() -> str:
-    """Lists runs with FSDP that fit where ours does not, at 2,048 tokens a row: what they do without,
+    """Lists runs with FSDP that fit where ours does not, at 2,048 tokens a row, and what they lack,
     in GiB."""
     lines = [["run", "card", "ours", "whole gradients", "logits", "left"], ["---"] * 6]
     for name, (card, planned, *spared) in shared().items():
