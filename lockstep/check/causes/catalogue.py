@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class Explanation(NamedTuple):
     """A cause's line of `catalogue.toml`."""
 
     says: str  # which differences it names
@@ -13,4 +13,4 @@ class Entry(NamedTuple):
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CATALOGUE = {name: Entry(*row) for name, row in _TABLE.items()}
+CATALOGUE = {name: Explanation(*row) for name, row in _TABLE.items()}
