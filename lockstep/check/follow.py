@@ -165,6 +165,8 @@ class _Walk:
                     self.order.append(([], -1))
                 else:
                     self.order[-1][0].append(n)
+        sides = (names.layer_indexes(side.names) for side in (port, reference))
+        self.indexes = names.align_indexes(*sides)  # of the port's tensors, of the reference's
         self.choices: list[Fork] = []
         self.permuted: set[str] = set()
         self.returns = RETURNS
@@ -649,12 +651,29 @@ class _Walk:
                 continue
             fits = [m for m in meetings
                     if not unknown or any(self._candidates(m, unknown, kinds=(kind,)))]  # fmt: skip
-            for wanted, meeting in product(orders, fits[:NEAR]):
-                if found := self._replace_by(number, unknown, ours, meeting, wanted, (kind,)):
-                    return found
+            for group in self._by_likeness(fits, unknown):
+                for wanted, meeting in product(orders, group):
+                    if found := self._replace_by(number, unknown, ours, meeting, wanted, (kind,)):
+                        return found
         if unknown and self._replace_and_guess(number, unknown, ours, met):
             return Candidate((), {})
         return None
+
+    def _by_likeness(self, meetings: list[int], unknown: list[int]) -> list[list[int]]:
+        """Groups the next operations by what their tensors' names have in common with the port's,
+        the likeliest first: with the reference's data in, the result of each is right."""
+        ours = [name for f in unknown for name in self.port.names_of(f)]
+        groups: dict[float, list[int]] = {}
+        for m in meetings:
+            theirs = [n for f in self.reference.frontiers(m) for n in self.reference.names_of(f)]
+            groups.setdefault(self._likeness(ours, theirs), []).append(m)
+        return [groups[score][:NEAR] for score in sorted(groups, reverse=True)]
+
+    def _likeness(self, ours: list[str], theirs: list[str]) -> float:
+        """Words in common over all words, and one more where the layers are the same."""
+        a, b = _words([ours]), _words([theirs])
+        layers = {self.indexes[0][n] for n in ours}, {self.indexes[1][n] for n in theirs}
+        return len(a & b) / max(len(a | b), 1) + (layers[0] == layers[1])
 
     def _unmoved(self, number: int) -> int:
         """The first value above one that has the same elements in the same order, in a shape of its

@@ -17,6 +17,9 @@ from lockstep.check.tensors import Tensors
 MOST = 2_000  # pieces of one tensor
 JOINED = 4  # ... that a program joins by hand
 Key = tuple[str, str, str, frozenset[str], frozenset[str]]
+Layer = tuple[
+    int, ...
+]  # the numbers of the modules that hold a tensor, and of its slice in a stack
 Found = tuple[Piece, Piece, tuple[int, ...]]  # of the reference, of the port; the order of axes
 
 
@@ -56,7 +59,8 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
             shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
             alias = aliases[r.name] if copies else ""
             entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
-    return _uncross(_whole(entries, reference), reference, port)
+    entries = _uncross(_whole(entries, reference), reference, port)
+    return _in_order_of_layers(entries, reference, port)
 
 
 def _is_copied(name: str, reference: Tensors, port: Tensors) -> bool:
@@ -124,6 +128,35 @@ def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[En
             for at, partner in zip([*a, *b], [*b, *a]):
                 made[at] = replace(entries[at], reference=entries[partner].reference)
     return made
+
+
+def _in_order_of_layers(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
+    """Pairs layers by their numbers where values pair the same layers in another order, such as
+    those of a port that runs them backwards. One side may have them in a stack."""
+    numbers = reference.indexes, port.indexes
+    groups: dict[tuple[str, ...], list[tuple[Layer, Layer, int]]] = {}
+    for at, entry in enumerate(entries):
+        pieces = entry.reference, entry.port
+        if not any(known[piece.name] for known, piece in zip(numbers, pieces)):
+            continue
+        places = [_place(piece, bool(known[piece.name])) for known, piece in zip(numbers, pieces)]
+        theirs, ours = (
+            known[piece.name] or (piece.layer,) for known, piece in zip(numbers, pieces)
+        )
+        groups.setdefault((*places, str(entry.shape)), []).append((theirs, ours, at))
+    made = list(entries)
+    for group in groups.values():
+        partners = {theirs: at for theirs, _, at in group}
+        if len(partners) == len(group) and partners.keys() == {ours for _, ours, _ in group}:
+            for _, ours, at in group:
+                made[at] = replace(entries[at], reference=entries[partners[ours]].reference)
+    return made
+
+
+def _place(piece: Piece, numbered: bool) -> str:
+    """Where a piece stands in all layers; of a stack without its layer."""
+    within = [cut for cut in piece.cuts if numbered or not (cut.index and not cut.axis)]
+    return names.wildcard(piece.name) + "".join(map(str, within))
 
 
 def _words(piece: Piece, side: Tensors) -> set[str]:

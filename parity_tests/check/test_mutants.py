@@ -34,10 +34,6 @@ def check(mutant: Mutant, traces: Traces, folder: Path) -> Result:
     return check_inside(traces(mutant.example), file, accept=accept, initial=True)
 
 
-# Their first root is `mapping`: query, key and value beside one fused tensor stay unpaired.
-UNPAIRED = {"float32-softmax-input", "one-head-doubled", "blocks-reversed", "hidden-clamped"}
-
-
 @tier(
     "rest",
     guard="a GPT's bugs, those that have a cause",
@@ -45,11 +41,8 @@ UNPAIRED = {"float32-softmax-input", "one-head-doubled", "blocks-reversed", "hid
 )
 @pytest.mark.parametrize("mutant", BUGS, ids=lambda mutant: f"{mutant.example}-{mutant.name}")
 def test_a_bug_is_named_first_with_its_cause(
-    mutant: Mutant, traces: Traces, tmp_path: Path, request: pytest.FixtureRequest
+    mutant: Mutant, traces: Traces, tmp_path: Path
 ) -> None:
-    if mutant.name in UNPAIRED:
-        why = "the bug stands in every block, and what values do not reach there is not paired"
-        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     result = check(mutant, traces, tmp_path)
     assert result.verdict == "different"
     first = result.roots[0]
