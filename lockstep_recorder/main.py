@@ -92,6 +92,7 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
         OSError: it cannot be written; nothing of it is left.
     """
     os.makedirs(out, exist_ok=True)
+    arrays, same = _once(arrays)
     digest, files = hashlib.sha256(), [os.path.join(out, name) for name in (ARRAYS, ABOUT)]
     partial = [f"{file}.tmp" for file in files]
     try:
@@ -99,7 +100,7 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
             for part in wire.chunks(as_floats(arrays)):
                 digest.update(part)
                 file.write(part)
-        whole = {"format": FORMAT, **about, "sha256": digest.hexdigest()}
+        whole = {"format": FORMAT, **about, "same": same, "sha256": digest.hexdigest()}
         with open(partial[1], "w", encoding="utf-8") as text:
             json.dump(whole, text)
         for pair in zip(partial, files):  # cut short between the two, the checksum is wrong
@@ -111,6 +112,14 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
         with contextlib.suppress(OSError):  # a new folder, which would be taken for the user's
             os.rmdir(out)
         raise
+
+
+def _once(arrays: wire.Arrays) -> tuple[wire.Arrays, dict[str, str]]:
+    """Leaves out an array that stands under an earlier name, too; also returns that name for it."""
+    first: dict[int, str] = {}
+    same = {name: first[id(x)] for name, x in arrays.items()
+            if first.setdefault(id(x), name) != name}  # fmt: skip
+    return {name: x for name, x in arrays.items() if name not in same}, same
 
 
 def as_floats(arrays: wire.Arrays) -> wire.Arrays:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from lockstep_recorder.noise import NUDGES, largest_gaps, nudge, perturb
 from lockstep_recorder.questions import describe_run
+from lockstep_recorder.spill import Spilled
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
 
@@ -16,6 +18,7 @@ Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
 # Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
+LARGE = 20_000_000  # elements of tensors from which there is one scale, and a file has the arrays
 # Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
 CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
@@ -38,28 +41,34 @@ def record(
     parameters = set(side.facts()["parameters"])
     weights = group(given, "weights") or perturb(initial, seed, parameters)
     about: dict[str, Any] = {"initial": {n: moments(x) for n, x in initial.items()}, "lacks": {}}
+    del initial  # memory is short where a program is large
     steps = range(max(curve, STEPS))
     batches = ([(spec, group(given, f"batch/{s}")) for s in steps] if spec
                else [side.batch(step) for step in steps])  # fmt: skip
     first = batches[0]
     about["batch"] = first[0]
-    arrays = prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
-                                for k, x in each.items()})  # fmt: skip
+    large = sum(x.size for x in weights.values()) >= LARGE
+    arrays: Arrays = Spilled() if large else {}
+    arrays.update(prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
+                                     for k, x in each.items()}))  # fmt: skip
     arrays.update(prefixed("weights/0", weights))
+    weights = group(arrays, "weights/0")
     side.widen(weights, *first)
     ran, seen = side.run(weights, *first)
     about.update(ran)
     arrays.update(seen)
+    del seen  # which arrays has, perhaps in a file
     about["again"] = again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
     about.update(side.facts())
-    told, tape = describe_run(side, weights, first[0], first[1], seen)
+    told, tape = describe_run(side, weights, first[0], first[1], arrays)
     about["tape"] = told
     arrays.update(prefixed("tape", tape))
     if not np.isfinite(ran["loss"]):
         raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
     arrays.update(sums)
+    del sums
     if side.precision != "float64":
         about["noise"] = noise(side, weights, batches[:BATCHES])
     _steps(side, weights, batches, about, arrays, curve, given)
@@ -92,19 +101,21 @@ def _steps(
     if missing:
         about["lacks"]["optimizer"] = missing
         return
-    gradients = []
-    current = weights
-    for step in range(STEPS):
-        gradients.append(group(side.run(current, *batches[step])[1], "grad"))
+    gradients = [group(arrays, "grad")]
+    for step in range(1, STEPS):
+        here = f"fed/1/{step}/grad"
+        arrays.update(prefixed(here, group(side.run(weights, *batches[step])[1], "grad")))
+        gradients.append(group(arrays, here))
     for label, scales in SCALES.items():
-        fed = [{n: scale * g for n, g in grads.items()}
-               for scale, grads in zip(scales, gradients)]  # fmt: skip
-        arrays.update(_feed(side, label, weights, fed, given))
+        if label == "1" or not isinstance(arrays, Spilled):
+            fed = ({n: g if scale == 1 else scale * g for n, g in grads.items()}
+                   for scale, grads in zip(scales, gradients))  # fmt: skip
+            _feed(side, arrays, label, weights, fed, given)
     if all((arrays[f"fed/1/0/weights/{n}"] == arrays[f"fed/1/1/weights/{n}"]).all()
            for n in gradients[0]):  # fmt: skip
-        fed = [{n: (1.0 + step) * g for n, g in gradients[step % STEPS].items()}
-               for step in range(MOST)]  # fmt: skip
-        arrays.update(_feed(side, "cycles", weights, fed, given, cycles=CYCLES))
+        fed = ({n: (1.0 + step) * g for n, g in gradients[step % STEPS].items()}
+               for step in range(MOST))  # fmt: skip
+        _feed(side, arrays, "cycles", weights, fed, given, cycles=CYCLES)
     steps = min(ALONE * curve, int(WORK / sum(g.size for g in gradients[0].values())))
     arrays.update(alone(side, weights, group(arrays, "fed/1/0/grad"), steps))
     about["losses"] = side.train(weights, batches[:curve])
@@ -113,29 +124,29 @@ def _steps(
 
 
 def _feed(
-    side: Any, label: str, weights: Arrays, fed: list[Arrays], given: Arrays,
+    side: Any, arrays: Arrays, label: str, weights: Arrays, fed: Iterable[Arrays], given: Arrays,
     cycles: tuple[float, ...] = (),
-) -> Arrays:  # fmt: skip
-    """`fed/LABEL/STEP/weights/N` and `.../grad/N`.
+) -> None:  # fmt: skip
+    """Adds `fed/LABEL/STEP/weights/N` and `.../grad/N`.
 
     Args:
         cycles: scales of the gradients, one until the weights change, the next until they do again;
             it ends with the last.
     """
-    arrays: Arrays = {}
     side.begin(weights)
     current, changes = weights, 0
+    arrays.update(prefixed(f"fed/{label}/0/weights", weights))
     for step, own in enumerate(fed):
-        here = f"fed/{label}/{step}"
+        here, behind = f"fed/{label}/{step}/grad", f"fed/{label}/{step + 1}/weights"
         scale = cycles[changes] if cycles else 1.0
-        grads = group(given, f"{here}/grad") or {n: scale * g for n, g in own.items()}
-        arrays.update(prefixed(f"{here}/grad", grads) | prefixed(f"{here}/weights", current))
+        grads = group(given, here) or {n: g if scale == 1 else scale * g for n, g in own.items()}
+        arrays.update(prefixed(here, grads))
         after = side.update(current, grads, step)
         changes += any((after[name] != current[name]).any() for name in grads)
-        current = after
+        arrays.update(prefixed(behind, after))
+        current = group(arrays, behind)
         if cycles and changes == len(cycles):
-            break
-    return arrays | prefixed(f"fed/{label}/{step + 1}/weights", current)
+            return
 
 
 def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:

@@ -31,7 +31,7 @@ FRAMES = 4  # the last ones, told with an exception
 LEAVING = 10.0  # seconds that a process may go on for when nobody hears its answer
 
 
-def chunks(arrays: Arrays) -> Iterator[bytes]:
+def chunks(arrays: Arrays) -> Iterator[Any]:
     """Yields safetensors' bytes, an array at a time.
 
     A dtype that numpy has not becomes one that holds it exactly: bfloat16 float32, others float64.
@@ -48,7 +48,7 @@ def chunks(arrays: Arrays) -> Iterator[bytes]:
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for x in arrays.values():
-        yield np.asarray(x, _dtype(x)).tobytes()
+        yield np.ascontiguousarray(x, _dtype(x)).reshape(-1).view(np.uint8).data
 
 
 def _dtype(x: np.ndarray) -> np.dtype[Any]:
@@ -58,8 +58,12 @@ def _dtype(x: np.ndarray) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype.name == "bfloat16" else np.float64)
 
 
-def parse(content: bytes) -> Arrays:
-    """Reads safetensors' bytes; they are from our own process, so they are not checked."""
+def parse(content: bytes | bytearray) -> Arrays:
+    """Reads safetensors' bytes; they are from our own process, so they are not checked.
+
+    Returns:
+        Views of the bytes, which share their memory; copies where they are not aligned.
+    """
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
     found = {}
@@ -67,7 +71,7 @@ def parse(content: bytes) -> Arrays:
         if name != "__metadata__":
             (begin, end), shape = about["data_offsets"], about["shape"]
             x = np.frombuffer(body[begin:end], DTYPES[about["dtype"]], count=math.prod(shape))
-            found[name] = x.reshape(shape).copy()
+            found[name] = (x if x.flags.aligned else x.copy()).reshape(shape)
     return found
 
 
@@ -88,8 +92,14 @@ def receive(stream: Any) -> Message | None:
         return None
     header = json.loads(line)
     size = header.pop("body")
-    body = stream.read(size)
-    return (header, parse(body)) if len(body) == size else None
+    body = bytearray(size)
+    view, at = memoryview(body), 0
+    while at < size:
+        count = stream.readinto(view[at:])
+        if not count:
+            return None
+        at += count
+    return header, parse(body)
 
 
 def take_connection() -> socket.socket:

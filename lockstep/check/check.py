@@ -169,8 +169,8 @@ def propose(
         joined: see `mapping.propose`.
     """
     if port.first is None:
-        port.first = port.run(port.initial)
-    calls = port.first.calls
+        port.first = port.run(port.initial).calls
+    calls = port.first
     theirs = tensors_of(reference.about, reference.weights, reference.about["events"],
                         reference.about["kinds"])  # fmt: skip
     ours = tensors_of(port.facts, port.initial, calls.events, calls.kinds)

@@ -93,6 +93,9 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
         seen = max(*labels_of(reference).values(), *runs)
         found.append(f"the optimizer was seen for {seen} updates, and for {steps} in the loss "
                      "curves: what a schedule does later is not compared (--steps)")  # fmt: skip
+        if len(labels_of(reference)) == 1:
+            found.append("the reference is large: its optimizer was fed gradients of one scale; a "
+                         "clip or an epsilon that others show is not compared")  # fmt: skip
     if kept := reference.about.get("kept", []):
         found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
     return found

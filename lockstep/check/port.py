@@ -43,7 +43,7 @@ class Port:
         self.facts |= precision
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
-        self.first: PortRun | None = None  # on its own weights
+        self.first: Calls | None = None  # of a run on its own weights
 
     @property
     def precision(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.check import names, tapes
 from lockstep.errors import UserError, why
-from lockstep.files.stream import checksum, read_all
+from lockstep.files.stream import checksum, map_all
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
 from lockstep_recorder.wire import group
@@ -57,7 +57,11 @@ def read(folder: Path) -> Trace:
             raise Refused(problem)
         if checksum(folder / ARRAYS) != about["sha256"]:
             raise UserError(f"{folder / ARRAYS}: damaged or cut short; {AGAIN}")
-        arrays = read_all(folder / ARRAYS)
+        arrays = map_all(folder / ARRAYS)
+        same = about.get("same", {})
+        if not set(same.values()) <= arrays.keys():
+            raise Refused("same names no array")
+        arrays |= {name: arrays[first] for name, first in same.items()}
         problem = _missing(about, arrays)
         if problem:
             raise Refused(problem)
@@ -95,6 +99,9 @@ def _problem(about: dict[str, Any]) -> str:
             return f"initial {name} has no moments"
     if not all(type(why) is str for why in about["lacks"].values()):
         return "lacks holds more than reasons"
+    same = about.get("same", {})
+    if type(same) is not dict or not all(type(first) is str for first in same.values()):
+        return "same holds more than names"
     listed: dict[str, type] = {"losses": list, "envelope": list, "accumulated": list, "noise": dict}
     for name, kind in listed.items():
         if type(about.get(name, kind())) is not kind:

@@ -26,6 +26,7 @@ CODES = {name: code for code, name in DTYPES.items()}
 # takes up to 100 MB, of which it makes a GB of objects in 20 seconds.
 HEADER_LIMIT = 6_000_000
 MOST_AXES = 8
+MAPPED = 1 << 20  # bytes of a tensor that is read only where it is used
 
 
 class TensorEntry(NamedTuple):
@@ -86,10 +87,20 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_all(path: Path) -> dict[str, np.ndarray]:
-    """Read all tensors of a file that is no link; errors as `TensorFile`'s."""
-    with TensorFile(path, links=False) as file:
-        return {name: file.read_slice(name, ()) for name in file.entries}
+def map_all(path: Path) -> dict[str, np.ndarray]:
+    """Map all tensors of a file that is no link into memory, which takes them as they are read; a
+    change of one stays in memory. Errors as `TensorFile`'s."""
+    with TensorFile(path, links=False) as file, open_regular(path) as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        return {
+            name: np.memmap(
+                stream, entry.dtype, "c", 8 + length + header[name]["data_offsets"][0], entry.shape
+            )
+            if math.prod(entry.shape) * np.dtype(entry.dtype).itemsize >= MAPPED
+            else file.read_slice(name, ())
+            for name, entry in file.entries.items()
+        }
 
 
 def _entry(name: str, tensor: Any) -> TensorEntry:

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from lockstep.check import trace
+from lockstep.check.rungs import labels_of
 from lockstep.errors import UserError
-from lockstep_recorder import wire
+from lockstep.files import stream
+from lockstep_recorder import recording, spill, wire
 from lockstep_recorder.main import main, write
-from parity_tests.check.small_program import small
+from parity_tests.check.inside import check_inside
+from parity_tests.check.small_program import record_small, small
 
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
@@ -33,6 +36,7 @@ def rewrite(name: str, value: np.ndarray) -> Callable[[Path], Any]:
     def apply(folder: Path) -> None:
         about = json.loads((folder / trace.ABOUT).read_text())
         arrays = wire.parse((folder / trace.ARRAYS).read_bytes())
+        arrays |= {name: arrays[first] for name, first in about["same"].items()}
         about.pop("sha256"), about.pop("format")
         write(str(folder), about, {**arrays, name: value})
 
@@ -69,6 +73,9 @@ HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
      "the batch of step 0 is not as described"),
     ("a dtype", edit(lambda a: a["batch"]["dict"]["x"].update(dtype="object")), "not as described"),
     ("a missing step", rewrite("fed/1/5/grad/0.bias", np.zeros(4)), "no fed/1/3/"),
+    ("an array twice", edit(lambda a: a["same"].update({"fed/1/0/weights/0.bias": "x"})),
+     "same names no array"),
+    ("an array's number", edit(lambda a: a["same"].update(x=3)), "same holds more than names"),
     ("NaN weights", rewrite("weights/0/0.bias", np.full(4, np.nan)), "not finite"),
     ("a tape", edit(lambda a: a.update(tape=[])), "tape is no dict"),
     ("a tape's order", edit(lambda a: a["tape"]["values"][-1]["inputs"].append(10**6)),
@@ -127,3 +134,32 @@ def test_a_trace_that_is_cut_short_leaves_the_former_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["former", "small.py"]
     assert {path.name for path in (tmp_path / "former").iterdir()} == {trace.ABOUT, trace.ARRAYS}
     assert trace.read(tmp_path / "former").about == before
+
+
+def test_a_large_program_is_recorded_through_a_file_at_one_scale_of_gradients(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, file = trace.read(reference), small(tmp_path)
+    monkeypatch.setattr(recording, "LARGE", 1)
+    monkeypatch.setattr(spill, "LEAST", 1)
+    monkeypatch.setattr(stream, "MAPPED", 1)
+    large = record_small(file, tmp_path / "trace")
+    assert labels_of(large) == {"1": 3} and labels_of(plain).keys() == {"1", "100", "1e-6"}
+    assert all(isinstance(x, np.memmap) for x in large.arrays.values())
+    assert plain.arrays.keys() >= large.arrays.keys()
+    for name, x in large.arrays.items():
+        assert np.array_equal(x, plain.arrays[name]), name
+    result = check_inside(large, file)
+    assert result.verdict == "equal"
+    assert any("gradients of one scale" in note for note in result.notes)
+    doubled = "def optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=0.2)"
+    (root,) = check_inside(large, small(tmp_path, "port.py", optimizer=doubled)).roots
+    assert root.entry == "learning rate"
+
+
+def test_an_array_under_two_names_is_written_once(reference: Path) -> None:
+    found = trace.read(reference).arrays
+    written = wire.parse((reference / trace.ARRAYS).read_bytes())
+    twice = {name for name in found if name not in written}
+    assert {f"fed/1/0/{kind}/0.bias" for kind in ("grad", "weights")} <= twice
+    assert np.array_equal(found["fed/1/0/grad/0.bias"], written["grad/0.bias"])

@@ -261,6 +261,8 @@ def find_rules(history: History) -> list[Rule]:
         small = {name: s.first(2) for name, s in plain.items()}
     elif {"1", "100", "1e-6"} <= history.keys():
         plain, others, small = history["1"], [history["100"]], history["1e-6"]
+    elif "1" in history:  # of a large reference
+        plain, others, small = history["1"], [], history["1"]
     else:
         return []
     found: list[Rule] = []
