@@ -17,9 +17,7 @@ from lockstep.check.tensors import Tensors
 MOST = 2_000  # pieces of one tensor
 JOINED = 4  # ... that a program joins by hand
 Key = tuple[str, str, str, frozenset[str], frozenset[str]]
-Layer = tuple[int | None, ...]  # the numbers of the modules that hold a tensor, or its place in a stack
-    int, ...
-]  # the numbers of the modules that hold a tensor, and of its slice in a stack
+Layer = tuple[int | None, ...]  # numbers of the modules that hold a tensor, or its place in a stack
 Found = tuple[Piece, Piece, tuple[int, ...]]  # of the reference, of the port; the order of axes
 
 
