@@ -131,29 +131,27 @@ def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[En
 def _in_order_of_layers(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
     """Pairs layers by their numbers where values pair the same layers in another order, such as
     those of a port that runs them backwards. One side may have them in a stack."""
-    numbers = reference.indexes, port.indexes
+    theirs, ours = reference.indexes, port.indexes
     groups: dict[tuple[str, ...], list[tuple[Layer, Layer, int]]] = {}
     for at, entry in enumerate(entries):
-        pieces = entry.reference, entry.port
-        if not any(known[piece.name] for known, piece in zip(numbers, pieces)):
-            continue
-        places = [_place(piece, bool(known[piece.name])) for known, piece in zip(numbers, pieces)]
-        theirs, ours = (
-            known[piece.name] or (piece.layer,) for known, piece in zip(numbers, pieces)
-        )
-        groups.setdefault((*places, str(entry.shape)), []).append((theirs, ours, at))
+        r, p = entry.reference, entry.port
+        if theirs[r.name] or ours[p.name]:
+            places = _place(r, theirs), _place(p, ours), str(entry.shape)
+            layers = theirs[r.name] or (r.layer,), ours[p.name] or (p.layer,)
+            groups.setdefault(places, []).append((*layers, at))
     made = list(entries)
     for group in groups.values():
-        partners = {theirs: at for theirs, _, at in group}
-        if len(partners) == len(group) and partners.keys() == {ours for _, ours, _ in group}:
-            for _, ours, at in group:
-                made[at] = replace(entries[at], reference=entries[partners[ours]].reference)
+        partners = {layer: at for layer, _, at in group}
+        if len(partners) == len(group) and partners.keys() == {layer for _, layer, _ in group}:
+            for _, layer, at in group:
+                made[at] = replace(entries[at], reference=entries[partners[layer]].reference)
     return made
 
 
-def _place(piece: Piece, numbered: bool) -> str:
-    """Where a piece stands in all layers; of a stack without its layer."""
-    within = [cut for cut in piece.cuts if numbered or not (cut.index and not cut.axis)]
+def _place(piece: Piece, numbers: names.Indexes) -> str:
+    """Names a piece's place in all layers; that in a stack without its layer."""
+    whole = bool(numbers[piece.name])
+    within = [cut for cut in piece.cuts if whole or cut.axis or not cut.index]
     return names.wildcard(piece.name) + "".join(map(str, within))
 
 
