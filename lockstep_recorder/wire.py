@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import select
 import socket
+import tempfile
 import threading
 import time
 import traceback
@@ -28,6 +30,7 @@ NAMES = {
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 FRAMES = 4  # the last ones, told with an exception
+LARGE = 1 << 26  # bytes of a message from which a file has them
 LEAVING = 10.0  # seconds that a process may go on for when nobody hears its answer
 
 
@@ -58,7 +61,7 @@ def _dtype(x: np.ndarray) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype.name == "bfloat16" else np.float64)
 
 
-def parse(content: bytes | bytearray) -> Arrays:
+def parse(content: bytes | bytearray | mmap.mmap) -> Arrays:
     """Reads safetensors' bytes; they are from our own process, so they are not checked.
 
     Returns:
@@ -92,7 +95,7 @@ def receive(stream: Any) -> Message | None:
         return None
     header = json.loads(line)
     size = header.pop("body")
-    body = bytearray(size)
+    body = _room(size)
     view, at = memoryview(body), 0
     while at < size:
         count = stream.readinto(view[at:])
@@ -100,6 +103,15 @@ def receive(stream: Any) -> Message | None:
             return None
         at += count
     return header, parse(body)
+
+
+def _room(size: int) -> Any:
+    """Returns bytes to be written: of memory, or of a file without a name where they are many."""
+    if size < LARGE:
+        return bytearray(size)
+    with tempfile.TemporaryFile(prefix="lockstep-message-") as file:
+        file.truncate(size)
+        return mmap.mmap(file.fileno(), size)
 
 
 def take_connection() -> socket.socket:

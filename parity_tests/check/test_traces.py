@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,28 @@ def test_an_array_under_two_names_is_written_once(reference: Path) -> None:
     twice = {name for name in found if name not in written}
     assert {f"fed/1/0/{kind}/0.bias" for kind in ("grad", "weights")} <= twice
     assert np.array_equal(found["fed/1/0/grad/0.bias"], written["grad/0.bias"])
+
+
+@pytest.mark.parametrize("large", [1, 1 << 26])
+def test_a_message_arrives_as_it_was_sent(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is held in a file; what is not aligned in it can be changed, too."""
+    monkeypatch.setattr(wire, "LARGE", large)
+    sent: dict[str, np.ndarray] = {
+        "one": np.array(True),
+        "x": np.arange(6.0).reshape(2, 3),
+        "none": np.zeros((0, 2)),
+    }
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("wb") as out, theirs.makefile("rb") as given:
+        wire.send(out, {"ask": "run"}, sent)
+        message = wire.receive(given)
+        assert message
+        header, arrays = message
+        out.close()
+        ours.shutdown(socket.SHUT_RDWR)
+        assert wire.receive(given) is None
+    assert header == {"ask": "run"} and arrays.keys() == sent.keys()
+    for name, x in sent.items():
+        assert np.array_equal(arrays[name], x) and arrays[name].dtype == x.dtype
+        arrays[name][...] = 0
+        assert arrays[name].flags.aligned
