@@ -126,6 +126,9 @@ class Operations:
             about: dict[str, Any] = {"shape": list(value.shape), "dtype": value.dtype}
             if value.step < 0:
                 about |= {"op": value.origin, "name": value.name, "inputs": [], "line": ""}
+                single = None if value.shape else _as_reals(value.kept)
+                if value.origin == "constant" and single is not None:
+                    about["attributes"] = {"value": f"{single.item():.12g}"}
             else:
                 step = self.steps[value.step]
                 about |= {"op": step.name, "inputs": step.inputs, "line": step.line,

@@ -94,7 +94,7 @@ class Recording(TorchDispatchMode):
                 y = func(*args, **kwargs)
             return [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
 
-        attributes = {str(at): repr(x)[:80] for at, x in enumerate(bare) if x is not None}
+        attributes = {key: repr(x)[:80] for key, x in _named(func, args, kwargs) if _is_told(x)}
         line = line_of(frames())
         added = self.tape.add(_name(func), inputs, outputs, apply, attributes, line)
         for x, number in zip(outputs, added):
@@ -111,6 +111,16 @@ class Recording(TorchDispatchMode):
                     inputs = [self.numbers[id(x)], self.numbers[id(y)]]
                     (number,) = self.tape.add("seen through", inputs, [x], _first, {}, line)
                     self.numbers[id(x)] = number
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the names and the values of an operation's arguments."""
+    yield from zip((each.name for each in func._schema.arguments), args)
+    yield from kwargs.items()
+
+
+def _is_told(x: Any) -> bool:
+    return x is not None and not any(isinstance(y, torch.Tensor) for y in tree_flatten(x)[0])
 
 
 def _first(values: list[Any], alone: bool) -> list[Any]:

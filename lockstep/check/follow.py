@@ -39,12 +39,18 @@ OPEN = -1  # an element of the port that has no partner
 
 @dataclass(frozen=True)
 class PartedAt:
-    """A place where the values of the two programs part: an operation on each side."""
+    """A place where the values of the two programs part: an operation on each side.
 
-    reference: str  # FILE:LINE and its text
+    Attributes:
+        reference: FILE:LINE and its text.
+        operations: the name of each, the shapes of its inputs, its attributes.
+        number: on the reference's tape.
+    """
+
+    reference: str
     port: str
     operations: tuple[str, str] = ("", "")
-    number: int = -1  # on the reference's tape
+    number: int = -1
 
 
 @dataclass
@@ -811,11 +817,9 @@ class _Walk:
                 (set(self.now.replaced.values()), set(self.now.replaced)),
             ):  # fmt: skip
                 firsts.append(_first_apart(side, live | (cut - {n}), n))
-            r, p = (side.values[n] for side, n in zip((self.reference, self.port), firsts))
-            reference, port = (
-                _line(side, n) for side, n in zip((self.reference, self.port), firsts)
-            )
-            found.append(PartedAt(reference, port, (r.op, p.op), firsts[0]))
+            r, p = firsts
+            operations = self.reference.tell(r), self.port.tell(p)
+            found.append(PartedAt(_line(self.reference, r), _line(self.port, p), operations, r))
         return found
 
 

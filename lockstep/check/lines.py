@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from lockstep.check.follow import Followed, follow
+from lockstep.check.follow import Followed, PartedAt, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.rungs import Spot
@@ -76,10 +76,15 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts if part.number in inside), None)
-        root.lines = [here.reference, here.port] if here else []
+        if here:
+            _put(root, here)
     if parts and not any(root.lines for root in forward):
-        forward[0].lines = [parts[0].reference, parts[0].port]
+        _put(forward[0], parts[0])
     return []
+
+
+def _put(root: Root, part: PartedAt) -> None:
+    root.lines, root.operations = [part.reference, part.port], list(part.operations)
 
 
 class _Places:

@@ -32,6 +32,7 @@ class Root:
     hints: list[str] = field(default_factory=list)
     everywhere: str = ""  # all layers, all calls
     lines: list[str] = field(default_factory=list)  # of the reference and of the port
+    operations: list[str] = field(default_factory=list)  # at these lines
 
     @property
     def name(self) -> str:

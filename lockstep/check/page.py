@@ -59,6 +59,8 @@ def _root(number: int | str, root: Root, kind: str = "root") -> str:
     place = f"{number} {root.where}".strip()
     lines = [f"<b>{escape(place)}</b>, {root.direction}: {escape(report.figure(root))}"]
     lines += [f"cause: {escape(root.cause)}"] * bool(root.cause)
+    for side, line, operation in zip(("reference", "port"), root.lines, root.operations):
+        lines.append(f"{side}: <code>{escape(line)}</code> [{escape(operation)}]")
     lines += [f"known: {escape(hint)}" for hint in root.hints]
     lines += [f"try: <code>{escape(root.remedy)}</code>"] * bool(root.remedy)
     return f"<div class='{kind}'>{'<br>'.join(lines)}</div>"

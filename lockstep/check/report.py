@@ -87,8 +87,8 @@ def _of_root(number: int | str, root: Root) -> list[str]:
     if root.cause:
         word = "cause" if root.rung != "1" else "found"
         lines.append(f"  {word}: {root.cause}")
-    if root.lines:
-        lines.append("  lines: reference {}; port {}".format(*root.lines))
+    for side, line, operation in zip(("reference", "port"), root.lines, root.operations):
+        lines.append(f"  {side}: {line}  [{operation}]")
     lines += [f"  known: {hint}" for hint in root.hints[:2]]
     if root.remedy:
         first, *rest = root.remedy.splitlines()
@@ -186,7 +186,7 @@ def _root_json(root: Root) -> dict[str, Any]:
         "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
         "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
         "entry": root.entry, "cause": root.cause, "try": root.remedy, "hints": root.hints,
-        "lines": root.lines,
+        "lines": root.lines, "operations": root.operations,
     }  # fmt: skip
 
 

@@ -76,6 +76,16 @@ class SideTape:
             found.append(own)
         return found
 
+    def tell(self, number: int) -> str:
+        """Describes an operation: its name, the shapes of its inputs, its attributes."""
+        value = self.values[number]
+        inputs = [self.values[n] for n in value.inputs]
+        given = [i.attributes.get("value", str(i.shape)) if i.op == "constant" else str(i.shape)
+                 for i in inputs]  # fmt: skip
+        attributes = [f"{name}={x}" for name, x in value.attributes.items()]
+        of = f" of {', '.join(given)}" if given else ""
+        return f"{value.op}{of}" + (f"; {', '.join(attributes)}" if attributes else "")
+
     def is_pure(self, number: int) -> bool:
         """Says if a value depends on parameters alone."""
         return self.depends[number] == PARAMETER

@@ -159,9 +159,12 @@ def test_a_root_is_told_with_the_two_lines(torch_folder: Path, tmp_path: Path) -
         "gpt_torch.py:34  return self.c_proj(self.gelu(self.c_fc(x)))",
         "gelu_erf.py:34  return self.c_proj(self.gelu(self.c_fc(x)))",
     ]
-    told = f"  lines: reference {root.lines[0]}; port {root.lines[1]}"
-    assert told in report.text(result)
-    assert report.to_json(result)["roots"][0]["lines"] == root.lines
+    assert root.operations == ["gelu of (4, 12, 96); approximate='tanh'", "gelu of (4, 12, 96)"]
+    told = report.text(result)
+    for side, line, operation in zip(("reference", "port"), root.lines, root.operations):
+        assert f"  {side}: {line}  [{operation}]" in told
+    found = report.to_json(result)["roots"][0]
+    assert (found["lines"], found["operations"]) == (root.lines, root.operations)
 
 
 def test_each_of_several_roots_is_told_with_its_own_lines(
