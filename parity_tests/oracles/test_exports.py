@@ -3,6 +3,7 @@ quantization."""
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,17 +101,18 @@ def expected_logits(config: Config, params: Arrays) -> np.ndarray:
     return net(torch.from_numpy(TOKENS)).logits.numpy()
 
 
-def run_graph(graph: onnx.ModelProto, tokens: np.ndarray) -> list[np.ndarray]:
+def load(graph: onnx.ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Load a graph: tokens (B, T) -> its outputs."""
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=providers)
-    return session.run(None, {"tokens": tokens.astype(np.int64)})
+    return lambda tokens: session.run(None, {"tokens": tokens.astype(np.int64)})
 
 
 def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
     """What a user of the format gets."""
     if form == "onnx":
         export_onnx(run, to, step=1, int8=False, warn=pytest.fail)
-        return run_graph(onnx.load(to / onnx_export.FILE), TOKENS)[0]
+        return load(onnx.load(to / onnx_export.FILE))(TOKENS)[0]
     if form == "stablehlo":
         export_stablehlo(run, to, step=1, warn=pytest.fail)
         program = jax_export.deserialize(bytearray((to / PROGRAM).read_bytes()))
@@ -203,11 +205,11 @@ def check_int8(folder: Path) -> None:
     watched = onnx.ModelProto()
     watched.CopyFrom(whole)
     watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in seen)
-    data = corpus.load(**vars(config.data))
+    data, run_watched = corpus.load(**vars(config.data)), load(watched)
     low, high = dict.fromkeys(seen, 0.0), dict.fromkeys(seen, 0.0)
     for step in range(8):
         for tokens in batches.of_step(config, data.train, step).tokens:
-            for name, x in zip(seen, run_graph(watched, tokens)[1:]):
+            for name, x in zip(seen, run_watched(tokens)[1:]):
                 low[name] = min(low[name], float(x.min()))
                 high[name] = max(high[name], float(x.max()))
     found = initializers(int8)
@@ -222,10 +224,11 @@ def check_int8(folder: Path) -> None:
         assert not found[f"{name}_zero_point"].any()
         assert np.abs(found[f"{name}_quantized"] - np.rint(weight / scale[:, None])).max() <= 1
     expected = expected_logits(config, state.params)
-    assert norm_gap(run_graph(int8, TOKENS)[0], expected) < 0.1
+    assert norm_gap(load(int8)(TOKENS)[0], expected) < 0.1
     held_out = batches.validation(config, data.val)
     for loss, graph in ((told.float32_loss, whole), (told.loss, int8)):
-        scores = np.stack([run_graph(graph, x)[0] for x in held_out.tokens]).astype(float)
+        run = load(graph)
+        scores = np.stack([run(x)[0] for x in held_out.tokens]).astype(float)
         logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
         hand = -np.take_along_axis(logs, held_out.targets[..., None], -1).mean()
         assert abs(loss - hand) < 1e-6

@@ -1,9 +1,10 @@
 """An exporter of ONNX that rotates the last place as the one before it: a planted bug.
 
-The exporter is a process of its own, which a patch of this one does not reach.
+An exporter has a process of its own, which a patch of another one does not reach.
 """
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -18,5 +19,5 @@ def repeat_place(*given: Any) -> tuple[np.ndarray, ...]:
 
 
 def export_forward(config: dict[str, Any], folder: str) -> None:
-    vars(rotary)["table"] = repeat_place
-    onnx.export_forward(config, folder)
+    with mock.patch.object(rotary, "table", repeat_place):
+        onnx.export_forward(config, folder)

@@ -21,6 +21,7 @@ from lockstep.run import checkpoint
 from lockstep.train import sampling
 from lockstep.weights.onnx_export import FILE, export_onnx, run_file
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.weights.exporters import kept_exporter as kept_exporter
 from parity_tests.weights.folders import FAMILIES, logits_gap, run_of
 from parity_tests.weights.test_adapters import run_with_adapters
 
@@ -56,6 +57,7 @@ def session(name: str) -> Callable[[np.ndarray], np.ndarray]:
         return run_file(to / FILE)
 
 
+@pytest.mark.usefixtures("kept_exporter")
 @pytest.mark.parametrize(
     ("name", "framework"),
     [("gpt2", "torch"), ("llama3", "torch"), ("qwen3", "torch"), ("qwen3", "jax")],
@@ -65,6 +67,7 @@ def test_the_graph_has_the_twins_logits(name: str, framework: str) -> None:
     assert logits_gap(session(name), framework, config, perturbed(config)) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("kept_exporter")
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -79,6 +82,7 @@ def test_another_model_is_seen(name: str, changes: dict[str, Any]) -> None:
     assert logits_gap(session(name), "torch", config, perturbed(config)) > TOLERANCE
 
 
+@pytest.mark.usefixtures("kept_exporter")
 def test_a_run_with_adapters_keeps_what_it_learned(tmp_path: Path) -> None:
     """The adapters are not zero; without them the logits are others."""
     folder, config, state = run_with_adapters(tmp_path, "gpt2")
@@ -111,6 +115,7 @@ def test_a_process_without_the_twins_writes_their_text(
     assert twins == dict.fromkeys(FRAMEWORKS, written) and ours == []
 
 
+@pytest.mark.usefixtures("kept_exporter")
 def test_int8_weighs_less_than_a_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is multiplied with rows is int8, and a tied embedding with it."""
     config = toy("gpt2", policy="fp32", n_layer=2, d_model=96)

@@ -19,6 +19,7 @@ from lockstep.train import sampling
 from lockstep.weights.forward import WEIGHTS, forward_config
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.weights.exporters import kept_exporter as kept_exporter
 from parity_tests.weights.folders import FAMILIES, logits_gap, run_of
 from parity_tests.weights.test_adapters import run_with_adapters
 
@@ -59,6 +60,7 @@ def test_the_program_has_the_twins_logits(
     assert (found <= TOLERANCE) == (not changes), found
 
 
+@pytest.mark.usefixtures("kept_exporter")
 def test_a_run_with_adapters_keeps_what_it_learned(tmp_path: Path) -> None:
     """The adapters are not zero; without them the logits are others."""
     folder, config, state = run_with_adapters(tmp_path, "gpt2")
