@@ -1,5 +1,7 @@
 """What is compared, and what must not pass as equal because it was not."""
 
+import functools
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +23,19 @@ from parity_tests.check.small import ATTENTION, CELL
 
 
 def record(text: str, folder: Path, name: str = "ref", curve: int = 4) -> Trace:
+    """Write a program's file, and record it if no test has done so before."""
     (folder / f"{name}.py").write_text(text)
-    side = open_side(str(folder / f"{name}.py"), 0, "cpu")
-    about, arrays = recording.record(side, curve=curve)
-    write(str(folder / name), {"program": f"{name}.py", "seed": 0, **about}, arrays)
-    return trace.read(folder / name)
+    return _recorded(text, name, curve)
+
+
+@functools.cache
+def _recorded(text: str, name: str, curve: int) -> Trace:
+    with tempfile.TemporaryDirectory() as place:
+        file, out = Path(place, f"{name}.py"), Path(place, name)
+        file.write_text(text)
+        about, arrays = recording.record(open_side(str(file), 0, "cpu"), curve=curve)
+        write(str(out), {"program": file.name, "seed": 0, **about}, arrays)
+        return trace.read(out)
 
 
 @pytest.fixture(scope="module")
