@@ -6,7 +6,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ COLUMNS = 9  # of a fingerprint
 SEES_ORDER = slice(7, 9)  # the columns that change with the order of the elements
 PARAMETER, BATCH = 1, 2  # of what a value is made
 STEPS = (0.6180339887498949, 0.7548776662466927)  # of two sequences that fill an interval evenly
+SHORT = 2**16  # numbers of each that are kept
 
 
 @dataclass
@@ -152,14 +153,15 @@ class Player:
         self.tape, self.make = tape, make
         self.known: dict[int, Any] = {}
         self.fixed: set[int] = set()  # what was put in, whatever it is made of
-        self.users: list[list[int]] = [[] for _ in tape.values]
+        self.made_of: dict[int, set[int]] = {}  # kept answers of `_below`
+        self.users: list[set[int]] = [set() for _ in tape.values]
         for number, value in enumerate(tape.values):
             for i in set(tape.steps[value.step].inputs if value.step >= 0 else ()):
-                self.users[i].append(number)
+                self.users[i].add(number)
 
     def start(self, weights: dict[str, np.ndarray]) -> None:
         """Forgets all values but the batch and the constants, and takes these parameters."""
-        self.known, self.fixed = {}, set()
+        self.known, self.fixed, self.made_of = {}, set(), {}
         for number, value in enumerate(self.tape.values):
             if value.origin == "parameter" and value.name in weights:
                 self.known[number] = self.make(weights[value.name], value)
@@ -179,10 +181,10 @@ class Player:
         Returns:
             A row for each target: its fingerprint.
         """
-        self.fixed -= set(free)
+        self._fix(self.fixed - set(free))
         self._forget(free, self.known)
         self._put(given, self.known)
-        self.fixed |= set(given)
+        self._fix(self.fixed | set(given))
         rows = np.zeros((len(targets), COLUMNS))
         where = {number: row for row, number in enumerate(targets)}
 
@@ -210,16 +212,25 @@ class Player:
         for number, x in given.items():
             known[number] = self.make(x, self.tape.values[number])
 
+    def _fix(self, numbers: set[int]) -> None:
+        if numbers != self.fixed:
+            self.fixed, self.made_of = numbers, {}
+
     def _forget(self, numbers: Iterable[int], known: dict[int, Any]) -> None:
         """Forgets values, and what was made of them up to what was put in."""
-        stack = list(numbers)
-        seen = set(stack)
-        while stack:
-            number = stack.pop()
+        for number in set[int]().union(*map(self._below, numbers)):
             known.pop(number, None)
-            users = [n for n in self.users[number] if n not in seen and n not in self.fixed]
-            stack += users
-            seen |= set(users)
+
+    def _below(self, number: int) -> set[int]:
+        """Returns a value's number and those of what is made of it, up to what was put in."""
+        if number not in self.made_of:
+            seen, stack = {number}, [number]
+            while stack:
+                users = self.users[stack.pop()] - seen - self.fixed
+                stack += users
+                seen |= users
+            self.made_of[number] = seen
+        return self.made_of[number]
 
     def label(self) -> dict[int, np.ndarray]:
         """Finds which element of which parameter stands where, in the values at which data meets
@@ -369,6 +380,15 @@ def labels_of(first: int, steps: list[int], shape: tuple[int, ...]) -> np.ndarra
 
 
 def _evenly(size: int, step: float) -> np.ndarray:
+    return _start(step)[:size] if size <= SHORT else _sequence(size, step)
+
+
+@cache
+def _start(step: float) -> np.ndarray:
+    return _sequence(SHORT, step)
+
+
+def _sequence(size: int, step: float) -> np.ndarray:
     return np.arange(1, size + 1) * step % 1.0 - 0.5
 
 

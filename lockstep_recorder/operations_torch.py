@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ PARTS = ("addmm", "native_layer_norm", "native_group_norm", "native_batch_norm",
          "cudnn_batch_norm", "_fused_rms_norm")  # fmt: skip
 
 
+@functools.cache
 def decompositions() -> dict[Any, Any]:
     """Composite operations -> the functions that compute them of others."""
     from torch._decomp import core_aten_decompositions, decomposition_table
