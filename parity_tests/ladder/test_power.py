@@ -9,7 +9,6 @@ import pytest
 
 import jax_impl.model
 from lockstep.config import formats
-from lockstep.config.policy import resolve
 from lockstep.data.batch import blank_window
 from lockstep.errors import UserError
 from lockstep.judge.verdict import Verdict, check_bound
@@ -36,34 +35,23 @@ STAGES = {
     "no-unscale": "the loss scale", "no-clip": "clipping", "eps-inside-root": "the optimizer",
     "schedule-off-by-one": "the schedule",
 }  # fmt: skip
-# A mesh, a narrow format, an adapter in JAX, and gradients in a dtype of their own need programs
-# that no other test compiles. Of the bugs of each family these are in `make test`.
+# A mesh, a narrow format, an adapter, half precision and gradients in a dtype of their own need
+# programs that no other test compiles. Of the bugs of each family these are in `make test`.
 OF_FAMILIES = {
     "sum-over-devices", "norm-of-one-shard", "mean-of-rank-means",
     "amaxes-of-skipped-step", "first-pattern-wins-in-jax", "gradients-in-compute",
-}  # fmt: skip
-
-# Each needs a program of its own to show what another bug in `make test` shows.
-ALONE = {
-    "chunks-added-in-compute", "blocks-masked-as-first", "clip-before-unscale", "logits-in-float32",
-    "bias-rounded-twice", "islands-of-first-block", "island-under-autocast",
-    "tied-head-island-forgotten", "tf32-forward-only", "tf32-by-default",
-    "schedule-by-steps-after-resume-in-jax", "grad-norm-logged-scaled-in-jax",
-    "stale-evaluation-weights-jax", "sampled-under-training-policy-jax", "no-clip-in-half-jax",
+    "lora-unscaled", "mean-over-padding", "norms-in-bfloat16", "dropout-redrawn",
 }  # fmt: skip
 
 
 def is_dear(bug: Bug) -> bool:
-    """Says if a bug needs a program that no other test of `make test` compiles, for little."""
-    policy = resolve(bug.flags.get("policy", "fp64"))
-    adapters_in_jax = "lora_rank" in bug.flags and bug.framework == "jax"
-    family = {"mesh", "formats"} & bug.flags.keys() or policy.recipe or policy.grads
-    kept = bug.name in OF_FAMILIES
-    return bug.name in ALONE or (bool(family or adapters_in_jax) and not kept)
+    """Says if a bug needs a program of its own in JAX: more than torch's, and than one step's."""
+    plain = bug.framework == "torch" and not bug.flags and bug.rung <= 5
+    return not plain and bug.name not in {*STAGES, *OF_FAMILIES}
 
 
 @tier("quick", guard="a bug for each stage of the step", where=lambda bug: bug.name in STAGES)
-@tier("rest", guard="a bug of each family", where=is_dear)
+@tier("rest", guard="a bug of each stage and family", where=is_dear)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_caught(bug: Bug, device: str, sides: tuple[Side, Side]) -> None:
     others = {side.framework: side for side in sides}
@@ -76,7 +64,7 @@ CONTROLS = power.controls(BUGS)
 
 
 @tier("rest", guard="the rung in rows of the matrix")
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: CONTROLS[control].name)
 def test_the_sound_pair_is_equal_where_a_bug_is_planted(
     control: str, device: str, sides: tuple[Side, Side]
 ) -> None:
@@ -216,7 +204,7 @@ def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
 
 
 def test_tiers_name_bugs_that_are_there() -> None:
-    assert {*STAGES, *OF_FAMILIES, *ALONE} <= catalogue.BY_NAME.keys()
+    assert {*STAGES, *OF_FAMILIES} <= catalogue.BY_NAME.keys()
     assert not any(is_dear(catalogue.BY_NAME[name]) for name in {*STAGES, *OF_FAMILIES})
 
 
