@@ -27,7 +27,6 @@ CLIMBED: dict[str, tuple[Row, int]] = {
 }
 CLIMBED |= {f"some-{policy}-3": (SOME | {"policy": policy}, 3) for policy in ("fp64", "bf16")}
 CLIMBED |= {"alike-fp64-8": (ALIKE | {"policy": "fp64"}, 8)}
-FULL = {"alike-bf16-2", "alike-fp64-3", "some-fp64-3"}
 
 # --- `--formats`. In float64 the twins round the same numbers: not a digit may differ.
 
@@ -81,10 +80,17 @@ CLIMBED |= {
     "grads-fp16-fsdp": (GRADS | {"accum": 2, "model": "gpt2", "mesh": "fsdp=2"}, WORLDS),
 }
 DEFAULT = {"formats-fp64-3", "scaled-7", "grads-fp64-3"}
+# Another rung of the row, its other policy or its other mesh shows each of these.
+REPEATS = {
+    "alike-fp64-2", "alike-bf16-2", "alike-fp64-3", "alike-fp64-8", "some-fp64-3",
+    "formats-fp64-2", "formats-fp64-8", "formats-bf16-8", "delayed-8", "formats-fp64-data",
+    "formats-bf16-fsdp", "scaled-1", "scaled-3", "scaled-8", "grads-fp64-8", "grads-fp64-data",
+    "grads-fp16-7", "grads-fp16-fsdp",
+}  # fmt: skip
 
 
 @tier("rest", guard="rung 3 in fp64, rung 7 in fp16", where=lambda name: name not in DEFAULT)
-@tier("full", guard="rung 2 in fp64, rung 3 in bf16", where=lambda name: name in FULL)
+@tier("full", guard="the row on another rung or mesh", where=lambda name: name in REPEATS)
 @pytest.mark.parametrize("name", CLIMBED)
 def test_the_ladder(name: str, device: str, sides: tuple[Side, Side]) -> None:
     row, number = CLIMBED[name]
