@@ -56,7 +56,8 @@ def config_of(policy: str, **flags: Any) -> Config:
 
 
 # In float64 over 20 steps, with each twin; by `lockstep/judge/tolerances.py:CURVE`, 1e-12 nats.
-@tier("rest", guard="both at once", where=lambda flags: flags != {"remat": "block"})
+@tier("full", guard="both at once", where=lambda flags: flags != {"remat": "block"})
+@tier("rest", guard="its own twin", where=lambda peer, twin: twin != TWINS[peer])
 @pytest.mark.parametrize(
     "flags",
     [{}, {"accum": 1, "remat": "block"}, {"remat": "block"}],
@@ -226,7 +227,8 @@ def test_common_names_of_the_files_come_in_the_same_order() -> None:
     assert len({*jax} & {*torch}) >= 6
 
 
-@tier("rest", guard="bf16", where=lambda policy: policy != "bf16")
+@tier("full", guard="bf16, in make test-rest", where=lambda policy: policy != "bf16")
+@tier("rest", guard="the peer of this file, prepared and loaded")
 @pytest.mark.parametrize("policy", ["fp32", "bf16", "fp16", "fp64"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_runs_as_its_docstring_says(name: str, policy: str, tmp_path: Path) -> None:

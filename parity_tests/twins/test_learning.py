@@ -15,6 +15,7 @@ SMALL: dict[str, Any] = {
     "n_layer": 1, "d_model": 32, "context": 16, "batch_size": 8, "steps": 80, "lr": 1e-2,
     "clip": 1.0,
 }  # fmt: skip
+FULL = ("fp64", "fp32", "tf32", "fp8", "fp8-rowwise", "mxfp8")
 
 
 def short_run(policy: str) -> Config:
@@ -22,12 +23,8 @@ def short_run(policy: str) -> Config:
     return toy(policy=policy, numerics="fast", **SMALL | layers)
 
 
-@tier("full", guard="bf16 and fp16", where=lambda policy: policy in ("fp64", "fp32", "tf32"))
-@tier(
-    "rest",
-    guard="bf16 and fp16",
-    where=lambda policy: bool(POLICIES[policy].recipe),
-)
+@tier("full", guard="bf16 and nvfp4", where=lambda policy: policy in FULL)
+@tier("rest", guard="bf16", where=lambda policy: policy not in ("bf16", *FULL))
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_validation_loss_falls_below_the_unigram_entropy(framework: str, policy: str) -> None:

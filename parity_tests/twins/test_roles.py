@@ -139,7 +139,7 @@ def violations(framework: str, program: Program, config: Config) -> set[str]:
 
 
 @tier(
-    "rest",
+    "full",
     guard="jax-tiny, and torch-gpt2",
     where=lambda framework, family: (framework, family) == ("jax", "gpt2"),
 )
