@@ -20,8 +20,8 @@ from parity_tests.ladder import rows
 from parity_tests.tiers import tier
 
 # Rungs 1 to 11 of each row of the matrix: q is climbed by `make quick`, t by `make test`, r by
-# `make test-rest`, f and a dot by --full. float64 sees all but casts, and takes a tenth of the time; a
-# CPU emulates float16 and TF32. Of f another row of the policy climbs the rung in CI.
+# `make test-rest`, f and a dot by --full. float64 sees all but casts, in a tenth of the time;
+# a CPU emulates float16 and TF32. Of f another row of the policy climbs the rung in CI.
 TIERS = """
 fp64-none-1-tiny-unroll-1                             q q q q q f f f f r .
 fp64-sublayer-4-gpt2-scan-3                           f f r f f r f f r f .
