@@ -5,9 +5,8 @@ another. On a CPU one layer of the model takes steps in each of them, in turns. 
 it is faster than the framework's own for certain, and by more than `MARGIN`. The answer is kept in
 the user's cache by CPU, versions, shape and policy, and stands in the run's config.json.
 
-A way is taken that is so much faster in all but one of `ROUNDS` rounds, which is where the low end
-of the 95 % interval is above `MARGIN`. So it ends as soon as it is in two rounds not, and most races
-end after two rounds.
+Where a way is faster by `MARGIN` in all but one of `ROUNDS` rounds, so is the low end of its 95 %
+interval. So it is out as soon as it was not in two, and most races end after two rounds.
 """
 
 import hashlib
