@@ -157,9 +157,8 @@ TABLES: dict[str, Table] = {
     **{path.stem: _benchmark(path.stem, "speed", "speed")
        for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
     "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
-    "cpu312_matmul_jax": _benchmark("cpu312", "matmul --only jax", "matmul jax"),
-    **{f"cpu_{kind}_{name}": _benchmark("cpu", kind, f"{kind} {name}")
-       for kind in ("matmul", "growth") for name in ("jax", "torch")},
+    **{f"cpu_growth_{name}": _benchmark("cpu", "growth", f"growth {name}")
+       for name in ("jax", "torch")},
     # GPT-2's cells, each framework alone: the losses of both part too far for one table.
     "h200_jax": _of_contenders("jax", "bare-jax"),
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
@@ -169,6 +168,7 @@ TABLES: dict[str, Table] = {
     "emulation": _benchmark("emulation", "emulation", "emulation"),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
+    "inductor": _benchmark("inductor", "inductor", "inductor"),
     **{f"experiment_{name.replace('-', '_')}":
        _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")
        for name, scale in RECORDED.items()},

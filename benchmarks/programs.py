@@ -1,5 +1,5 @@
 """Programs that XLA compiled, or torch traced, for devices that are not here, beside the plan's
-formulas: the rows of `benchmarks/results/compiled-*.jsonl`."""
+formulas: the rows of `benchmarks/results/compiled-*.jsonl` and `inductor.jsonl`."""
 
 import statistics
 from collections import defaultdict
@@ -20,6 +20,8 @@ LEAST = 200e6  # bytes of state and step, from which a program's error counts
 # Of a device's memory: XLA recomputes by its own choice in a program that takes more.
 FITS = 0.8
 
+Figures = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Known:
@@ -30,7 +32,7 @@ class Known:
     setting: Setting
     device: devices.Device
     mesh: Mesh
-    row: dict[str, Any]  # its figures
+    row: Figures
 
     @property
     def group(self) -> str:
@@ -49,6 +51,11 @@ class Known:
         return roofline.bound(self.shape, self.setting, self.device) / found - 1
 
     @property
+    def moved_error(self) -> float:
+        """The plan's bytes outside of matmuls and attention, relative to the program's."""
+        return roofline.moved(self.shape, self.setting) / self.row["moved"]["rest"] - 1
+
+    @property
     def counts(self) -> bool:
         fits = self.row["peak"] <= FITS * self.device.memory
         return self.row["peak"] >= LEAST and (fits or self.setting.framework == "torch")
@@ -59,27 +66,34 @@ def programs() -> Iterator[Known]:
     for framework in twin.MODULES:
         for name, row in _rows(framework).items():
             if "peak" in row:
-                yield _known(framework, name, row)
+                yield _known(framework, name, row, row["cell"], row["measured"]["device"])
 
 
 def on_meshes(framework: str) -> Iterator[Known]:
     """The committed rows of a framework, of one of several devices."""
     for name, row in _rows("mesh").items():
         if name.split()[0] == framework:
-            yield _known(framework, name, row)
+            yield _known(framework, name, row, row["cell"], row["measured"]["device"])
+
+
+def by_inductor() -> Iterator[Known]:
+    """The committed rows of PyTorch's programs that Inductor wrote."""
+    for name, row in results.read(ROOT / "benchmarks" / "results" / "inductor.jsonl").items():
+        flags = row["flags"] | {"compile": True}
+        figures = row["compiled"] | {"roofline": {"all": row["compiled"]["roofline"]}}
+        yield _known("torch", name, figures, flags, row["device"])
 
 
 def _rows(file: str) -> dict[str, results.Row]:
     return results.read(ROOT / "benchmarks" / "results" / f"compiled-{file}.jsonl")
 
 
-def _known(framework: str, name: str, row: results.Row) -> Known:
-    device, cell = devices.find(row["measured"]["device"]), row["cell"]
-    config = from_flags({**cell, "steps": 1}, accelerator=True)
+def _known(framework: str, name: str, row: Figures, flags: Figures, gpu: str) -> Known:
+    device, config = devices.find(gpu), from_flags({**flags, "steps": 1}, accelerator=True)
     given = Setting(
-        framework=framework, ampere=counts_as_ampere(device), policy=cell["policy"],
-        remat=cell["remat"], rows=cell["batch_size"], accum=config.optim.accum,
-        loss_chunks=config.execution.loss_chunks,
+        framework=framework, ampere=counts_as_ampere(device), policy=flags["policy"],
+        remat=flags["remat"], rows=flags["batch_size"], accum=config.optim.accum,
+        loss_chunks=config.execution.loss_chunks, compiled=config.execution.compile,
     )  # fmt: skip
     return Known(name, shape.of_model(config.model), given, device, config.mesh, row)
 

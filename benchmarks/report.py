@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, inductor, laws, matmul, speed
+from benchmarks import cuda_grid, inductor, laws, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
@@ -30,9 +30,6 @@ Rows = dict[str, Result]  # by name
 HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, tokens/s", "ms/step",
         "MFU", "peak, MiB", "reserved, MiB", "predicted, MiB", "compile, s",
         "final loss, nats"]  # fmt: skip
-OF_FRAMEWORK: dict[str, Callable[[Result], str]] = {
-    "matmul": matmul.markdown, "growth": laws.table,
-}  # fmt: skip
 
 
 def kind_of(name: str, row: Result) -> str:
@@ -42,7 +39,7 @@ def kind_of(name: str, row: Result) -> str:
     if "rung" in row:
         return "parity"
     first, *rest = name.split(" ")
-    if rest and (first in OF_FRAMEWORK or first in EXPERIMENTS):
+    if rest and (first == "growth" or first in EXPERIMENTS):
         return f"{first} {rest[0]}"
     if first == "race":
         return "speed"
@@ -74,8 +71,8 @@ def make(kind: str, rows: Rows) -> str:
     }
     if which and first in EXPERIMENTS:
         return EXPERIMENTS[first].table(listed)
-    if first in OF_FRAMEWORK:
-        return OF_FRAMEWORK[first](listed[0])
+    if first == "growth":
+        return laws.table(listed[0])
     return makers[kind]() if kind in makers else table(merge_rounds(listed))
 
 

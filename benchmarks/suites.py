@@ -84,7 +84,7 @@ def cpu(device: str) -> list[Job]:
         *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
         *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
         *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
-        *matmuls(device), *laws(device), *races(device),
+        *laws(device), *races(device),
     ], 2)  # fmt: skip
 
 
@@ -102,7 +102,10 @@ def emulation(device: str) -> list[Job]:
 
 
 def frameworks(device: str) -> list[Job]:
-    """Models of docs/frameworks.md on one GPU; in float32 fewer steps, for they are slow."""
+    """Models of docs/frameworks.md on one GPU; in float32 fewer steps, for they are slow.
+
+    On a CPU GPT-2 alone, one row at a time.
+    """
     usual = {"device": device, "warmup": 3, "windows": 5, "steps": 3}
     slow = usual | {"warmup": 2, "windows": 4, "steps": 2}
     gpt: Flags = {"model": "gpt2", "n_layer": 24, "n_head": 16}
@@ -112,10 +115,14 @@ def frameworks(device: str) -> list[Job]:
         {**gpt, "d_model": 2048, "batch_size": 8},
         {"model": "1b", "batch_size": 4},
     ]
+    policies = ["bf16", "fp16", "fp32", "tf32"]
+    if device == "cpu":
+        models, policies = [{"model": "gpt2", "batch_size": 1}], ["bf16", "fp32"]
+        usual = slow = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
     return [
         job
         for model in models
-        for policy in ("bf16", "fp16", "fp32", "tf32")
+        for policy in policies
         for mode in ({"remat": "none"}, {"remat": "block", "layers": "scan"})
         for job in cells(
             "frameworks", OURS, [model | {"policy": policy} | mode],
@@ -147,7 +154,6 @@ def gpu(device: str) -> list[Job]:
         *cells("30m", OURS, policies(medium, *every), **whole),
         *cells("accumulation", OURS, accumulation(half, 32, (1, 4, 16)), **whole),
         *cells("remat", OURS, remat(half), **whole),
-        *matmuls(device, 512 if rehearsal else 8192),
         *laws(device),
         command("power", "lockstep", "power", "--device", device, "--out", "{out}",
                 *["optax-clip"] * rehearsal, device=device, limit=LIMIT),
@@ -167,20 +173,12 @@ def climb(policy: str, device: str) -> Job:
     return command(f"parity-{policy}", *words, device=device)
 
 
-def by_framework(kind: str, work: str, where: str, **given: Any) -> list[Job]:
-    """A job for each framework, in a process of its own."""
-    return [
-        Job(name=f"{kind} {name}", work=work, given={"framework": name, **given}, device=where)
-        for name in twin.MODULES
-    ]
-
-
-def matmuls(device: str, size: int = 1024) -> list[Job]:
-    return by_framework("matmul", "benchmarks.matmul:measure", device, device=device, size=size)
-
-
 def laws(device: str) -> list[Job]:
-    return by_framework("growth", "benchmarks.laws:measure", device, device=device)
+    return [
+        Job(name=f"growth {name}", work="benchmarks.laws:measure",
+            given={"framework": name, "device": device}, device=device)
+        for name in twin.MODULES
+    ]  # fmt: skip
 
 
 def races(device: str, **length: int) -> list[Job]:
@@ -219,10 +217,9 @@ SUITES: dict[str, Suite] = {
     "drift": Suite("how far 45 steps take equivalent baselines apart", drift),
     "emulation": Suite("what it costs a CPU to round to narrow formats", emulation),
     "gpu": Suite("one CUDA GPU: smoke, parity, the tables", gpu),
-    "frameworks": Suite("four models in both frameworks, on one GPU", frameworks),
+    "frameworks": Suite("four models in both frameworks, on one GPU; GPT-2 on a CPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
-    "matmul": Suite("a matrix product in each dtype", matmuls),
     "growth": Suite("memory and time against depth, length, batch and N", laws),
     "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),

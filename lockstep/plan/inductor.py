@@ -10,7 +10,7 @@ from lockstep.config.policy import BYTES
 from lockstep.plan import eager, xla
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
-from lockstep.plan.terms import LOSS, Constants, Moments
+from lockstep.plan.terms import LAST, LOSS, SEGMENT, Constants, Moments
 
 NORMS = 2  # of a block
 # Arrays for a norm: the residual stream in the output dtype, rows in the compute dtype. Forward the
@@ -23,35 +23,43 @@ FORWARD_NORM, BACKWARD_NORM = (2, 2), (4, 3)
 # SiLU's result beside the product, and has no bias.
 FORWARD_HIDDEN, BACKWARD_HIDDEN = {False: 2, True: 4}, {False: 4, True: 6}
 KEPT_HIDDEN = {False: 2, True: 4}
+# Both norms of a recomputed block: the stream is read twice, and what is added to it, of which each
+# sublayer has the sum; the rows are written.
+AGAIN_NORMS = {"sublayer": (2, 2), "block": (2, 3), "dots": (2, 3)}
 LOGITS = 3  # read for the loss, and for the gradient, which is written
 
 
-def moved(shape: Shape, s: Setting, again: float) -> float:
-    """Bytes that kernels outside of matmuls and attention move, but for the optimizer's update.
-
-    Args:
-        again: the share of blocks that are recomputed.
-    """
+def moved(shape: Shape, s: Setting) -> float:
+    """Bytes that kernels outside of matmuls and attention move, but for the optimizer's update."""
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
     heads = shape.d_queries + 2 * shape.d_keys
-    rotated = shape.d_queries + shape.d_keys if shape.positions == 0 else 0
     repeated = 2 * shape.d_queries if shape.d_keys < shape.d_queries else 0
-    forward = NORMS * (FORWARD_NORM[0] * wide + FORWARD_NORM[1] * c) * d
-    forward += c * (FORWARD_HIDDEN[shape.gated] * shape.d_mlp + 2 * rotated + repeated)
+    norms = NORMS * (FORWARD_NORM[0] * wide + FORWARD_NORM[1] * c) * d
+    rotated = 2 * (shape.d_queries + shape.d_keys) if shape.positions == 0 else 0
+    hidden = FORWARD_HIDDEN[shape.gated] * shape.d_mlp
+    forward = norms + c * (hidden + rotated + repeated)
+    again = forward if s.remat == "sqrt" else 0.0
+    if found := AGAIN_NORMS.get(s.remat):
+        norms = (found[0] * wide + found[1] * c) * d
+        # One kernel reads GELU's input for it and for its derivative.
+        hidden -= 0 if shape.gated else shape.d_mlp
+        again = norms + c * (hidden + rotated + repeated)
     backward = NORMS * (BACKWARD_NORM[0] * wide + BACKWARD_NORM[1] * c) * d
     biases = 0 if shape.gated else heads + 2 * d
     backward += c * (BACKWARD_HIDDEN[shape.gated] * shape.d_mlp + 2 * heads + biases + repeated)
-    blocks = shape.n_layer * ((1 + again) * forward + backward)
+    blocks = shape.n_layer * (forward + again + backward)
     return s.tokens(shape) * (blocks + LOGITS * c * shape.vocab) + _weights(shape, s)
 
 
 def _weights(shape: Shape, s: Setting) -> float:
     """Bytes of weights and gradients. In each micro-batch weights are cast, and gradients cast back
-    and, of several, added; in a step the gradient's norm is read, and it is scaled."""
+    and, of several, added; in a step a loss scale is taken out of the gradient, its norm is read,
+    and it is scaled."""
     width, c = BYTES[s.roles.param], BYTES[s.roles.compute]
     casts = 2 * (width + c) if s.roles.mixed else 0
     added = 3 * width * (s.accum > 1)
-    return shape.weights * (s.accum * (casts + added) + 3 * width)
+    unscaled = 2 * width * s.roles.loss_scaling
+    return shape.weights * (s.accum * (casts + added) + 3 * width + unscaled)
 
 
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
@@ -66,25 +74,40 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
     found = eager.moments(shape, s, constants, mesh)
     tokens = s.rows * shape.context
     one = tokens * _kept(shape, s)
-    inside = tokens * (xla.inside(shape, s) if s.remat != "none" else 2 * c * shape.d_mlp)
+    whole = s.remat in ("none", "sqrt")  # blocks are: of a segment, all of its own
+    inside = tokens * (2 * c * shape.d_mlp if whole else xla.inside(shape, s))
     usual = constants[f"kept {s.remat}"] * s.sizes(shape)[0] if not s.recomputes else 0.0
     for terms in found.values():
         if usual and "kept" in terms:
             terms["kept"] *= one / usual
         if "inside" in terms:
             terms["inside"] = inside
+    if s.remat == "sqrt":
+        inputs, spans = s.input_bytes(shape), s.spans(shape)
+        found[LAST]["kept"] = inputs * len(spans) + one * len(spans[-1])
+        found[SEGMENT]["kept"] = inputs + one * len(spans[0])
+    if s.remat != "none" and not s.roles.mixed:  # the last block, recomputed beside the logits
+        found[LOSS]["kept"] += tokens * (_whole(shape, s) + c * (shape.d_mlp + shape.d_model))
+        found[LOSS]["kept"] -= s.input_bytes(shape) or one
     found[LOSS]["logits"] = c * logits  # their gradient takes their place
     found[LOSS]["stream"] = (wide + 2 * c) * stream
     return found
 
 
 def _kept(shape: Shape, s: Setting) -> float:
-    """Bytes for a token that a block keeps where its inputs are not enough: the residual stream
-    before each norm, both norms' rows, queries, keys and values of each head, what attends, and all
-    hidden rows of the MLP; under dots the block's input and the matmuls' results."""
+    """Bytes for a token that a block keeps where its inputs are not enough; under dots its input
+    and the matmuls' results."""
+    if s.remat != "dots":
+        return _whole(shape, s)
+    results = shape.d_queries + 2 * shape.d_keys + shape.d_model
+    results += (1 + shape.gated) * shape.d_mlp
+    return BYTES[s.roles.output] * shape.d_model + BYTES[s.roles.compute] * results
+
+
+def _whole(shape: Shape, s: Setting) -> float:
+    """Bytes for a token that a block keeps where nothing is recomputed: the residual stream before
+    each norm, both norms' rows, queries, keys and values of each head, what attends, and all hidden
+    rows of the MLP."""
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
-    if s.remat == "dots":
-        results = shape.d_queries + 2 * shape.d_keys + d + (1 + shape.gated) * shape.d_mlp
-        return wide * d + c * results
     hidden = KEPT_HIDDEN[shape.gated] * shape.d_mlp
     return NORMS * wide * d + c * (4 * shape.d_queries + NORMS * d + hidden)

@@ -17,7 +17,6 @@ from lockstep.plan.shape import Shape
 FILE = Path(__file__).parent / "rates.json"
 # NVIDIA's compute capabilities of which there are published runs: A100, and H100 with H200.
 AMPERE, HOPPER = (8, 0), (9, 0)
-MEASURED = ("none", "block")  # remat modes of which peaks of compiled PyTorch are known
 NAMES = {AMPERE: "A100", HOPPER: "H100"}
 
 
@@ -91,7 +90,7 @@ def find_memory_error(shape: Shape, s: Setting, devices: int = 1) -> dict[str, A
     """
     name = s.group(shape)
     if s.program == "compiled":
-        name = "compiled" if s.remat in MEASURED else "compiled otherwise"
+        name = "compiled"
     elif s.program == "eager" and devices > 1:
         name = "torch mesh"
     found: dict[str, Any] = read()["memory"][name]

@@ -95,8 +95,8 @@ def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
     last += 2 * shape.d_queries * shape.d_model * (s.remat == "sublayer")
     weights = 2 * shape.head_weights * (3 + (s.chunks(shape) > 1)) + shape.n_layer * 3 * linear
     attention = shape.n_layer * (3 if scores_kept else 3.5) * attend
-    for layer in range(shape.n_layer):  # a loop that XLA sees runs all of them alike
-        once, again, ends = recomputed(s.remat, shape.n_layer, 0 if s.scanned else layer)
+    for layer in range(shape.n_layer):
+        once, again, ends = s.count_again(shape, layer)
         weights += once * (linear - last) + ends * last
         attention += again * attend
     tokens = s.tokens(shape)
@@ -105,11 +105,9 @@ def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
 
 def moved(shape: Shape, s: Setting) -> float:
     """Bytes that the compiled or traced program moves outside of matmuls, the update's too."""
-    tokens = s.tokens(shape)
-    layers = range(shape.n_layer)
-    again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in layers) / shape.n_layer
     if s.compiled:
-        return inductor.moved(shape, s, again) + update_bytes(shape, s)
+        return inductor.moved(shape, s) + update_bytes(shape, s)
+    tokens, again = s.tokens(shape), _share_again(shape, s)
     constants = memory.find_constants(shape, s, "moved")
     wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
     numbers = {
@@ -122,6 +120,12 @@ def moved(shape: Shape, s: Setting) -> float:
     return sum(constants[name] * n for name, n in numbers.items()) + update_bytes(shape, s)
 
 
+def _share_again(shape: Shape, s: Setting) -> float:
+    """The runs of a layer's attention in the backward pass, mean over the layers."""
+    counts = [recomputed(s.remat, shape.n_layer, layer)[1] for layer in range(shape.n_layer)]
+    return sum(counts) / shape.n_layer
+
+
 def update_bytes(shape: Shape, s: Setting) -> float:
     """Bytes that the optimizer reads and writes."""
     return UPDATE * BYTES[s.roles.param] * shape.weights
@@ -131,7 +135,7 @@ def in_pieces(shape: Shape, s: Setting) -> float:
     """Bytes that `moved` has only because PyTorch's RMSNorm and SiLU were traced in pieces."""
     if s.framework != "torch" or s.compiled or not shape.gated:
         return 0.0
-    again = sum(recomputed(s.remat, shape.n_layer, i)[1] for i in range(shape.n_layer))
+    again = shape.n_layer * _share_again(shape, s)
     forward = NORM_FORWARD * (shape.n_layer + again) + NORM_BACKWARD * shape.n_layer
     norms = BYTES[s.roles.output] * NORMS * forward * shape.d_model
     silu = BYTES[s.roles.compute] * SILU_BACKWARD * shape.n_layer * shape.d_mlp

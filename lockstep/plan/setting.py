@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lockstep.config import chunks
 from lockstep.config.policy import BYTES, POLICIES, Roles
 from lockstep.devices import Device
-from lockstep.model.segments import segments
+from lockstep.model.segments import recomputed, segments
 from lockstep.plan.shape import Shape
 
 
@@ -41,6 +41,16 @@ class Setting:
     def recomputed(self) -> str:
         """The unit that is recomputed: in a segment, each block."""
         return "block" if self.remat == "sqrt" else self.remat
+
+    def count_again(self, shape: Shape, layer: int) -> tuple[int, int, int]:
+        """Counts how often a layer's parts are run again (`segments.recomputed`).
+
+        A loop that XLA sees runs all layers alike. Inductor knows no checkpoint inside a
+        checkpoint, so it runs each layer of a segment once.
+        """
+        again = recomputed(self.remat, shape.n_layer, 0 if self.scanned else layer)
+        linear, attention, last = (min(n, 1) if self.compiled else n for n in again)
+        return linear, attention, last
 
     @property
     def recomputes(self) -> int:
