@@ -18,6 +18,7 @@ ALIKE = 1e-9  # relative, in float64: two outputs that are one value
 CONTAINERS = ("Sequential", "ModuleList")  # hold the tensors of the module that they are part of
 ORDERS = 24  # of axes that are tried
 WITH_CHANNELS = ("Conv", "Norm", "Pool")  # words of kinds of modules
+BY_POSITION = ("Linear", "Dense", "LayerNorm", "RMSNorm")
 IMAGE = 4  # axes, from which two of one size may stand in each other's place
 
 
@@ -39,6 +40,20 @@ class Calls:
         """The keys of its inputs, "in", or outputs, "act", in order."""
         keys = (f"{kind}/{slot(call, at)}" for at in range(MOST))
         return [key for key in keys if key in self.arrays]
+
+    def unseen(self, key: str) -> np.ndarray | None:
+        """Finds the positions of an output, or of an input of a module that treats each position
+        by itself, of which nothing reaches the loss, such as padding; None where there are none.
+
+        A position is a place along all axes but the last.
+        """
+        kind, _, rest = key.partition("/")
+        alone = any(word in self.kinds.get(call_of(key), "") for word in BY_POSITION)
+        d = self.arrays.get(f"dact/{rest if kind == 'act' else call_of(key)}")
+        if d is None or d.ndim < 2 or d.shape[:-1] != self.arrays[key].shape[:-1]:
+            return None
+        mask: np.ndarray = (d == 0).all(-1)
+        return mask if (kind == "act" or alone) and mask.any() and not mask.all() else None
 
     def parents(self) -> dict[str, str]:
         """Call -> the call inside which it is, "" where none."""

@@ -86,7 +86,8 @@ def activations(
             what, r = "input" if other.startswith("in/") else "output", call_of(other)
             bound = bounds.of(other, mine)
             figure = norm_gap(a, b)
-            masked = pairing.masked.get(b.shape[:-1])
+            masked = reference.unseen(other)
+            masked = pairing.masked.get(b.shape[:-1]) if masked is None else masked
             if not figure <= bound and masked is not None:
                 elsewhere = norm_gap(a[~masked], b[~masked])
                 rung.masked += [r] * (elsewhere <= bound)

@@ -90,6 +90,46 @@ def test_another_value_at_padding_is_said_and_equal(attention: Trace, tmp_path: 
     assert check_inside(attention, port(tmp_path, ATTENTION, wrong)).verdict == "different"
 
 
+TWO_MASKS = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, first):
+        second = 1 - first
+        return self.a(x) * first + self.b(x) * second
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"], batch["first"][..., None]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    first = np.arange(5) < draw.integers(1, 4, 2)[:, None]
+    return {"x": draw.normal(size=(2, 5, 3)), "first": first.astype("float64")}
+"""
+
+
+def test_each_module_has_padding_of_its_own(tmp_path: Path) -> None:
+    """Those of a source and of its translation have one shape, and none of both is in the other."""
+    recorded = record(TWO_MASKS, tmp_path)
+    for change, verdict in (("(1 - first)", "equal"), ("first", "different")):
+        file = port(tmp_path, TWO_MASKS, ("self.a(x)", f"self.a(x + 3 * {change})"))
+        assert check_inside(recorded, file).verdict == verdict
+
+
 def test_time_steps_are_no_layers(cell: Trace, tmp_path: Path) -> None:
     doubled = (
         "type('GRU', (nn.GRUCell,), {'forward': lambda *given: 2 * nn.GRUCell.forward(*given)})"
