@@ -95,7 +95,7 @@ def run(
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
-    uncompared = notes.unmatched_state(reference, trial, entries)
+    uncompared = notes.unmatched_state(reference, trial, entries) + notes.untied(entries, climbed)
     return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
                   trial.pairing.calls, partnerless, reference.about, port.facts, limits,
                   uncompared)  # fmt: skip

@@ -115,6 +115,15 @@ def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> lis
     ]
 
 
+def untied(entries: list[Entry], climbed: list[Stage]) -> list[str]:
+    """The port's own tensors for what the reference ties: they part in training, which no curve
+    has shown."""
+    if any(rung.number == "8" and not rung.lacks for rung in climbed):
+        return []
+    return [f"the training of the port's {entry.port}, which the reference ties to "
+            f"{entry.reference}" for entry in entries if entry.alias]  # fmt: skip
+
+
 def has_gradients(reference: Trace) -> bool:
     """Says if any gradient of the recorded program is not zero."""
     return any(np.any(x) for x in reference.group("grad").values())

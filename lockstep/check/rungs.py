@@ -270,14 +270,19 @@ def _update_gap(
 
 
 def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Stage:
-    """Rung 5: several batches in a row: their losses, gradients summed, and the state left."""
+    """Rung 5: several batches in a row: their losses, gradients summed, and the state left.
+
+    A loss is relative to the largest of them: a mean of signed numbers may be nothing but rounding.
+    """
     rung = Stage(number="5", name="accumulation")
     losses = reference.about["accumulated"]
     ours, sums, carried = port.accumulate(port.weights(reference.weights), len(losses))
+    largest = max(map(abs, losses), default=0.0)
     for step, (a, b) in enumerate(zip(ours, losses)):
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("loss", "loss")
-        rung.add("loss", f"loss of batch {step}", norm_gap(x, y), bound, "loss", x, y)
+        figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
+        rung.add("loss", f"loss of batch {step}", figure, bound, "loss", x, y)
     _add_gradients(rung, sums, "sum", reference, entries, bounds)
     for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")

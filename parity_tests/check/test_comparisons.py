@@ -228,3 +228,50 @@ def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(
     other = record(CELL.replace("default_rng(step)", "default_rng(9)"), tmp_path, "other")
     with pytest.raises(UserError, match="has other batches"):
         require_same_batches(other, cell, "other.trace")
+
+
+TIED = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["ids"]).square().mean()
+
+
+def batch(step):
+    return {"ids": np.random.default_rng(step).integers(0, 7, (2, 5))}
+"""
+OPTIMIZER = """
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_a_tensor_of_the_port_s_own_for_a_tied_one_parts_in_training(tmp_path: Path) -> None:
+    """Without an optimizer its gradients are right when summed; the verdict says what is unseen."""
+    untie = ("        self.head.weight = self.table.weight\n", "")
+    result = check_inside(record(TIED, tmp_path), port(tmp_path, TIED, untie))
+    assert result.verdict == "equal"
+    (said,) = result.uncompared
+    assert "head.weight, which the reference ties to table.weight" in said
+    trained = TIED + OPTIMIZER
+    result = check_inside(record(trained, tmp_path), port(tmp_path, trained, untie))
+    assert result.verdict == "different" and not result.uncompared
