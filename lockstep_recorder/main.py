@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep_recorder import questions, recording, wire
+from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
 
 FORMAT = 1
@@ -144,6 +145,8 @@ def record(
     """A program's recording, on its own batches or on those that are given."""
     if not (spec or side.user.has("batch")):
         raise Mistake(f"{side.user.name}: has no function batch(step); the reference needs one")
+    if is_large(side.initial()):
+        give_back()
     about, arrays = recording.record(side, curve=curve, seed=seed + 7, given=given, spec=spec)
     return {"program": side.user.name, "seed": seed, **about}, arrays
 
@@ -162,6 +165,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
                  for name, x in each.items()}  # fmt: skip
         return {"batch": drawn[0][0]}, found
     if ask == "widen":
+        if is_large(weights):
+            give_back()
         side.widen(weights, spec, batch)
         facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked",
                  "weights_format")  # fmt: skip

@@ -1,7 +1,9 @@
-"""Arrays of a recording that are kept in a file, so that memory holds what is in use."""
+"""How a large program fits: its arrays are kept in a file, and freed memory is given back."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -9,7 +11,20 @@ from typing import Any
 
 import numpy as np
 
+LARGE = 20_000_000  # elements of a program's tensors
 LEAST = 1 << 20  # bytes of an array that goes to the file
+MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
+
+
+def is_large(weights: Mapping[str, np.ndarray]) -> bool:
+    return sum(x.size for x in weights.values()) >= LARGE
+
+
+def give_back() -> None:
+    """Lets freed arrays go back to the system, where the C library is glibc: else it keeps those
+    of up to 32 MB for itself."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LEAST)
 
 
 class Spilled(dict[str, np.ndarray]):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lockstep_recorder.memory import Spilled, is_large
 from lockstep_recorder.noise import NUDGES, largest_gaps, nudge, perturb
 from lockstep_recorder.questions import describe_run
-from lockstep_recorder.spill import Spilled
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
 
@@ -18,7 +18,6 @@ Batch = tuple[Any, Arrays]
 STEPS = 3  # of the optimizer, from its start
 # Of the gradients, by step: clipping shows beside a step without it, epsilon in small ones.
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
-LARGE = 20_000_000  # elements of tensors from which there is one scale, and a file has the arrays
 # Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
 CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
@@ -47,8 +46,7 @@ def record(
                else [side.batch(step) for step in steps])  # fmt: skip
     first = batches[0]
     about["batch"] = first[0]
-    large = sum(x.size for x in weights.values()) >= LARGE
-    arrays: Arrays = Spilled() if large else {}
+    arrays: Arrays = Spilled() if is_large(weights) else {}
     arrays.update(prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
                                      for k, x in each.items()}))  # fmt: skip
     arrays.update(prefixed("weights/0", weights))
@@ -107,7 +105,7 @@ def _steps(
         arrays.update(prefixed(here, group(side.run(weights, *batches[step])[1], "grad")))
         gradients.append(group(arrays, here))
     for label, scales in SCALES.items():
-        if label == "1" or not isinstance(arrays, Spilled):
+        if label == "1" or not is_large(weights):
             fed = ({n: g if scale == 1 else scale * g for n, g in grads.items()}
                    for scale, grads in zip(scales, gradients))  # fmt: skip
             _feed(side, arrays, label, weights, fed, given)

@@ -92,7 +92,7 @@ class JaxSide(ProgramSide):
 
     def initial(self) -> Arrays:
         found = self.model.flat(self.model.params, self.model.state)
-        return {name: tree.to_numpy(x).astype(np.float64) for name, x in found.items()}
+        return {name: np.asarray(tree.to_numpy(x), np.float64) for name, x in found.items()}
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         self.choose_precision(weights, spec, batch)
@@ -233,7 +233,9 @@ class JaxSide(ProgramSide):
         self.widened_state = sorted(names - {""})
 
     def _first_state(self, params: Any) -> Any:
-        return jax.tree.map(self.widen_state, self.transform.init(params))
+        """Its arrays are the optimizer's own: a step writes over them."""
+        own = partial(jax.tree.map, lambda x: jnp.array(x) if hasattr(x, "dtype") else x)
+        return own(jax.tree.map(self.widen_state, self.transform.init(params)))
 
     def _step_of(self, wide: bool) -> Any:
         """The compiled step of the optimizer; where `wide`, casts to float32 mean float64."""
@@ -243,7 +245,7 @@ class JaxSide(ProgramSide):
                 updates, state = self.transform.update(grads, state, params)
             return jax.tree.map(jnp.add, params, updates), state
 
-        return jax.jit(step)
+        return jax.jit(step, donate_argnums=2)
 
     def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], list[float]]:
         """See `TorchSide.begin_alone`."""
@@ -274,7 +276,7 @@ class JaxSide(ProgramSide):
         params, _ = self._trees(weights)
         params, self.optimizer_state = self.apply(params, self._given(grads), self.optimizer_state)
         flat = self.model.flat(params)
-        after = {n: tree.to_numpy(x).astype(np.float64) for n, x in flat.items()}
+        after = {n: np.asarray(tree.to_numpy(x), np.float64) for n, x in flat.items()}
         return {**weights, **after}
 
     def train(self, weights: Arrays, batches: list[Any]) -> list[float]:

@@ -16,7 +16,7 @@ from lockstep.check import trace
 from lockstep.check.rungs import labels_of
 from lockstep.errors import UserError
 from lockstep.files import stream
-from lockstep_recorder import recording, spill, wire
+from lockstep_recorder import memory, wire
 from lockstep_recorder.main import main, write
 from parity_tests.check.inside import check_inside
 from parity_tests.check.small_program import record_small, small
@@ -141,8 +141,8 @@ def test_a_large_program_is_recorded_through_a_file_at_one_scale_of_gradients(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, file = trace.read(reference), small(tmp_path)
-    monkeypatch.setattr(recording, "LARGE", 1)
-    monkeypatch.setattr(spill, "LEAST", 1)
+    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(memory, "LEAST", 1)
     monkeypatch.setattr(stream, "MAPPED", 1)
     large = record_small(file, tmp_path / "trace")
     assert labels_of(large) == {"1": 3} and labels_of(plain).keys() == {"1", "100", "1e-6"}
