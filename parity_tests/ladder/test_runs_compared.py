@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.config.policy import POLICIES, resolve
 from lockstep.judge.compare import compare_ends
-from lockstep.judge.envelope import perturbations
+from lockstep.judge.envelope import curve_noise, perturbations
 from lockstep.judge.noise import PLAIN, Perturbation
+from lockstep.judge.tolerances import epsilon
 from lockstep.judge.verdict import Verdict
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
@@ -18,6 +20,7 @@ from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Steps
+from lockstep.run import checkpoint
 from lockstep.train.schedule import learning_rates
 
 STEPS, NOISE = 12, 1e-4
@@ -36,18 +39,20 @@ START = state(np.ones(64), loss_scale=2.0**20)
 
 
 def program(change: Callable[[Steps], Steps] = lambda run: run) -> Train:
-    """A run that skips three steps; what is perturbed moves norms and weights by some 1e-4."""
+    """A run that skips three steps; what is perturbed moves norms and weights by some 1e-4, or more
+    where it is perturbed by more than an ulp of float32."""
 
     def train(perturbation: Perturbation) -> Steps:
+        noise = NOISE * epsilon(perturbation.dtype) / epsilon("float32")
         seed = [perturbation.weights or 0, perturbation.rows or 0, perturbation != PLAIN]
         random = np.random.default_rng(seed)
         made = np.maximum(np.arange(STEPS) - 3, 0)
         scale = 2.0 ** np.maximum(20 - np.arange(STEPS), 17)
-        end = state(1 + NOISE * random.standard_normal(64), step=STEPS, updates=STEPS - 3,
+        end = state(1 + noise * random.standard_normal(64), step=STEPS, updates=STEPS - 3,
                     loss_scale=2.0**17, good_steps=STEPS - 3)  # fmt: skip
         return change(Steps(
             loss=5 - np.linspace(0, 1, STEPS) + 1e-6 * random.standard_normal(STEPS),
-            grad_norm=np.where(SKIPPED, np.nan, 2 + NOISE * random.standard_normal(STEPS)),
+            grad_norm=np.where(SKIPPED, np.nan, 2 + noise * random.standard_normal(STEPS)),
             lr=learning_rates(CONFIG.optim)[made], loss_scale=scale, skipped=SKIPPED, end=end,
             about={},
         ))  # fmt: skip
@@ -78,9 +83,7 @@ def without_a_number(run: Steps) -> Steps:
     return replace(run, end=replace(run.end, nu={"w": run.end.nu["w"] * np.float32(np.nan)}))
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
+ASKED: list[tuple[Callable[[Steps], Steps], str]] = [
         (lambda run: run, ""),
         (moved, "gap over noise, at the end"),
         (without_a_number, "gap over noise, at the end"),
@@ -92,11 +95,68 @@ def without_a_number(run: Steps) -> Steps:
         (with_end(updates=STEPS), "counters"),
         (with_end(step=STEPS - 3), "counters"),
         (with_end(good_steps=0), "counters"),
-    ],
-)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "rule"), ASKED)
 def test_what_a_run_is_asked(change: Callable[[Steps], Steps], rule: str) -> None:
     found = verdicts(program(change))
     assert bool(found) == bool(rule) and all(each in rule for each in found)
+
+
+COARSE = {"dtype": "bfloat16", "permuted": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("curve_noise", lambda kinds, dtype="float32": COARSE),
+        ("compare_ends", lambda *given: []),
+        ("read_norms", lambda train, steps: lambda given: trajectories.Norms(loss=np.ones(steps))),
+        ("find_strays", lambda *given: {}),
+    ],
+)
+def test_a_comparison_that_overlooks_is_seen(
+    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one at least of what a run is asked."""
+    monkeypatch.setattr(trajectories, name, wrong)
+    asked = [(verdicts(program(change)), rule) for change, rule in ASKED]
+    assert any(bool(found) != bool(rule) for found, rule in asked)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_noise_is_coarse_for_narrow_formats_alone(policy: str) -> None:
+    narrow = policy.startswith(("fp8", "mxfp8", "nvfp4"))
+    dtype = "bfloat16" if narrow else "float32"
+    assert curve_noise([resolve(policy)]) == {"dtype": dtype, "permuted": policy != "nvfp4"}
+
+
+class Counting:
+    """Stands for a side: each step adds one to both moments, and reports the second."""
+
+    def steps(self, config: Any, given: TrainState, windows: Any) -> Steps:
+        count = len(windows.tokens)
+        mu, nu = ({"w": moment["w"] + np.float32(count)} for moment in (given.mu, given.nu))
+        end = replace(given, mu=mu, nu=nu, step=given.step + count)
+        curve = given.nu["w"][0] + np.arange(count)
+        return Steps(loss=curve, grad_norm=curve, lr=curve, loss_scale=curve, skipped=curve > 99,
+                     end=end, about={})  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["params", "mu", "nu", "step", "good_steps"])
+def test_a_resume_goes_through_the_disk(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checkpoint loses is missed in the resumed run."""
+    side: Any = Counting()
+    case = Case(pair=GPT, a=side, b=side, config=CONFIG)
+    vars(case)["perturbed"] = replace(START, good_steps=3)
+    runs = (trajectories.train_program, lambda *given: trajectories.resume_program(side, *given))
+    whole, joined = (make(side, case)(PLAIN) for make in runs)
+    assert trajectories.find_changes(whole, joined) == []
+    load = checkpoint.load
+    lost: Any = {"w": np.zeros(64, np.float32)} if field in ("params", "mu", "nu") else 0
+    monkeypatch.setattr(checkpoint, "load", lambda path: replace(load(path), **{field: lost}))
+    assert trajectories.find_changes(whole, runs[1](side, case)(PLAIN))
 
 
 def test_a_bug_in_one_perturbed_run_is_no_difference() -> None:

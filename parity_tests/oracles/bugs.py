@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
 
+import jax_impl.dropout
 import jax_impl.extra.attention
 import jax_impl.extra.evaluation
 import jax_impl.extra.scan
@@ -33,6 +34,7 @@ import jax_impl.model
 import jax_impl.optim
 import jax_impl.step
 import jax_impl.twin
+import torch_ref.dropout
 import torch_ref.extra.attention
 import torch_ref.extra.evaluation
 import torch_ref.extra.formats.delayed
@@ -459,6 +461,17 @@ LOGGED: list[tuple[Any, ...]] = [
             twin, window.select(slice(1))))),
     ("time-left-by-all-steps", "time_left", wrap(Loop, "report", count_steps_from_0)),
     ("peak-in-kilobytes", "peak", wrap(memory, "resident_peak", lambda right: right() // 1024)),
+    ("peak-is-what-is-held-jax", "peak_of_a_device", put(
+        jax_impl.twin.JaxTwin, "peak_bytes",
+        lambda self: self.device.memory_stats()["bytes_in_use"]), "jax"),
+    ("peak-is-what-is-held", "peak_of_a_device", put(
+        torch_ref.twin.TorchTwin, "peak_bytes",
+        lambda self: torch.accelerator.memory_allocated()), "torch"),
+    ("peak-is-what-is-reserved", "peak_of_a_device", put(
+        torch_ref.twin.TorchTwin, "peak_bytes",
+        lambda self: torch.accelerator.max_memory_reserved()), "torch"),
+    ("peak-is-the-host-s", "peak_of_a_device", put(
+        jax_impl.twin.JaxTwin, "peak_bytes", lambda self: memory.resident_peak()), "jax"),
 ]  # fmt: skip
 
 
@@ -476,6 +489,13 @@ def evaluate_first_state(right: Callable, self: Any, window: Batch) -> Any:
         return right(self, window)
     finally:
         self.state = now
+
+
+def widen_model(right: Callable, self: Any) -> Any:
+    """The evaluation's model has the weights of training, not rounded to its own dtype."""
+    model, roles = right(self)
+    model.float().load_state_dict(self.whole_state())
+    return model, roles
 
 
 def evaluate_rounded(right: Callable, self: Any, window: Batch) -> float:
@@ -564,9 +584,20 @@ EVALUATION: list[tuple[Any, ...]] = [
         jax_impl.extra.attention.model, "repeat_heads", lambda right, x, heads: jnp.tile(
             x, (1, 1, heads // x.shape[2], 1))), "jax"),
     ("sampled-under-training-policy", "scores_in_the_evaluation_s_policy", put(
-        TRAINER[0], "logits", torch_logits_in_training_policy), "torch"),
+        TRAINER[0], "logits", torch_logits_in_training_policy), "torch", "fp32"),
     ("sampled-under-training-policy-jax", "scores_in_the_evaluation_s_policy", put(
-        TRAINER[1], "logits", jit_method(logits)), "jax"),
+        TRAINER[1], "logits", jit_method(logits)), "jax", "fp32"),
+    ("evaluated-with-weights-of-training-jax", "scores_in_the_evaluation_s_policy", put(
+        jax_impl.extra.evaluation.OtherPolicy, "evaluation_model",
+        lambda self, state: self.eval_model(state.params)), "jax", "bf16-weights"),
+    ("evaluated-with-weights-of-training", "scores_in_the_evaluation_s_policy", wrap(
+        torch_ref.extra.evaluation.OtherPolicy, "evaluation_model", widen_model),
+     "torch", "bf16-weights"),
+    ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_s_policy", wrap(
+        torch_ref.extra.evaluation.OtherPolicy, "evaluation_model",
+        lambda right, self: (right(self)[0], self.roles)), "torch", "fp32"),
+    ("evaluation-policy-forgotten", "scores_in_the_evaluation_s_policy", put(
+        Config, "eval_dtypes", property(lambda self: self.dtypes)), "jax", "bf16-weights"),
     ("sample-forgets-the-policy", "the_command", wrap(
         sample_command.directory, "read_record", lambda right, run: replace(
             right(run), config=right(run).config.replace(eval_policy="")))),
@@ -638,6 +669,12 @@ def leave_out_file(*names: str) -> Plant:
     return several(*(put(about, kind, left) for kind, left in kept.items()))
 
 
+def prefer_start(right: Callable, run: Path, model: ModelConfig, content: dict[str, Any]) -> Any:
+    """What the run began from says more than the run."""
+    start = json.loads((run / about.FOLDER / about.CONFIG).read_text())
+    return right(run, model, content) | start
+
+
 EXPORTS: list[tuple[Any, ...]] = [
     ("onnx-without-adapters", "export", wrap(forward, "open_weights", unmerged),
      "onnx", "llama-lora"),
@@ -678,6 +715,13 @@ EXPORTS: list[tuple[Any, ...]] = [
     ("files-as-large-as-in-float32", "index", wrap(
         export, "_divide", lambda right, sizes, dtype, most: right(sizes, "float32", most)),
      "bfloat16"),
+    ("config-is-the-start-s", "shorter_context", wrap(export, "_merged", prefer_start), "gpt2"),
+    ("config-forgets-the-start", "shorter_context", put(
+        export, "_merged", lambda run, model, content: content), "gpt2"),
+    ("dtype-is-the-start-s", "shorter_context", put(export, "RENAMED", ()), "gpt2"),
+    ("rope-is-cut-at-the-context", "shorter_context", wrap(
+        export, "_merged", lambda right, run, model, content: right(run, model, content) | {
+            "max_position_embeddings": model.context}), "llama3"),
     ("export-without-template", "files_beside", leave_out_file("chat_template.jinja")),
     ("export-without-generation", "files_beside", leave_out_file("generation_config.json")),
     ("export-without-special-tokens", "files_beside", leave_out_file("tokenizer_config.json")),
@@ -749,6 +793,31 @@ MESH: list[tuple[Any, ...]] = [
             *given[:-1], given[-1] + 1))),
 ]  # fmt: skip
 
+# --- dropout, wrong in both twins alike
+
+
+def change_dropout(wrong: Callable) -> Plant:
+    """`wrong(right, dropout, x, layer, site)` is what dropout makes of x."""
+    owners = jax_impl.dropout.Dropout, torch_ref.dropout.Dropout
+    return several(*(wrap(owner, "__call__", wrong) for owner in owners))
+
+
+DROPOUT: list[tuple[Any, ...]] = [
+    ("embedding-is-not-dropped", "dropout", change_dropout(
+        lambda right, self, x, layer, site: x if layer == -1 else right(self, x, layer, site)),
+     "torch"),
+    ("kept-are-not-scaled", "dropout", change_dropout(
+        lambda right, self, *given: right(self, *given) * (1 - self.rate)), "jax"),
+    ("mlp-drops-as-attention", "dropout", change_dropout(
+        lambda right, self, x, layer, site: right(
+            self, x, layer, "attention" if site == "mlp" else site)), "torch"),
+    ("layers-drop-alike", "dropout", change_dropout(
+        lambda right, self, x, layer, site: right(self, x, min(layer, 0), site)), "jax"),
+    ("micro-batches-drop-alike", "dropout", several(*(wrap(
+        owner, "dropout", lambda right, *given: right(*given[:-1], 0)) for owner in TRAINER)),
+     "jax"),
+]  # fmt: skip
+
 # --- remat
 
 
@@ -771,7 +840,7 @@ REMAT: list[tuple[Any, ...]] = [
 
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
          "evaluation": EVALUATION, "exports": EXPORTS, "formats": NARROW, "mesh": MESH,
-         "remat": REMAT}  # fmt: skip
+         "dropout": DROPOUT, "remat": REMAT}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

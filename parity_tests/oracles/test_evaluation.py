@@ -118,13 +118,18 @@ def narrow(state: TrainState) -> TrainState:
     return replace(state, **parts)
 
 
-def check_scores_in_the_evaluation_s_policy(framework: str) -> None:
-    """What is sampled is computed in fp32 where bf16 trains."""
-    config = toy(**SMALL, policy="bf16", eval_policy="fp32")
+EVALUATED = {"fp32": "fp32", "bf16-weights": "params=bfloat16,compute=bfloat16,output=float32"}
+
+
+def check_scores_in_the_evaluation_s_policy(framework: str, name: str) -> None:
+    """What is sampled is computed in the policy of the evaluation, its weights' dtype too, where
+    bf16 trains."""
+    policy = EVALUATED[name]
+    config = toy(**SMALL, policy="bf16", eval_policy=policy)
     state, tokens = perturbed(config), np.arange(T, dtype=np.int32)
     exact, rounded = (
-        start(framework, config.replace(policy=policy, eval_policy=""), state).logits(tokens)
-        for policy in ("fp32", "bf16")
+        start(framework, config.replace(policy=each, eval_policy=""), state).logits(tokens)
+        for each in (policy, "bf16")
     )
     found = start(framework, config, state).logits(tokens)
     assert norm_gap(found, exact) < 1e-6 < 1e-4 < norm_gap(found, rounded)
@@ -256,7 +261,8 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
     *((check_loss, "torch", "fp64", form) for form in ("masked", "chunks")),
     *((check_loss, "jax", "fp64", form) for form in ("masked", "chunks")),
     *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
-    *((check_scores_in_the_evaluation_s_policy, framework) for framework in FRAMEWORKS),
+    *((check_scores_in_the_evaluation_s_policy, framework, name) for framework in FRAMEWORKS
+      for name in EVALUATED),
     *((check_grouped_queries, framework) for framework in FRAMEWORKS),
     (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
     (check_overflow, "bf16", "bf16", "DIVERGED"), (check_overflow, "bf16", "fp16", "DONE"),

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -182,6 +183,27 @@ def check_files_beside(folder: Path) -> None:
     assert (generation.max_length, generation.eos_token_id) == (77, 3)
 
 
+LONGEST = {"gpt2": 8, "llama3": 12}  # RoPE has no table of places among the weights
+
+
+def check_shorter_context(name: str, folder: Path) -> None:
+    """After a run of 8 tokens of 12, in another dtype: transformers loads what the run has, and
+    keeps what else its start said."""
+    there, to, short = make(folder / "there", name), folder / "to", torch.from_numpy(TOKENS[:, :8])
+    content = json.loads((there / "config.json").read_text())
+    (there / "config.json").write_text(json.dumps(content | {"eos_token_id": 7}))
+    run_of(folder / "run", "torch", config_of(there, policy="fp32").replace(context=8))
+    export(folder / "run", to, dtype="bfloat16", warn=pytest.fail)
+    found = AutoConfig.from_pretrained(to)
+    assert found.max_position_embeddings == LONGEST[name]
+    assert (found.eos_token_id, found.dtype) == (7, torch.bfloat16)
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(each, dtype=torch.bfloat16).float()
+        for each in (to, there)
+    )
+    assert torch.equal(ours(short).logits, theirs(short).logits)
+
+
 # --- int8
 
 
@@ -252,6 +274,7 @@ def check_masked_loss() -> None:
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
     (check_masked_loss,), (check_adapters, "gpt2-lora"), (check_adapters, "llama-lora"),
     (check_index, "float32"), (check_index, "bfloat16"), (check_files_beside,),
+    *((check_shorter_context, name) for name in LONGEST),
 )  # fmt: skip
 def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
     call(check)

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.exits import DONE
@@ -24,6 +26,7 @@ from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.plan.plans import setting
 from parity_tests.runs import fake_runs
+from torch_ref.twin import TorchTwin
 
 STEP, EVALUATION, SAVE, COMPILE = 2.0, 100.0, 30.0, 1000.0  # seconds
 MESH = "--mesh data=2,fsdp=2"
@@ -262,12 +265,29 @@ def check_peak() -> None:
     assert before <= found <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def check_peak_of_a_device(framework: str) -> None:
+    """The most that an allocator has given out at once: neither what is out now, nor what it keeps
+    for itself."""
+    now, most, kept = 2 * BYTES, 5 * BYTES, 7 * BYTES
+    stats = {"bytes_in_use": now, "peak_bytes_in_use": most, "peak_bytes_reserved": kept,
+             "bytes_reserved": kept, "bytes_limit": 9 * BYTES}  # fmt: skip
+    counts = {"memory_allocated": now, "max_memory_allocated": most, "memory_reserved": kept,
+              "max_memory_reserved": kept}  # fmt: skip
+    twin: Any = SimpleNamespace(device=SimpleNamespace(type="cuda", memory_stats=lambda: stats))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in counts.items():
+            patch.setattr(torch.accelerator, name, lambda count=count: count, raising=False)
+        kinds: dict[str, Any] = {"jax": JaxTwin, "torch": TorchTwin}
+        assert kinds[framework].peak_bytes(twin) == most
+
+
 @checks(
     (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
     (check_norms_of_modules,), (check_first_bad_tensor,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
     *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),
+    *((check_peak_of_a_device, framework) for framework in FRAMEWORKS),
 )  # fmt: skip
 def test_it_is_the_formula_s(check: Call, call: Call) -> None:
     call(check)
