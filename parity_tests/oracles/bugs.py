@@ -547,6 +547,12 @@ def change_sampled(**changed: Any) -> Plant:
     return put(sample_command, "sampling", how)
 
 
+def forget_flag(name: str, value: Any) -> Plant:
+    """`lockstep sample` goes by another value of a flag than it is given."""
+    return wrap(sample_command, "_sample", lambda right, given: right(
+        SimpleNamespace(**vars(given) | {name: value})))  # fmt: skip
+
+
 def judge_by_training_alone(right: Callable, self: Loop) -> None:
     config = self.config
     self.config = config.replace(eval_policy="")
@@ -606,6 +612,12 @@ EVALUATION: list[tuple[Any, ...]] = [
     ("sample-of-all-the-vocabulary", "the_command", change_sampled(vocab=300)),
     ("sample-forgets-the-temperature", "the_command", change_sampled(temperature=0.8)),
     ("sample-forgets-the-seed", "the_command", change_sampled(seed=0)),
+    ("sample-forgets-the-framework", "who_samples", forget_flag("framework", "")),
+    ("sample-forgets-the-device", "who_samples", forget_flag("device", "auto")),
+    ("sample-forgets-the-step", "who_samples", forget_flag("step", None)),
+    ("sample-of-the-run-s-mesh", "who_samples", wrap(
+        Config, "replace", lambda right, self, **fields: right(
+            self, **fields | {"mesh": str(self.mesh) if "device" in fields else "data=1"}))),
     ("float16-evaluation-ends-the-run", "overflow", wrap(
         Loop, "evaluate", judge_by_training_alone), "bf16", "fp16", "DONE"),
     ("lost-loss-ends-no-run", "overflow", wrap(Loop, "evaluate", go_on),

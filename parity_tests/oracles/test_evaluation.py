@@ -11,12 +11,13 @@ import torch
 from transformers.generation import logits_process
 
 from benchmarks.peers import hf_model
-from lockstep import exits
+from lockstep import exits, twin
 from lockstep.cli import commands
+from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
 from lockstep.model.state import TrainState
-from lockstep.run import checkpoint
+from lockstep.run import checkpoint, directory
 from lockstep.train import sampling
 from lockstep.twin import Twin
 from parity_tests.fake import FakeTwin
@@ -236,6 +237,34 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == written[0] != written[1]
 
 
+def check_who_samples(folder: Path) -> None:
+    """The framework, the device and the checkpoint that are named, else the run's own; on one
+    device, also of a run on several."""
+    config = toy(**SMALL, policy="fp32", mesh="data=2")
+    state = run_of(folder / "run", "torch", config.replace(mesh="data=1"))
+    record = directory.read_record(folder / "run")
+    directory.write_record(folder / "run", replace(record, config=config))
+    checkpoint.save(folder / "run", replace(state, step=1), keep=2)
+    asked = list[tuple[str, str, str, int]]()
+
+    class Silent(Scores):
+        def __init__(self, framework: str, config: Config) -> None:
+            super().__init__(np.zeros((40, 40)))
+            self.framework, self.config = framework, config
+
+        def load(self, state: TrainState) -> None:
+            run = self.config.run.device, str(self.config.mesh)
+            asked.append((self.framework, *run, state.step))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(twin, "load", Silent)
+        for flags in ("", "--framework jax", "--framework torch --device cpu --step 0"):
+            words = f"sample {folder / 'run'} --prompt \x01 --length 1 {flags}"
+            assert commands.main(words.split()) == 0
+    assert asked == [("torch", "auto", "data=1", 1), ("jax", "auto", "data=1", 1),
+                     ("torch", "cpu", "data=1", 0)]  # fmt: skip
+
+
 # --- an evaluation that overflows
 
 
@@ -265,6 +294,7 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
       for name in EVALUATED),
     *((check_grouped_queries, framework) for framework in FRAMEWORKS),
     (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
+    (check_who_samples,),
     (check_overflow, "bf16", "bf16", "DIVERGED"), (check_overflow, "bf16", "fp16", "DONE"),
     (check_overflow, "fp16", "fp16", "DONE"),
 )  # fmt: skip
