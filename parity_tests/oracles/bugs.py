@@ -36,6 +36,7 @@ import jax_impl.step
 import jax_impl.twin
 import torch_ref.dropout
 import torch_ref.extra.attention
+import torch_ref.extra.chunks
 import torch_ref.extra.evaluation
 import torch_ref.extra.formats.delayed
 import torch_ref.extra.formats.rounding
@@ -518,6 +519,18 @@ def logits(self: Any, state: Any, batch: Batch) -> Any:
     return jax_impl.step.Trainer.evaluation_model(self, state)(batch)
 
 
+def evaluate(self: Any, state: Any, batches: Batch) -> Any:
+    """Of JAX, by the model that trains."""
+    model = jax_impl.step.Trainer.evaluation_model(self, state)
+    return jax.lax.map(partial(self.batch_loss, model), batches).mean()
+
+
+def in_training_s_roles(
+    right: Callable, self: Any, model: Any, batch: Batch, roles: Any, *rest: Any
+) -> Any:
+    return right(self, model, batch, self.roles, *rest)
+
+
 def take_turns(right: Callable, function: Callable, *qkv: Any, same_BTT: Any) -> Any:
     """Neighbouring heads of queries get other keys: torch's `repeat` for `repeat_interleave`."""
     q, k, v = qkv
@@ -602,6 +615,14 @@ EVALUATION: list[tuple[Any, ...]] = [
     ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_s_policy", wrap(
         torch_ref.extra.evaluation.OtherPolicy, "evaluation_model",
         lambda right, self: (right(self)[0], self.roles)), "torch", "fp32"),
+    ("chunks-are-evaluated-as-in-training", "loss_in_the_evaluation_s_policy", wrap(
+        torch_ref.extra.chunks.InChunks, "batch_loss", in_training_s_roles), "torch", "3"),
+    ("loss-evaluated-as-in-training", "loss_in_the_evaluation_s_policy", wrap(
+        TRAINER[0], "batch_loss", in_training_s_roles), "torch", "1"),
+    ("chunks-are-evaluated-by-training-s-model", "loss_in_the_evaluation_s_policy", put(
+        TRAINER[1], "evaluate", jit_method(evaluate)), "jax", "3"),
+    ("evaluated-by-training-s-model", "loss_in_the_evaluation_s_policy", put(
+        TRAINER[1], "evaluate", jit_method(evaluate)), "jax", "1"),
     ("evaluation-policy-forgotten", "scores_in_the_evaluation_s_policy", put(
         Config, "eval_dtypes", property(lambda self: self.dtypes)), "jax", "bf16-weights"),
     ("sample-forgets-the-policy", "the_command", wrap(

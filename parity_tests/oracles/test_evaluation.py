@@ -71,6 +71,14 @@ def check_loss(framework: str, policy: str, form: str = "") -> None:
     assert abs(result.loss - hand) < GAPS[policy]
 
 
+def check_loss_in_the_evaluation_s_policy(framework: str, chunks: str) -> None:
+    """The loss of an evaluation in fp32 is numpy's to float32's rounding where bf16 trains, also in
+    chunks of rows."""
+    config = toy(**SMALL, policy="bf16", eval_policy="fp32", loss_chunks=chunks)
+    twin, batches = start(framework, config, perturbed(config)), batches_of(3)
+    assert abs(twin.evaluate(batches) - loss_by_hand(twin, batches)) < GAPS["fp32"]
+
+
 def check_evaluation_follows(framework: str) -> None:
     """Trained in fp64, evaluated in fp32, before and after: each time the loss, and the scores, of
     a twin of fp32 with the weights of that moment. Training goes on as if nobody looked."""
@@ -292,6 +300,8 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
     *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
     *((check_scores_in_the_evaluation_s_policy, framework, name) for framework in FRAMEWORKS
       for name in EVALUATED),
+    *((check_loss_in_the_evaluation_s_policy, framework, chunks) for framework in FRAMEWORKS
+      for chunks in "13"),
     *((check_grouped_queries, framework) for framework in FRAMEWORKS),
     (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
     (check_who_samples,),
