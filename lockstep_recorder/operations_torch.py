@@ -19,7 +19,7 @@ from lockstep_recorder.operations import Operations, TapeValue, line_of
 aten = torch.ops.aten
 # What the other framework has as one operation, and what has no smaller parts.
 WHOLE = ("gelu", "silu", "elu", "leaky_relu", "hardswish", "hardsigmoid", "mish", "softplus",
-         "embedding", "addmm_", "t", "transpose", "convolution")  # fmt: skip
+         "embedding", "addmm_", "t", "transpose", "convolution", "detach")  # fmt: skip
 PARTS = ("addmm", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax",
          "_log_softmax", "nll_loss_forward", "_native_batch_norm_legit", "addcmul", "addcdiv",
          "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "baddbmm",

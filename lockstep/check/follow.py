@@ -53,6 +53,11 @@ class PartedAt:
     number: int = -1
 
 
+def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
+    """Tells two operations, by their numbers."""
+    return PartedAt(reference.line(r), port.line(p), (reference.tell(r), port.tell(p)), r)
+
+
 @dataclass
 class Followed:
     """Pairs, layouts and the first difference that following the data finds.
@@ -74,6 +79,7 @@ class Followed:
     equal: bool
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
+    met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
 
     def partners(self, name: str) -> list[str]:
         """The reference's tensors of which a tensor of the port is made, in its own order."""
@@ -795,7 +801,7 @@ class _Walk:
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
             open_, unused, [] if equal else self._parts(), equal, self.now.guessed,
-            frozenset(self.permuted),
+            frozenset(self.permuted), self.now.met,
         )  # fmt: skip
 
     def _parts(self) -> list[PartedAt]:
@@ -817,9 +823,7 @@ class _Walk:
                 (set(self.now.replaced.values()), set(self.now.replaced)),
             ):  # fmt: skip
                 firsts.append(_first_apart(side, live | (cut - {n}), n))
-            r, p = firsts
-            operations = self.reference.tell(r), self.port.tell(p)
-            found.append(PartedAt(_line(self.reference, r), _line(self.port, p), operations, r))
+            found.append(part_at(self.reference, firsts[0], self.port, firsts[1]))
         return found
 
 
@@ -869,12 +873,6 @@ def _first_apart(side: SideTape, alive: set[int], end: int) -> int:
         stack += [i for i in apart if i not in reached]
         reached |= set(apart)
     return min(firsts, key=lambda n: (not side.values[n].line, n))
-
-
-def _line(side: SideTape, number: int) -> str:
-    """The line of an operation, or of the last before it that has one."""
-    above = sorted((n for n in side.above([number]) if side.is_data(n)), reverse=True)
-    return next((side.values[n].line for n in above if side.values[n].line), "")
 
 
 def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:

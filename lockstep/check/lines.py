@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
-from lockstep.check.follow import Followed, PartedAt, follow
+from lockstep.check.follow import Followed, PartedAt, follow, part_at
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.rungs import Spot
-from lockstep.check.tapes import Known, LiveTape, RecordedTape
+from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
@@ -14,12 +14,14 @@ from lockstep.worker import Say, silent
 from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import prefixed
 
+STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
-def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, Followed]:
+
+def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, LiveTape, Followed]:
     """Follows the data of the first recorded batch through both programs.
 
     Returns:
-        The reference's tape, and what was found.
+        Both tapes, and what was found.
 
     Raises:
         UserError: a tape cannot be made.
@@ -27,7 +29,7 @@ def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, Followed]:
     theirs = RecordedTape(reference.about.get("tape", {}), reference.arrays)
     batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
     ours = LiveTape(port.program, port.initial, batch, spec)
-    return theirs, follow(theirs, ours, reference.weights)
+    return theirs, ours, follow(theirs, ours, reference.weights)
 
 
 class Follower:
@@ -44,7 +46,7 @@ class Follower:
             return None
         self.say("following the data through both programs")
         try:
-            self.tape, found = follow_data(self.reference, self.port)
+            self.tape, self.port_tape, found = follow_data(self.reference, self.port)
             return found
         except Exception as error:  # whatever happens here, the verdict stands
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -53,18 +55,20 @@ class Follower:
 
 
 def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str]:
-    """Adds the two lines to the roots of the forward pass; returns notes.
+    """Adds the two lines to the roots of the forward and of the backward pass; returns notes.
 
-    A root has the lines of the place where values part between what its module is given and what
-    it gives. Where no place stands there, as inside a program that shows no module, the first root
-    has the first place.
+    A root of the forward pass has the lines of the place where values part between what its module
+    is given and what it gives. Where no place stands there, as inside a program that shows no
+    module, the first root has the first place. A root of the backward pass has the lines that use
+    the value whose gradient is wrong; see `_uses_of`.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"
                and root.largest.rule != "state"]  # fmt: skip
-    if not forward:
+    backward = [root for root in roots if root.direction == "backward"]
+    if not (forward or backward):
         return []
     if rounded:
         return ["no lines are named: values part at a constant made in float32, too"]
@@ -80,7 +84,34 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
             _put(root, here)
     if parts and not any(root.lines for root in forward):
         _put(forward[0], parts[0])
+    for root in backward:
+        if used := _uses_of(root.spots[0], follower, found, places):
+            _put(root, used)
     return []
+
+
+def _uses_of(spot: Spot, follower: Follower, found: Followed, places: "_Places") -> PartedAt | None:
+    """Finds on each side what uses a value, or a tensor, that gets another gradient: where one
+    stops the gradient, that operation; else the first."""
+    sides = follower.tape, follower.port_tape
+    if spot.rule == "gradient":
+        names = spot.where.partition("[")[0], spot.port.partition("[")[0]
+        numbers = [{side.numbers[n]} if n in side.numbers else set()
+                   for side, n in zip(sides, names)]  # fmt: skip
+    else:
+        theirs = set(places.numbers.get(f"act/{spot.where}", []))
+        numbers = [theirs, {p for p, met in found.met.items() if theirs & set(met)}]
+    r, p = (_first_use(side, of) for side, of in zip(sides, numbers))
+    if r is None or p is None:
+        return None
+    used = part_at(sides[0], r, sides[1], p)
+    return used if used.reference and used.port else None
+
+
+def _first_use(side: SideTape, numbers: set[int]) -> int | None:
+    users = sorted({user for n in numbers for user in side.users[n]})
+    stops = [user for user in users if side.values[user].op in STOPS]
+    return next(iter(stops or [user for user in users if user not in numbers]), None)
 
 
 def _put(root: Root, part: PartedAt) -> None:

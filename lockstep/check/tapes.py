@@ -86,6 +86,12 @@ class SideTape:
         of = f" of {', '.join(given)}" if given else ""
         return f"{value.op}{of}" + (f"; {', '.join(attributes)}" if attributes else "")
 
+    def line(self, number: int) -> str:
+        """Finds the line of an operation, or of the last before it that has one."""
+        above = sorted((n for n in self.above([number]) if self.is_data(n)), reverse=True)
+        lines = (self.values[n].line for n in (number, *above))
+        return next(filter(None, lines), "")
+
     def is_pure(self, number: int) -> bool:
         """Says if a value depends on parameters alone."""
         return self.depends[number] == PARAMETER

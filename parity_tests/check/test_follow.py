@@ -167,6 +167,20 @@ def test_a_root_is_told_with_the_two_lines(torch_folder: Path, tmp_path: Path) -
     assert (found["lines"], found["operations"]) == (root.lines, root.operations)
 
 
+def test_a_root_of_the_backward_pass_is_told_with_the_lines_that_use_its_value(
+    torch_folder: Path, tmp_path: Path
+) -> None:
+    """First with the line that stops its gradient."""
+    result = check_with_lines(torch_folder, changed(BY_NAME["embedding-detached"], tmp_path))
+    (root,) = result.roots
+    line = "x = self.wte(tokens){} + self.wpe(torch.arange(tokens.shape[1]))"
+    assert root.direction == "backward" and root.lines == [
+        f"gpt_torch.py:67  {line.format('')}",
+        f"embedding_detached.py:67  {line.format('.detach()')}",
+    ]
+    assert [each.split()[0] for each in root.operations] == ["add", "detach"]
+
+
 def test_each_of_several_roots_is_told_with_its_own_lines(
     torch_folder: Path, tmp_path: Path
 ) -> None:
