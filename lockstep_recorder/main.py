@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -203,30 +205,25 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return {"losses": side.train(weights, batches)}, {}
 
 
-def serve(given: argparse.Namespace) -> int:
-    """Answers questions; the program is built for the first one."""
+def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
+    """Builds a program; returns what answers questions of it."""
+    side = open_side(given.program, given.seed, given.device, given.own_precision)
 
-    def start() -> Any:
-        side = open_side(given.program, given.seed, given.device, given.own_precision)
+    def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
+        if header["ask"] == "write":
+            spec = header.get("batch")
+            if not (spec or side.user.has("batch")) and header.get("asks"):
+                return {"lacks": "batch"}, {}  # the port's, perhaps
+            made = record(side, given.seed, header["steps"], spec, arrays)
+            _write(header["out"], *made)
+            return {"lacks": ""}, {}
+        told, found = answer(side, header, arrays)
+        return told, as_floats(found)
 
-        def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
-            if header["ask"] == "write":
-                spec = header.get("batch")
-                if not (spec or side.user.has("batch")) and header.get("asks"):
-                    return {"lacks": "batch"}, {}  # the port's, perhaps
-                made = record(side, given.seed, header["steps"], spec, arrays)
-                _write(header["out"], *made)
-                return {"lacks": ""}, {}
-            told, found = answer(side, header, arrays)
-            return told, as_floats(found)
-
-        return answer_or_write
-
-    wire.serve(wire.take_connection(), start, told=Mistake)
-    return 0
+    return answer_or_write
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="recorder")
     parser.add_argument("what", choices=["record", "serve"])
     parser.add_argument("program", help="a .py file or a module")
@@ -236,9 +233,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
-    given = parser.parse_args(argv)
-    if given.what == "serve":
-        return serve(given)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = parse(argv)
+    if given.what == "serve":  # the program is built for the first question
+        wire.serve(wire.take_connection(), functools.partial(begin, given), told=Mistake)
+        return 0
     try:
         side = open_side(given.program, given.seed, given.device, given.own_precision)
         about, arrays = record(side, given.seed, given.steps)

@@ -12,6 +12,7 @@ from lockstep.check.program import UserProgram
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
 from lockstep_recorder import main
+from parity_tests.check.recorders import forked_programs as forked_programs
 from parity_tests.check.small_program import record_small, small
 
 

@@ -35,6 +35,7 @@ def test_equal_programs_are_status_0_and_all_is_written(
     assert json.loads(pairs.read_text())["modules"]["1"] == "1"
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_initial_values_are_a_report_beside_the_verdict(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_initial_values_are_a_report_beside_the_verdict(
 
 
 @tier("rest", guard="what the command calls")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_reference_that_does_not_repeat_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +67,7 @@ def test_a_reference_that_does_not_repeat_is_no_answer(
 
 
 @tier("rest", guard="what the command calls")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_loss_that_is_a_constant_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_loss_that_is_a_constant_is_no_answer(
 
 
 @tier("rest", guard="what the command calls")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
     port, pairs = small(tmp_path), tmp_path / "map.json"
     assert run("check", reference, port, "--save-map", pairs) == DONE
@@ -87,6 +91,7 @@ def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
 
 
 @tier("quick", guard="lockstep check, with a planted bug")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_known_difference_is_accepted(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +106,7 @@ def test_a_known_difference_is_accepted(
 
 
 @tier("rest", guard="what the command calls")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path: Path) -> None:
     """Its own are others; where it is different the trace says so."""
     for name, change, status in (("same", "SEED = 1", DONE), ("hard", HARD, FAILED)):

@@ -115,6 +115,7 @@ def test_a_program_that_trains_at_import_is_told(
     assert said.startswith(f"small.py: importing it takes long (line {line}); if it trains there")
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_batches_of_the_port_are_taken_where_the_reference_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +128,7 @@ def test_batches_of_the_port_are_taken_where_the_reference_has_none(
     assert said == "error: bare.py: has no function batch(step); the reference needs one"
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_both_programs_start_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each waits for the other's sign; what is wrong with the port is told all the same."""
     text = "import pathlib, time\nhere = pathlib.Path(__file__).parent\n(here / '{}').touch()\n" \
@@ -143,6 +145,7 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
         User(str(tmp_path / "none.py"))
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_the_command_shows_frames_and_one_line(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +162,7 @@ def test_the_command_shows_frames_and_one_line(
     ("record --export a.pyz", program, "export"),
     ("record small.py --like TRACE --out a", recorded, "write"),
 ])  # fmt: skip
+@pytest.mark.usefixtures("forked_programs")
 def test_a_disk_that_is_full_at_the_end_is_one_line(
     words: str, module: Any, name: str, reference: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -333,6 +337,7 @@ def test_the_recorder_runs_as_one_file_without_lockstep(tmp_path: Path) -> None:
 
 
 @tier("rest", guard="the other mistakes, as one line each")
+@pytest.mark.usefixtures("forked_programs")
 def test_a_program_whose_framework_has_not_the_kind_is_on_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
