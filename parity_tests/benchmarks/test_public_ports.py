@@ -11,6 +11,7 @@ from benchmarks.public_ports.programs import FOLDER, Pair, checkout, find
 from lockstep import results
 from lockstep.errors import UserError
 from parity_tests.benchmarks import toy_ports
+from parity_tests.tiers import tier
 
 TOY = toy_ports.PAIRS[0]
 
@@ -49,6 +50,7 @@ def test_without_a_checkout_a_row_says_so(tmp_path: Path) -> None:
         checkout(toy_ports.ORIGINAL)
 
 
+@tier("rest", guard="the pair that differs", where=lambda verdict: verdict == "equal")
 @pytest.mark.parametrize("approximate, verdict", [(True, "different"), (False, "equal")])
 def test_a_pair_has_a_row(approximate: bool, verdict: str, tmp_path: Path) -> None:
     toy_ports.make_checkouts(tmp_path, approximate)

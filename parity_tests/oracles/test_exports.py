@@ -268,7 +268,10 @@ def check_masked_loss() -> None:
     assert abs(onnx_export.mean_loss(lambda given: scores[given], window) - hand) < 1e-12
 
 
-@tier("rest", guard="Llama", where=lambda check: check.args == ("stablehlo", "gpt2"))
+DEAR = {("stablehlo", "gpt2"), ("onnx", "gpt2-lora"), ("onnx", "qwen2"), ("onnx", "qwen3")}
+
+
+@tier("rest", guard="GPT-2, or a Llama with adapters", where=lambda check: check.args in DEAR)
 @checks(
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),

@@ -17,8 +17,10 @@ from jax_impl.twin import JaxTwin
 from lockstep.model.params import intermediates
 from lockstep.model.stacked import unstack
 from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy, window
+from parity_tests.tiers import tier
 from torch_ref.twin import TorchTwin
 
+DEAR = "jax", "nvfp4"
 Numbers = list[Any]  # the loss, and the gradients of the parameters by name
 
 
@@ -71,6 +73,7 @@ def gradients_in_torch(family: str, policy: str) -> tuple[Numbers, ...]:
     return unheard, heard
 
 
+@tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -104,6 +107,7 @@ def test_one_model_is_listened_to_and_no_other() -> None:
     assert [*seen] == ["blocks.1.mlp"] and isinstance(heard.blocks[1].mlp, jax_impl.model.MLP)
 
 
+@tier("rest", guard="fp8-delayed", where=lambda framework, policy: (framework, policy) == DEAR)
 @pytest.mark.parametrize("policy", ["bf16", "fp16", "fp8-delayed", "nvfp4"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_trace_moves_no_step(framework: str, policy: str) -> None:
