@@ -91,7 +91,7 @@ def run(
     shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
-    limits = notes.of(reference, port, trial, partnerless, climbed, accepted) + elsewhere
+    limits = notes.of(reference, port, trial, partnerless, climbed, accepted, entries) + elsewhere
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")

@@ -17,8 +17,9 @@ FREE = ("2", "3", "5", "8")
 
 def of(
     reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Stage],
-    accepted: list[Root],
+    accepted: list[Root], entries: list[Entry],
 ) -> list[str]:  # fmt: skip
+    """Returns what limits the verdict, and what is odd."""
     sides = {"reference": reference.about, "port": port.facts}
     found = [note for side, about in sides.items() for note in _precision(side, about)]
     found += [f"the recorder's hooks change gradients of the {side}, such as that of "
@@ -37,6 +38,11 @@ def of(
         found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
                      f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
     found += _of_calls(reference, trial, partnerless)
+    if turned := turned_squares(entries, reference.about["kinds"]):
+        found.append(
+            f"{len(turned)} square tensors have their axes in another order than others of their "
+            f"kind, such as {turned[0]}: what is loaded there must have it, too"
+        )
     if pairing.reordered:
         found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
                      f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
@@ -45,8 +51,10 @@ def of(
         found.append(f"{len(masked)} calls differ only at positions that reach no loss, such as "
                      f"{masked[0]}: padding")  # fmt: skip
     if not has_gradients(reference):
-        found.append("all of the reference's gradients are zero, which shows nothing of what makes "
-                     "or uses them: let its loss depend on its weights")  # fmt: skip
+        found.append(
+            "all of the reference's gradients are zero, which shows nothing of what makes or uses "
+            "them: let its loss depend on its weights, by inputs that reach them"
+        )
     found += _updates(reference, climbed)
     for side, about in sides.items():
         if kept := about.get("widened_state"):
@@ -56,6 +64,21 @@ def of(
     if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
         found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
     return found
+
+
+def turned_squares(entries: list[Entry], kinds: dict[str, str]) -> list[str]:
+    """Returns the square kernels whose axes are not in the order that others of their kind have by
+    their shapes; a port that uses a checkpoint's kernel unturned has one."""
+
+    def kind_of(entry: Entry) -> tuple[str, str]:
+        module, _, leaf = entry.reference.name.rpartition(".")
+        return kinds.get(module, ""), leaf
+
+    flat = [e for e in entries if len(e.shape) == len(e.port_shape) == 2 and not e.given]
+    squares = [e for e in flat if e.shape[0] == e.shape[1]]
+    usual = {(kind_of(e), e.turned) for e in flat if e not in squares}
+    odd = {(kind, not turned) for kind, turned in usual} - usual
+    return [str(e.reference) for e in squares if (kind_of(e), e.turned) in odd]
 
 
 def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
@@ -69,6 +92,7 @@ def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[st
     if dropped:
         found.append(f"the reference drops out at {len(dropped)} places, such as {dropped[0]}: "
                      "switched off here, and whether the port does so is not compared")  # fmt: skip
+    found += _of_other_sizes(reference, trial, partnerless)
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
     for theirs, ours in pairs.items():
         counts = [sum(module_of(call) == name for call in names)
@@ -77,6 +101,17 @@ def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[st
             found.append(f"{theirs} is called {_times(counts[0])} in the reference, and its "
                          f"partner {ours} {_times(counts[1])}")  # fmt: skip
     return found
+
+
+def _of_other_sizes(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
+    """Notes the first call without a partner whose namesake in the port gives another size."""
+    theirs, ours = reference.arrays, trial.free.calls.arrays
+    for key in (f"act/{call}" for call in partnerless):
+        if key in theirs and key in ours and theirs[key].size != ours[key].size:
+            name, shapes = key.partition("/")[2], [list(x[key].shape) for x in (theirs, ours)]
+            return [f"{name} gives {shapes[0]} in the reference, and {shapes[1]} in the port: of "
+                    "another size, it is compared with nothing"]  # fmt: skip
+    return []
 
 
 def _times(n: int) -> str:

@@ -27,3 +27,5 @@ def test_the_table_is_that_of_the_document(tmp_path: Path) -> None:
     found = rows(tmp_path)
     print(*found, sep="\n")
     assert [row for row in found if row not in document] == []
+    assert f"plants {len(BUGS)} bugs" in document
+    assert f"the cause for the {sum(bool(bug.cause) for bug in BUGS)} for" in document

@@ -53,6 +53,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
     with suppress(UserError):  # a program that cannot run once more leaves the verdict as it is
         counterfactual.name_rounded_constants(roots, evidence)
         counterfactual.explain(roots, evidence)
+    _hint_at_untied(roots, evidence)
     for root in roots:
         if root.cause or root.direction != "forward":
             continue
@@ -60,6 +61,14 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     roots[:] = _merge_alike(roots)
+
+
+def _hint_at_untied(roots: list[Root], evidence: Evidence) -> None:
+    """Names tensors of the port that stand for one of the reference, to updates without a cause."""
+    own = [f"{e.port} (there {e.alias}, tied)" for e in evidence.entries if e.alias]
+    for root in roots:
+        if own and root.direction == "update" and not root.cause:
+            root.hints.insert(0, f"the port has a tensor of its own for {', '.join(own)}")
 
 
 def _exchanged(root: Root, evidence: Evidence) -> Cause | None:

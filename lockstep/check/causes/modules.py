@@ -110,7 +110,9 @@ def linear(scene: Scene) -> Cause | None:
                 yield text, partial(_affine, x, kernel, b)
 
     if found := both(formulas, scene):
-        return Cause("linear layer", f"{found[1]}, for {found[0]}", f"compute with {found[0]}")
+        bare = "no bias" in found[1] and "no bias" not in found[0]
+        remedy = "add the bias" if bare else f"compute with {found[0]}"
+        return Cause("linear layer", f"{found[1]}, for {found[0]}", remedy)
     return None
 
 
