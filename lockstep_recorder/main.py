@@ -64,6 +64,7 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         built = _build_by_jax(user, seed) if "jax" in sys.modules else user.call("build", seed)
     if "jax" not in sys.modules:
         kind = type(built).__name__
+        kind += " without a JAX array" * isinstance(built, dict | list | tuple)
         raise Mistake(f"{user.name}: build gives {kind}; return a torch module or a JAX model")
     from lockstep_recorder.side_jax import JaxSide, configure
 

@@ -162,6 +162,10 @@ def _follows(
     looked_at = {call.partition("#")[0] for call in calls.names if call not in partnerless}
     if (owners - looked_at) & {call.partition("#")[0] for call in suspects}:
         return True
+    # The port calls its module less often.
+    fewer = looked_at & {c.partition("#")[0] for c in suspects if c in partnerless}
+    if any(f"{owner}.".startswith(f"{module}.") for owner in owners for module in fewer):
+        return True
     # A parameter whose module was not looked at belongs to whoever holds it.
     return not owners & looked_at and any(
         o.startswith(scope)

@@ -92,9 +92,12 @@ def ask_facts(path: Path, problem: str = "", **options: Any) -> dict[str, Any]:
 
 
 @tier("rest", guard="the other mistakes, as one line each")
-def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    said = "build gives int; return a torch module or a JAX model"
-    ask_facts(small(tmp_path, new="def build(seed):\n    return 3"), said)
+@pytest.mark.parametrize(
+    ("made", "said"), [("3", "int"), ("{'w': np.ones(3)}", "dict without a JAX array")]
+)
+def test_another_kind_of_model_is_refused(made: str, said: str, tmp_path: Path) -> None:
+    said = f"build gives {said}; return a torch module or a JAX model"
+    ask_facts(small(tmp_path, new=f"def build(seed):\n    return {made}"), said)
 
 
 def test_a_program_does_not_see_the_recorder_s_arguments(tmp_path: Path) -> None:

@@ -250,7 +250,32 @@ def test_another_number_of_calls_is_told(tmp_path: Path) -> None:
     assert result.verdict == "different"
     said = "first is called 3 times in the reference, and its partner first twice"
     assert said in result.notes
+    assert [root.direction for root in result.roots] == ["forward"]  # the sum over calls follows
     assert said not in check(tmp_path, CALLED, CALLED).notes
+
+
+FRAMES = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(x[:, None]).mean(1)"))
+
+
+def test_a_module_that_gives_another_size_is_told(tmp_path: Path) -> None:
+    more = changed(FRAMES, ("x[:, None]", "torch.stack([x, 2 * x], 1)"))
+    result = check(tmp_path, FRAMES, more)
+    assert result.verdict == "different"
+    assert any(note.startswith("first gives [4, 1, 6] in the reference, and [4, 2, 6] in the port")
+               for note in result.notes)  # fmt: skip
+
+
+TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
+
+
+def test_a_square_kernel_that_is_used_turned_is_told(tmp_path: Path) -> None:
+    """Values pair it with its own axes exchanged, which a checkpoint's are not."""
+    by_hand = "F.linear(x, self.first.weight.T, self.first.bias)"
+    result = check(tmp_path, TURNED, changed(TURNED, ("self.first(x)", by_hand)))
+    assert result.verdict == "equal"
+    (said,) = [note for note in result.notes if "axes in another order" in note]
+    assert said.startswith("1 square tensors") and "such as first.weight:" in said
+    assert not any("square" in note for note in check(tmp_path, TURNED, TURNED).notes)
 
 
 LATE = (
