@@ -22,7 +22,7 @@ from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.run import directory
 from lockstep.train import autotune, trainer
-from lockstep.train.autotune import MARGIN, ROUNDS
+from lockstep.train.autotune import KEPT, MARGIN, ROUNDS
 
 Patch = pytest.MonkeyPatch
 CHOOSE, INTERVAL, SHRINK = autotune.choose, autotune.interval, autotune.shrink  # none planted
@@ -111,6 +111,26 @@ def check_a_race_ends_when_it_is_known(tmp_path: Path, monkeypatch: Patch) -> No
         speeds = autotune.race({"none": own, HERE[0]: way, HERE[1]: lambda: 2.0})
         assert own.call_count == way.call_count == 1 + rounds, lost
         assert (autotune.choose(speeds) == HERE[0]) == taken, lost
+
+
+def check_memory_is_raced_first(tmp_path: Path, monkeypatch: Patch) -> None:
+    """By buffers, and the others run in what is taken of it."""
+    monkeypatch.setattr(twin, "ways", lambda framework, config: [*HERE, KEPT])
+    told = list[bool]()
+    monkeypatch.setattr(autotune, "keep_freed_memory", told.append)
+    for kept in (True, False):
+        assert autotune.take_pages(kept=kept)() > 0 and told.pop() == kept
+    for seconds, kept in ((0.5, True), (1.0, False)):
+        pages = {True: seconds, False: 1.0}
+        monkeypatch.setattr(autotune, "take_pages", lambda kept, of=pages: lambda: of[kept])
+        more = f",{KEPT}" * kept
+        course = Course({f"{way}{more}": FAST[way] for way in HERE})
+        course.seconds[KEPT if kept else "none"] = 1.0
+        assert taken(course, d_model=256 * (1 + kept)) == f"attention=blocks{more}"
+        assert course.entered == [KEPT if kept else "none", *(f"{way}{more}" for way in HERE)]
+    monkeypatch.setattr(twin, "ways", lambda framework, config: [KEPT])
+    course = Course()
+    assert taken(course, context=256) == "none" and course.entered == []
 
 
 def check_turns_alternate(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -419,6 +439,9 @@ BUGS = [
     Bug("any-speed", "check_noise_takes_nothing", set_("choose", choose_by_median)),
     Bug("out-at-once", "check_a_race_ends_when_it_is_known", set_("LOST", 1)),
     Bug("to-the-end", "check_a_race_ends_when_it_is_known", set_("LOST", 99)),
+    Bug("memory-by-a-layer", "check_memory_is_raced_first", set_(
+        "race_all", lambda framework, config, ways, enter: autotune.race({
+            way: enter(framework, config.replace(autotune=way)) for way in ("none", *ways)}))),
     Bug("same-order", "check_turns_alternate", set_("race", first_turns_first)),
     Bug("never-kept", "check_an_answer_is_kept", set_("replace", lambda *_: None, durable)),
     Bug("never-read", "check_an_answer_is_kept", set_("read", lambda path: None)),
