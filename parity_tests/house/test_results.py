@@ -83,12 +83,13 @@ def committed_files() -> Iterator[Path]:
         yield from (ROOT / folder).glob("*")
 
 
-# Rows that no table shows, and the test that reads them.
+# Rows that no table shows by itself, and the test that reads them.
 UNSHOWN = {
     "benchmarks/results/drift.jsonl": "parity_tests/benchmarks/test_report.py",
     "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_plan_memory.py",
     "benchmarks/results/compiled-mesh.jsonl": "parity_tests/plan/test_plan_mesh.py",
     "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_plan_memory.py",
+    "benchmarks/results/cpu-xeon.jsonl": "parity_tests/benchmarks/test_frameworks_page.py",
     documents.LEARN.file: "parity_tests/house/test_lesson.py",
     "benchmarks/results/published.csv": "parity_tests/plan/test_published.py",  # others' runs
 }
