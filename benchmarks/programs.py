@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from benchmarks.tables import markdown
 from lockstep import devices, results, twin
 from lockstep.config import from_flags
 from lockstep.config.mesh import Mesh
@@ -112,21 +113,21 @@ def table() -> str:
     ends = ("lowest", "median", "highest")
     heads = ["group", "programs", *(f"memory: {e}" if e == "lowest" else e for e in ends),
              *(f"seconds: {e}" if e == "lowest" else e for e in ends)]  # fmt: skip
-    lines = [heads, ["---"] * len(heads)]
+    lines = []
     for group, found in groups().items():
         errors = [known.memory_error for known in found], [known.seconds_error for known in found]
         cells = [f"{f(e):+.1%}" for e in errors for f in (min, statistics.median, max)]
         lines.append([group, str(len(found)), *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(heads, lines)
 
 
 def table_of_meshes() -> str:
     """Writes the plan's errors of the peak of one of several devices."""
-    lines = [["framework", "remat", "programs", "lowest", "median", "highest"], ["---"] * 6]
+    lines = []
     for framework, remat in product(twin.MODULES, REMAT):
         errors = [k.memory_error for k in on_meshes(framework) if k.setting.remat == remat]
         if not errors:
             continue
         cells = [f"{f(errors):+.1%}" for f in (min, statistics.median, max)]
         lines.append([framework, remat, str(len(errors)), *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(["framework", "remat", "programs", "lowest", "median", "highest"], lines)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from benchmarks.tables import markdown
 from lockstep import devices, results
 from lockstep.config import PRESETS, Config, ModelConfig
 from lockstep.config.mesh import Mesh
@@ -237,22 +238,23 @@ def table_of_reasons() -> str:
     """How many runs cannot be compared, by the reason."""
     whys = Counter(_kind(why) for point in timed(points()) if point.incomparable
                    for why in point.incomparable.split("; "))  # fmt: skip
-    lines = [["why (a run may have several)", "runs"], ["---", "---"]]
-    lines += [[why, str(n)] for why, n in whys.most_common()]
-    return markdown(lines)
+    rows = [[why, str(n)] for why, n in whys.most_common()]
+    return markdown(["why (a run may have several)", "runs"], rows)
 
 
 def table_of_peaks() -> str:
     """Each peak of memory whose run the plan can be asked about, and what it was a peak of."""
-    lines = [["run", "said to be", "measured, GB", "plan, GB", "plan / measured", "why it is not "
-              "compared"], ["---"] * 6]  # fmt: skip
+    head = ["run", "said to be", "measured, GB", "plan, GB", "plan / measured",
+            "why it is not compared"]  # fmt: skip
+    rows = []
     found = [point for point in points() if point.peak_gb and not point.predictable]
     for point in sorted(found, key=lambda point: -abs(math.log(point.memory_ratio))):
         planned = point.memory_ratio * float(point.peak_gb)
-        lines.append([_name(point), point.peak_what, f"{float(point.peak_gb):.2f}",
-                      f"{planned:.2f}", f"{point.memory_ratio:.2f}",
-                      point.incomparable])  # fmt: skip
-    return markdown(lines)
+        figures = float(point.peak_gb), planned, point.memory_ratio
+        rows.append([
+            _name(point), point.peak_what, *(f"{each:.2f}" for each in figures), point.incomparable
+        ])  # fmt: skip
+    return markdown(head, rows)
 
 
 def shared() -> dict[str, tuple[float, ...]]:
@@ -273,12 +275,12 @@ def shared() -> dict[str, tuple[float, ...]]:
 def table_of_shared() -> str:
     """Lists runs with FSDP that fit where ours does not, at 2,048 tokens a row, and what they lack,
     in GiB."""
-    lines = [["run", "card", "ours", "whole gradients", "logits", "left"], ["---"] * 6]
+    rows = []
     for name, (card, planned, *spared) in shared().items():
         if "x 2048" in name and planned > card:
             sizes = [card, planned, *spared, planned - sum(spared)]
-            lines.append([name, *(f"{size / 2**30:.1f}" for size in sizes)])
-    return markdown(lines)
+            rows.append([name, *(f"{size / 2**30:.1f}" for size in sizes)])
+    return markdown(["run", "card", "ours", "whole gradients", "logits", "left"], rows)
 
 
 def _kind(why: str) -> str:
@@ -287,20 +289,14 @@ def _kind(why: str) -> str:
 
 
 def _runs(found: list[Point], column: str, head: str) -> str:
-    lines = [["predicted / measured tokens/s", "tokens/s", "run", head, "source"], ["---"] * 5]
-    for point in found:
-        value = str(getattr(point, column))
-        lines.append([f"{point.time_ratio:.2f}", f"{float(point.tokens_per_s):,.0f}",
-                      _name(point), value, point.source])  # fmt: skip
-    return markdown(lines)
+    return markdown(["predicted / measured tokens/s", "tokens/s", "run", head, "source"], [
+        [f"{point.time_ratio:.2f}", f"{float(point.tokens_per_s):,.0f}", _name(point),
+         str(getattr(point, column)), point.source]
+        for point in found
+    ])  # fmt: skip
 
 
 def _name(point: Point) -> str:
     remat = "" if point.remat == "none" else f", remat {point.remat}"
     return (f"{point.model}, {point.program}, {point.precision}, {point.batch} x {point.seq}"
             f"{remat}, {point.devices} {point.gpu}")  # fmt: skip
-
-
-def markdown(lines: list[list[str]]) -> str:
-    """Lays out a table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

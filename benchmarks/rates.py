@@ -18,11 +18,11 @@ from benchmarks.published import (
     Point,
     comparable,
     is_own,
-    markdown,
     points,
     rms,
     timed,
 )
+from benchmarks.tables import markdown
 from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.plan import rates, roofline
@@ -171,7 +171,7 @@ def memory_errors() -> dict[str, dict[str, Any]]:
 
 def table() -> str:
     """The error of each architecture and program, fitted and left out."""
-    lines = [["runs", "n", "median", "rms error", "rms error of runs left out"], ["---"] * 5]
+    lines = []
     by_name: dict[str, list[Point]] = {}
     pairs = predict_left_out(measured(), fit(fitting("H100"))[0])
     for name in rates.NAMES.values():
@@ -191,7 +191,7 @@ def table() -> str:
         error = f"{rms(left_out):.1%}" if left_out else "not fitted"
         lines.append([name, str(len(found)), f"{statistics.median(ratios):.3f}",
                       f"{rms(ratios):.1%}", error])  # fmt: skip
-    return markdown(lines)
+    return markdown(["runs", "n", "median", "rms error", "rms error of runs left out"], lines)
 
 
 def main(argv: list[str] | None = None) -> int:
