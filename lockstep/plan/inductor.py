@@ -1,8 +1,8 @@
 """Bytes of a step of PyTorch under `--compile`, as Inductor fuses it.
 
 They are counted from what its kernels read and write, and from what it keeps for the backward pass;
-none is fitted. Peaks and times of our own runs on an H200 (docs/plan.md) hold them. `lockstep
-compile --compile` traces Inductor's own program; `moved` is the one place that takes its bytes.
+none is fitted. Inductor's own programs, as `lockstep compile --compile` traces them, and peaks and
+times of our own runs on an H200 hold them (docs/plan.md).
 """
 
 from lockstep.config.mesh import Mesh
