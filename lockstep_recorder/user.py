@@ -86,7 +86,7 @@ class User:
             if not os.path.isfile(path):
                 raise Mistake(f"{name}: no such file; name a file with build and loss")
             sys.path.insert(0, os.path.dirname(path))
-            loader = AsWritten("lockstep_user_program", path)
+            loader = AsWritten(_module_name(path), path)
             spec = importlib.util.spec_from_file_location(loader.name, loader=loader)
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
@@ -97,7 +97,16 @@ class User:
         except Mistake:
             raise
         except (Exception, SystemExit) as error:
-            raise mistake(self.name, "", error) from error
+            alone = "no known parent package" in str(error)
+            remedy = "; give the module's name, such as package.file, for the file" * alone
+            raise mistake(self.name, "", error, remedy) from error
+
+
+def _module_name(path: str) -> str:
+    """The name by which a process that the program starts can import it, where that is free."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    taken = name in sys.modules or name in sys.builtin_module_names
+    return name if name.isidentifier() and not taken else "lockstep_user_program"
 
 
 def _digest(value: Any) -> int | None:
@@ -157,7 +166,7 @@ def _own_line(frame: FrameType | None, name: str) -> str:
     return f"line {here.f_lineno}" if here else "in a library"
 
 
-def mistake(name: str, function: str, error: BaseException) -> Mistake:
+def mistake(name: str, function: str, error: BaseException, remedy: str = "") -> Mistake:
     """An exception of the user's code, with its own last frames; a library's where it has none."""
     here = os.path.dirname(__file__)
     stack = traceback.extract_tb(error.__traceback__)
@@ -166,4 +175,4 @@ def mistake(name: str, function: str, error: BaseException) -> Mistake:
     frames = frame_lines(own)
     text = " ".join(str(error).split()) or "no message"
     where = f"{name}: {function}" if function else f"{name}: importing it"
-    return Mistake(f"{where} raised {type(error).__name__}: {text[:400]}", frames)
+    return Mistake(f"{where} raised {type(error).__name__}: {text[:400]}{remedy}", frames)

@@ -65,6 +65,9 @@ def read(folder: Path) -> Trace:
         problem = _missing(about, arrays)
         if problem:
             raise Refused(problem)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder}: is no trace, for it has no {Path(error.filename).name}; "
+                        f"{AGAIN}") from None  # fmt: skip
     except (OSError, Refused) as error:
         raise UserError(f"{folder}: {why(error)}; {AGAIN}") from None
     return Trace(about, arrays)

@@ -28,6 +28,7 @@ BROKEN = [
     ("loss = 1", "has no function loss(model, batch)"),
     ("build = None", "has no function build(seed)"),
     ("import nothing_of_this_name", "importing it raised ModuleNotFoundError"),
+    ("from . import other", "; give the module's name, such as package.file, for the file"),
     ("def build(seed):\n    raise ValueError('a\\nb')", "build raised ValueError: a b"),
     ("def loss(model, batch):\n    return model(batch['y'])", "loss raised KeyError: 'y'"),
     ("def loss(model, batch):\n    return model(batch['x'])",
@@ -79,6 +80,30 @@ def test_a_program_is_read_as_it_is_written(
         path = small(tmp_path, text=f"SAME = {value}")
         os.utime(path, (1e9, 1e9))
         assert value == User(str(path)).module.SAME
+
+
+SPAWNING = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+def double(x):
+    return 2 * x
+
+def build(seed): ...
+
+def loss(model, batch): ...
+
+def batch(step):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(double, [step]))
+"""
+
+
+def test_a_program_s_own_processes_can_import_it(tmp_path: Path) -> None:
+    """As the workers of a DataLoader do where processes are not forked."""
+    path = tmp_path / "program_that_spawns.py"
+    path.write_text(SPAWNING)
+    assert User(str(path)).call("batch", 3) == [6]
 
 
 def ask_facts(path: Path, problem: str = "", **options: Any) -> dict[str, Any]:

@@ -189,3 +189,8 @@ def test_a_message_arrives_as_it_was_sent(large: int, monkeypatch: pytest.Monkey
         assert np.array_equal(arrays[name], x) and arrays[name].dtype == x.dtype
         arrays[name][...] = 0
         assert arrays[name].flags.aligned
+
+
+def test_a_folder_that_is_no_trace_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no trace, for it has no trace\.json; record it again"):
+        trace.read(tmp_path)
