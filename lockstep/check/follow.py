@@ -2,60 +2,37 @@
 
 The port's tape is walked beside the reference's. Where an operation meets a tensor that has no
 partner, the reference's operations on the same data are looked up: their tensor, in the layout with
-which the result is the same, is the partner. No name is looked at.
+which the result is the same, is the partner. Names decide where values cannot.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, permutations, product
-from math import prod
+from itertools import combinations, islice, product
 
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.apart import PartedAt, find_parts
+from lockstep.check.fit import Candidate, Fits, present
 from lockstep.check.tapes import (
     EQUAL,
     Known,
     LiveTape,
     RecordedTape,
-    SideTape,
     are_alike,
     axes_of,
     order_between,
 )
-from lockstep.check.turns import cuts, digest, joins, turns
+from lockstep.check.turns import digest, turns
 from lockstep.model.params import Arrays
-from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, marginals, ordered
+from lockstep_recorder.operations import marginals
 
 AHEAD = 24  # values after an operation in which a guess must be confirmed
 NEAR = 8  # of the reference's operations that are tried where none has the same data
 GUESSES = 24  # layouts of one tensor that are tried ahead
-TRIALS = 200  # candidates of one operation
 RETURNS = 30  # to an earlier choice, in one walk
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
-LARGE = 1_000_000  # elements of all candidates that are tried at once
 OPEN = -1  # an element of the port that has no partner
-
-
-@dataclass(frozen=True)
-class PartedAt:
-    """A place where the values of the two programs part: an operation on each side.
-
-    Attributes:
-        reference: FILE:LINE and its text.
-        operations: the name of each, the shapes of its inputs, its attributes.
-        number: on the reference's tape.
-    """
-
-    reference: str
-    port: str
-    operations: tuple[str, str] = ("", "")
-    number: int = -1
-
-
-def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
-    """Tells two operations, by their numbers."""
-    return PartedAt(reference.line(r), port.line(p), (reference.tell(r), port.tell(p)), r)
 
 
 @dataclass
@@ -87,19 +64,6 @@ class Followed:
         names, starts = list(self.starts), np.array(list(self.starts.values()))
         owners = np.searchsorted(starts, places[places != OPEN], "right") - 1
         return [names[owner] for owner in dict.fromkeys(owners.tolist())]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Elements of the reference, for values of the port that hold tensors without a partner."""
-
-    met: tuple[int, ...]  # the reference's operations whose tensors they are
-    places: dict[int, np.ndarray]  # by the port's value: the reference's elements
-    kind: str = "whole"  # part: of the reference's tensor; join: of several; permuted
-
-    @property
-    def size(self) -> int:
-        return sum(x.size for x in self.places.values())
 
 
 def follow(reference: RecordedTape, port: LiveTape, weights: Arrays) -> Followed:
@@ -161,6 +125,7 @@ class _Walk:
         self.reference, self.port = reference, port
         self.flat = np.concatenate([np.ravel(weights[n]) for n in reference.names] or [np.zeros(0)])
         self.known = Known(reference.data, reference.rows, tolerance)
+        self.fits = Fits(reference, port, self.known, self.flat)
         self.users: dict[int, list[int]] = {}
         for m in reference.meetings:
             for n in reference.data_inputs(m):
@@ -305,7 +270,7 @@ class _Walk:
     def _shows_nothing(self, number: int, candidate: Candidate) -> bool:
         """Plays an operation whose result is one number throughout, such as the product of a first
         state of zeros: its tensor stays open until it is met again."""
-        trial = self._trial(candidate)
+        trial = self.fits.trial(candidate)
         if not _is_blank(self.port.attempt([trial], [number])[0, 0]):
             return False
         self.port.play(trial, [])
@@ -316,7 +281,7 @@ class _Walk:
         """Leaves out, of several values, those that do not change the result: they stay open."""
         if len(candidate.places) < 2:
             return candidate
-        trial = self._trial(candidate)
+        trial = self.fits.trial(candidate)
         trials = [trial, *(trial | {f: 0 * x + 1} for f, x in trial.items())]
         first, *others = self.port.attempt(trials, [number])[:, 0]
         silent = {f for f, row in zip(trial, others) if np.array_equal(row, first)}
@@ -354,19 +319,19 @@ class _Walk:
         return bool((self._source_of(frontier) == OPEN).any())
 
     def _source_of(self, frontier: int) -> np.ndarray:
-        return self.now.source[_present(self.port.labels(frontier))]
+        return self.now.source[present(self.port.labels(frontier))]
 
     def _take(self, candidate: Candidate) -> None:
         """Makes a candidate the partner."""
         now = self.now
         for frontier, places in candidate.places.items():
-            now.source[_present(self.port.labels(frontier))] = places
+            now.source[present(self.port.labels(frontier))] = places
             now.used[places] = True
             now.given[frontier] = places
         if candidate.kind == "permuted":
             self.permuted |= {name for f in candidate.places for name in self.port.names_of(f)}
         if candidate.places:
-            self.port.play(self._trial(candidate), [])
+            self.port.play(self.fits.trial(candidate), [])
         now.done |= set(candidate.met)
 
     # The reference's operations that had the same data.
@@ -377,16 +342,16 @@ class _Walk:
                 for m in self.users.get(n, [])]  # fmt: skip
         same = list(dict.fromkeys(same))
         fresh = [m for m in same if m not in self.now.done or self._is_left(m)]
-        found = self._matching(number, fresh, unknown)
+        found = self.fits.matching(number, fresh, unknown)
         if not found and len(unknown) == 1:
             for count in (2, 3, 4):
                 for group in islice(combinations(fresh, count), 30):
-                    found += self._matching_joined(number, self._joined(group, unknown[0]))
+                    found += self.fits.matching_joined(number, self.fits.joined(group, unknown[0]))
                 if found:
                     break
         if not found and len(unknown) == 1 and (orders := self._orders(number)):
-            found = self._matching(number, fresh, unknown, orders=orders)
-        found = found or self._matching(number, [m for m in same if m not in fresh], unknown)
+            found = self.fits.matching(number, fresh, unknown, orders=orders)
+        found = found or self.fits.matching(number, [m for m in same if m not in fresh], unknown)
         words = _words(self.port.names_of(f) for f in unknown)
 
         def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -406,7 +371,9 @@ class _Walk:
         found: dict[bytes, np.ndarray] = {}
         for d in self.port.data_inputs(number):
             others = [n for n in self.now.alike.get(d, []) if self.reference.marginals_of(n)]
-            ours = axes_of(marginals(self.port.value_of({}, d)), self._shape(d)) if others else []
+            ours = (
+                axes_of(marginals(self.port.value_of({}, d)), self.fits.shape(d)) if others else []
+            )
             for n in others:
                 for a in ours:
                     for b in self.reference.marginals_of(n):
@@ -417,173 +384,8 @@ class _Walk:
 
     def _is_left(self, meeting: int) -> bool:
         """Says if a part of an operation's tensor has no partner."""
-        return any(not self.now.used[self._held(f)].all()
+        return any(not self.now.used[self.fits.held(f)].all()
                    for f in self.reference.frontiers(meeting))  # fmt: skip
-
-    def _candidates(
-        self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = (),
-        kinds: tuple[str, ...] = ("whole", "part"),
-    ) -> Iterator[Candidate]:  # fmt: skip
-        held = [self._held(f) for f in self.reference.frontiers(meeting)]
-        if len(unknown) > 1:
-            for chosen in islice(permutations(held, len(unknown)), 24):
-                fitted = [next(turns(x, self._shape(f)), None) for f, x in zip(unknown, chosen)]
-                places = {f: x for f, x in zip(unknown, fitted) if x is not None}
-                if len(places) == len(unknown):
-                    yield Candidate((meeting,), places)
-            return
-        (frontier,) = unknown
-        size = self.port.values[frontier].size
-        for theirs in self.reference.frontiers(meeting) if orders else ():
-            for order in orders:
-                x = self._held(theirs)
-                for axis in (k for k, length in enumerate(x.shape) if length == order.size):
-                    for y in self._fit(x.take(order, axis), frontier):
-                        yield Candidate((meeting,), {frontier: y}, "permuted")
-        for theirs in () if orders else self.reference.frontiers(meeting):
-            seen: set[bytes] = set()
-            for kind in kinds:
-                for x in _forms(self.reference, theirs):
-                    parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
-                    for y in (y for part in parts for y in self._fit(part, frontier)):
-                        if (key := digest(y)) not in seen:
-                            seen.add(key)
-                            yield Candidate((meeting,), {frontier: y}, kind)
-
-    def _fit(self, x: np.ndarray, frontier: int) -> Iterator[np.ndarray]:
-        """Yields the layouts of the reference's elements in one of the port's values: turned into
-        its shape, or into that of the tensor whose elements it holds."""
-        seen: set[bytes] = set()
-        labels = _present(self.port.labels(frontier))
-        for form in _forms(self.port, frontier):
-            for y in turns(x, form.shape):
-                made = y
-                if form is not labels:
-                    made = y.reshape(-1)[labels - form.min()]
-                if (key := digest(made)) not in seen:
-                    seen.add(key)
-                    yield made
-
-    def _held(self, frontier: int) -> np.ndarray:
-        return _present(self.reference.labels(frontier))
-
-    def _shape(self, number: int) -> tuple[int, ...]:
-        return self.port.values[number].shape
-
-    def _shape_of(self, number: int) -> tuple[int, ...]:
-        return self.reference.values[number].shape
-
-    def _trial(self, candidate: Candidate) -> dict[int, np.ndarray]:
-        return {f: self.flat[places] for f, places in candidate.places.items()}
-
-    def _matching(
-        self, number: int, meetings: list[int], unknown: list[int],
-        also: dict[int, np.ndarray] | None = None, orders: Iterable[np.ndarray] = (),
-        kinds: tuple[str, ...] = ("whole", "part"),
-    ) -> list[Candidate]:  # fmt: skip
-        """Returns the candidates of these operations with which the result is theirs.
-
-        Args:
-            also: values that are put in besides.
-            orders: of the indices of an axis, to be tried instead of turns alone.
-        """
-        found: list[Candidate] = []
-        for meeting in meetings:
-            candidates = iter([Candidate((meeting,), {})])
-            if unknown:
-                candidates = islice(self._candidates(meeting, unknown, orders, kinds), TRIALS)
-            pieces = None
-            agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
-            for candidate, trial, row in self._tried(number, candidates, also or {}):
-                if candidate.kind == "part":
-                    if pieces is None:
-                        pieces = self.reference.pieces(meeting, int(row[0]))
-                    agrees = self._is_among(pieces, row)
-                else:
-                    agrees = self._comes_of(self.known.find(row), meeting)
-                if agrees:
-                    agreeing.append((candidate, trial))
-                    if candidate.size > LARGE:
-                        break
-            found += self._exactly(number, meeting, agreeing)
-        return found
-
-    def _tried(
-        self, number: int, candidates: Iterator[Candidate], also: dict[int, np.ndarray]
-    ) -> Iterator[tuple[Candidate, dict[int, np.ndarray], np.ndarray]]:
-        """Yields candidates with what is put in for them and the fingerprint that results; as many
-        are asked for at once as are not large."""
-        while some := list(islice(candidates, 1)):
-            some += islice(candidates, LARGE // max(some[0].size, 1))
-            trials = [self._trial(candidate) | also for candidate in some]
-            yield from zip(some, trials, self.port.attempt(trials, [number])[:, 0])
-
-    def _exactly(
-        self, number: int, meeting: int, agreeing: list[tuple[Candidate, dict[int, np.ndarray]]]
-    ) -> list[Candidate]:
-        """Selects the layouts whose result is the reference's element by element."""
-        whole = [pair for pair in agreeing if pair[0].kind == "whole"]
-        rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
-        if len(whole) < 2:
-            return [candidate for candidate, _ in whole] + rest
-        shape, row, exact = self._shape_of(meeting), self.known.rows[meeting], []
-        for candidate, trial in whole[:40]:
-            ours = self.port.value_of(trial, number)
-            scale = self.known.tolerance * row[3]
-            if any(np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=scale)
-                   for y in turns(ours, shape)):  # fmt: skip
-                exact.append(candidate)
-        return (exact or [candidate for candidate, _ in whole]) + rest
-
-    def _pieces(self, value: np.ndarray, size: int) -> np.ndarray:
-        found = [fingerprint(part) for part in islice(cuts(value, size), 64)]
-        return np.array(found).reshape(-1, COLUMNS)
-
-    def _is_among(self, rows: np.ndarray, row: np.ndarray) -> bool:
-        return len(rows) > 0 and bool(are_alike(rows, row, self.known.tolerance).any())
-
-    def _comes_of(self, numbers: list[int], meeting: int) -> bool:
-        """Says if one of the reference's values is made at an operation, or of what is."""
-        near = [n for n in numbers if n >= meeting][:4]
-        return any(meeting in self.reference.above([n]) for n in near)
-
-    def _joined(self, group: tuple[int, ...], frontier: int) -> Iterator[Candidate]:
-        shape = self._shape(frontier)
-        parts = [self._held(f) for m in group for f in self.reference.frontiers(m)[:1]]
-        if sum(part.size for part in parts) != prod(shape):
-            return
-        seen: set[bytes] = set()
-        for arrays in (parts, [part.T for part in parts]):
-            for whole in joins(arrays):
-                for y in turns(whole, shape):
-                    if (key := digest(y)) not in seen:
-                        seen.add(key)
-                        yield Candidate(group, {frontier: y}, "join")
-        if shape[0] == len(parts):
-            for each in zip(*(list(islice(turns(p, shape[1:]), 60)) for p in parts)):
-                for order in permutations(each):
-                    yield Candidate(group, {frontier: np.stack(order)}, "join")
-
-    def _matching_joined(
-        self,
-        number: int,
-        candidates: Iterable[Candidate],
-        also: dict[int, np.ndarray] | None = None,
-    ) -> list[Candidate]:
-        found = []
-        for candidate in islice(candidates, 2 * TRIALS):
-            value = self.port.value_of(self._trial(candidate) | (also or {}), number)
-            wanted = [self.known.rows[m] for m in candidate.met]
-            if sum(int(row[0]) for row in wanted) != value.size:
-                break
-            pieces = {row[0]: self._pieces(value, int(row[0])) for row in wanted}
-            if all(len(pieces[row[0]])
-                   and are_alike(pieces[row[0]], row, self.known.tolerance).any()
-                   for row in wanted):  # fmt: skip
-                found.append(candidate)
-                if len(found) == 6:
-                    break
-        return found
 
     # Where none had: another order of the same algebra, or a difference.
 
@@ -617,7 +419,7 @@ class _Walk:
         it."""
         ahead = self._ahead(number)
         for candidates in islice(self._next_fitting(unknown), tries):
-            rows = self.port.attempt([self._trial(c) | (also or {}) for c in candidates], ahead)
+            rows = self.port.attempt([self.fits.trial(c) | (also or {}) for c in candidates], ahead)
             for candidate, each in zip(candidates, rows):
                 if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
                     self._take(candidate)
@@ -628,17 +430,17 @@ class _Walk:
     def _next_fitting(self, unknown: list[int]) -> Iterator[list[Candidate]]:
         near = self._near()
         for meeting in near:
-            all_ = self._candidates(meeting, unknown)
+            all_ = self.fits.candidates(meeting, unknown)
             if whole := list(islice((c for c in all_ if c.kind == "whole"), GUESSES)):
                 yield whole
         for count in (2, 3, 4) if len(unknown) == 1 else ():
             for group in islice(combinations(near[:AHEAD], count), 100):
-                if joined := list(islice(self._joined(group, unknown[0]), GUESSES)):
+                if joined := list(islice(self.fits.joined(group, unknown[0]), GUESSES)):
                     yield joined
 
     def _comes_of_all(self, row: np.ndarray, candidate: Candidate) -> bool:
         found = self.known.find(row)
-        return all(self._comes_of(found, meeting) for meeting in candidate.met)
+        return all(self.fits.comes_of(found, meeting) for meeting in candidate.met)
 
     def _replace(self, number: int, unknown: list[int]) -> Candidate | None:
         """Puts the reference's data in, if the result is then the reference's: values parted."""
@@ -661,9 +463,9 @@ class _Walk:
                 if joined:
                     return joined
                 continue
-            fits = [m for m in meetings
-                    if not unknown or any(self._candidates(m, unknown, kinds=(kind,)))]  # fmt: skip
-            for group in self._by_likeness(fits, unknown):
+            fitting = [m for m in meetings if not unknown
+                       or any(self.fits.candidates(m, unknown, kinds=(kind,)))]  # fmt: skip
+            for group in self._by_likeness(fitting, unknown):
                 for wanted, meeting in product(orders, group):
                     if found := self._replace_by(number, unknown, ours, meeting, wanted, (kind,)):
                         return found
@@ -709,8 +511,8 @@ class _Walk:
         if not theirs:
             return None
         value = self.reference.value_of(theirs[0])
-        for data in () if value is None else islice(turns(value, self._shape(ours)), 12):
-            found = self._matching(number, [meeting], unknown, {ours: data}, kinds=kinds)
+        for data in () if value is None else islice(turns(value, self.fits.shape(ours)), 12):
+            found = self.fits.matching(number, [meeting], unknown, {ours: data}, kinds=kinds)
             if found:
                 return self._take_with(number, found[0], ours, theirs[0], data)
         return None
@@ -741,9 +543,9 @@ class _Walk:
         for theirs, group in islice(several, NEAR):
             alike = self.known.find(self.known.rows[theirs])
             value = next((x for n in alike if (x := self.reference.value_of(n)) is not None), None)
-            for data in () if value is None else islice(turns(value, self._shape(ours)), 12):
-                candidates = self._joined(tuple(group), unknown[0])
-                found = self._matching_joined(number, candidates, {ours: data})
+            for data in () if value is None else islice(turns(value, self.fits.shape(ours)), 12):
+                candidates = self.fits.joined(tuple(group), unknown[0])
+                found = self.fits.matching_joined(number, candidates, {ours: data})
                 if found:
                     return self._take_with(number, found[0], ours, theirs, data)
         return None
@@ -758,7 +560,7 @@ class _Walk:
             value = self.reference.value_of(theirs)
             if value is None:
                 continue
-            data = value.reshape(self._shape(ours))
+            data = value.reshape(self.fits.shape(ours))
             self.now.have.add(ours)
             if self._guess(number, unknown, {ours: data}, 3):
                 self._put(ours, theirs, data)
@@ -781,7 +583,7 @@ class _Walk:
         ours = {_elements(self._source_of(f)) for f in self.port.frontiers(number)}
         return [
             m for m in self.reference.meetings
-            if ours & {_elements(self._held(f)) for f in self.reference.frontiers(m)}
+            if ours & {_elements(self.fits.held(f)) for f in self.reference.frontiers(m)}
         ]  # fmt: skip
 
     # The answer.
@@ -797,98 +599,20 @@ class _Walk:
         open_ = [n for n in names if n not in unused and (source[n] == OPEN).all()]
         reference = self.reference
         equal = reference.loss in self.now.met.get(self.port.loss, []) and not self.now.replaced
+        parts = [] if equal else find_parts(
+            reference, self.port, self.known, self.now.rows, self.now.met, self.now.replaced
+        )  # fmt: skip
         return Followed(
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
-            open_, unused, [] if equal else self._parts(), equal, self.now.guessed,
+            open_, unused, parts, equal, self.now.guessed,
             frozenset(self.permuted), self.now.met,
         )  # fmt: skip
-
-    def _parts(self) -> list[PartedAt]:
-        theirs = {n for found in self.now.met.values() for n in found}
-        ours = {n for n, found in self.now.met.items() if found}
-        tolerance, replaced = self.known.tolerance, self.now.replaced
-        alive = (
-            _alive(self.reference, theirs, set(replaced.values()), self.known.rows, tolerance),
-            _alive(self.port, ours, set(replaced), self.now.rows, tolerance),
-        )
-        ends = [(r, p) for p, r in self.now.replaced.items()]
-        if self.reference.loss not in self.now.met.get(self.port.loss, []):
-            ends.append((self.reference.loss, self.port.loss))
-        found = []
-        for end in ends:
-            firsts = []
-            for side, live, n, cut in zip(
-                (self.reference, self.port), alive, end,
-                (set(self.now.replaced.values()), set(self.now.replaced)),
-            ):  # fmt: skip
-                firsts.append(_first_apart(side, live | (cut - {n}), n))
-            found.append(part_at(self.reference, firsts[0], self.port, firsts[1]))
-        return found
 
 
 def _is_blank(row: np.ndarray) -> bool:
     """Says if a value is one number throughout."""
     return bool(row[5] == row[6])
-
-
-def _alive(
-    side: SideTape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
-) -> set[int]:
-    """The values from which some value that both sides have is made."""
-    found: set[int] = set()
-    for n in reversed(side.data):
-        users = (user for user in side.users[n] if user in found)
-        if n in met or (
-            n not in cut and any(_depends(side, user, n, rows, tolerance) for user in users)
-        ):
-            found.add(n)
-    for n in side.data:  # such as x + y, where y is zero by mistake
-        if n in found and side.is_float(n):
-            others = [i for i in side.data_inputs(n) if i not in found and side.is_float(i)]
-            if any(not _depends(side, n, i, rows, tolerance) for i in others):
-                found.remove(n)
-    return found
-
-
-def _depends(
-    side: SideTape, user: int, number: int, rows: dict[int, np.ndarray], tolerance: float
-) -> bool:
-    """Says if a value tells something of one of its inputs; not where it is another, unchanged."""
-    if user not in rows or not side.is_float(number):
-        return True
-    same = [n for n in side.data_inputs(user)
-            if n in rows and are_alike(rows[n][None], rows[user], tolerance)[0]]  # fmt: skip
-    return not same or number in same
-
-
-def _first_apart(side: SideTape, alive: set[int], end: int) -> int:
-    """The first value on the way to one that nothing of the other side has, made of what it has."""
-    reached, stack, firsts = {end}, [end], []
-    while stack:
-        n = stack.pop()
-        apart = [i for i in side.data_inputs(n) if i not in alive]
-        if not apart:
-            firsts.append(n)
-        stack += [i for i in apart if i not in reached]
-        reached |= set(apart)
-    return min(firsts, key=lambda n: (not side.values[n].line, n))
-
-
-def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:
-    """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
-    labels = _present(side.labels(frontier))
-    for name in side.names_of(frontier):
-        number = side.numbers[name]
-        start, shape = int(side.starts[side.names.index(name)]), side.values[number].shape
-        if labels.size == prod(shape) and labels.min() == start and labels.shape != shape:
-            return [labels, np.arange(start, start + labels.size).reshape(shape)]
-    return [labels]
-
-
-def _present(labels: np.ndarray | None) -> np.ndarray:
-    assert labels is not None
-    return labels
 
 
 def _elements(places: np.ndarray) -> bytes:

@@ -2,7 +2,8 @@
 
 from functools import cached_property
 
-from lockstep.check.follow import Followed, PartedAt, follow, part_at
+from lockstep.check.apart import PartedAt, part_at
+from lockstep.check.follow import Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.rungs import Spot

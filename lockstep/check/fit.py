@@ -1,0 +1,230 @@
+"""Which elements of the reference's tensors stand in a value of the port: what is tried at one
+operation, and which of it gives the reference's result."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, permutations
+from math import prod
+
+import numpy as np
+
+from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
+from lockstep.check.turns import cuts, digest, joins, turns
+from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, ordered
+
+TRIALS = 200  # candidates of one operation
+LARGE = 1_000_000  # elements of all candidates that are tried at once
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Elements of the reference, for values of the port that hold tensors without a partner."""
+
+    met: tuple[int, ...]  # the reference's operations whose tensors they are
+    places: dict[int, np.ndarray]  # by the port's value: the reference's elements
+    kind: str = "whole"  # part: of the reference's tensor; join: of several; permuted
+
+    @property
+    def size(self) -> int:
+        return sum(x.size for x in self.places.values())
+
+
+class Fits:
+    """Candidates for the tensors that an operation of the port meets.
+
+    Args:
+        known: the reference's values.
+        flat: the elements of all of its tensors.
+    """
+
+    def __init__(
+        self, reference: RecordedTape, port: LiveTape, known: Known, flat: np.ndarray
+    ) -> None:
+        self.reference, self.port, self.known, self.flat = reference, port, known, flat
+
+    def candidates(
+        self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = (),
+        kinds: tuple[str, ...] = ("whole", "part"),
+    ) -> Iterator[Candidate]:  # fmt: skip
+        """Yields what one operation of the reference has for the values that hold tensors."""
+        held = [self.held(f) for f in self.reference.frontiers(meeting)]
+        if len(unknown) > 1:
+            for chosen in islice(permutations(held, len(unknown)), 24):
+                fitted = [next(turns(x, self.shape(f)), None) for f, x in zip(unknown, chosen)]
+                places = {f: x for f, x in zip(unknown, fitted) if x is not None}
+                if len(places) == len(unknown):
+                    yield Candidate((meeting,), places)
+            return
+        (frontier,) = unknown
+        size = self.port.values[frontier].size
+        for theirs in self.reference.frontiers(meeting) if orders else ():
+            for order in orders:
+                x = self.held(theirs)
+                for axis in (k for k, length in enumerate(x.shape) if length == order.size):
+                    for y in self._fit(x.take(order, axis), frontier):
+                        yield Candidate((meeting,), {frontier: y}, "permuted")
+        for theirs in () if orders else self.reference.frontiers(meeting):
+            seen: set[bytes] = set()
+            for kind in kinds:
+                for x in _forms(self.reference, theirs):
+                    parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
+                    for y in (y for part in parts for y in self._fit(part, frontier)):
+                        if (key := digest(y)) not in seen:
+                            seen.add(key)
+                            yield Candidate((meeting,), {frontier: y}, kind)
+
+    def _fit(self, x: np.ndarray, frontier: int) -> Iterator[np.ndarray]:
+        """Yields the layouts of the reference's elements in one of the port's values: turned into
+        its shape, or into that of the tensor whose elements it holds."""
+        seen: set[bytes] = set()
+        labels = present(self.port.labels(frontier))
+        for form in _forms(self.port, frontier):
+            for y in turns(x, form.shape):
+                made = y
+                if form is not labels:
+                    made = y.reshape(-1)[labels - form.min()]
+                if (key := digest(made)) not in seen:
+                    seen.add(key)
+                    yield made
+
+    def held(self, frontier: int) -> np.ndarray:
+        """Returns the elements that a value of the reference holds."""
+        return present(self.reference.labels(frontier))
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """Returns the shape of a value of the port."""
+        return self.port.values[number].shape
+
+    def _shape_of(self, number: int) -> tuple[int, ...]:
+        return self.reference.values[number].shape
+
+    def trial(self, candidate: Candidate) -> dict[int, np.ndarray]:
+        """Returns the data that a candidate puts in the place of values."""
+        return {f: self.flat[places] for f, places in candidate.places.items()}
+
+    def matching(
+        self, number: int, meetings: list[int], unknown: list[int],
+        also: dict[int, np.ndarray] | None = None, orders: Iterable[np.ndarray] = (),
+        kinds: tuple[str, ...] = ("whole", "part"),
+    ) -> list[Candidate]:  # fmt: skip
+        """Returns the candidates of these operations with which the result is theirs.
+
+        Args:
+            also: values that are put in besides.
+            orders: of the indices of an axis, to be tried instead of turns alone.
+        """
+        found: list[Candidate] = []
+        for meeting in meetings:
+            candidates = iter([Candidate((meeting,), {})])
+            if unknown:
+                candidates = islice(self.candidates(meeting, unknown, orders, kinds), TRIALS)
+            pieces = None
+            agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
+            for candidate, trial, row in self._tried(number, candidates, also or {}):
+                if candidate.kind == "part":
+                    if pieces is None:
+                        pieces = self.reference.pieces(meeting, int(row[0]))
+                    agrees = self._is_among(pieces, row)
+                else:
+                    agrees = self.comes_of(self.known.find(row), meeting)
+                if agrees:
+                    agreeing.append((candidate, trial))
+                    if candidate.size > LARGE:
+                        break
+            found += self._exactly(number, meeting, agreeing)
+        return found
+
+    def _tried(
+        self, number: int, candidates: Iterator[Candidate], also: dict[int, np.ndarray]
+    ) -> Iterator[tuple[Candidate, dict[int, np.ndarray], np.ndarray]]:
+        """Yields candidates with what is put in for them and the fingerprint that results; as many
+        are asked for at once as are not large."""
+        while some := list(islice(candidates, 1)):
+            some += islice(candidates, LARGE // max(some[0].size, 1))
+            trials = [self.trial(candidate) | also for candidate in some]
+            yield from zip(some, trials, self.port.attempt(trials, [number])[:, 0])
+
+    def _exactly(
+        self, number: int, meeting: int, agreeing: list[tuple[Candidate, dict[int, np.ndarray]]]
+    ) -> list[Candidate]:
+        """Selects the layouts whose result is the reference's element by element."""
+        whole = [pair for pair in agreeing if pair[0].kind == "whole"]
+        rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
+        if len(whole) < 2:
+            return [candidate for candidate, _ in whole] + rest
+        shape, row, exact = self._shape_of(meeting), self.known.rows[meeting], []
+        for candidate, trial in whole[:40]:
+            ours = self.port.value_of(trial, number)
+            scale = self.known.tolerance * row[3]
+            if any(np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=scale)
+                   for y in turns(ours, shape)):  # fmt: skip
+                exact.append(candidate)
+        return (exact or [candidate for candidate, _ in whole]) + rest
+
+    def _pieces(self, value: np.ndarray, size: int) -> np.ndarray:
+        found = [fingerprint(part) for part in islice(cuts(value, size), 64)]
+        return np.array(found).reshape(-1, COLUMNS)
+
+    def _is_among(self, rows: np.ndarray, row: np.ndarray) -> bool:
+        return len(rows) > 0 and bool(are_alike(rows, row, self.known.tolerance).any())
+
+    def comes_of(self, numbers: list[int], meeting: int) -> bool:
+        """Says if one of the reference's values is made at an operation, or of what is."""
+        near = [n for n in numbers if n >= meeting][:4]
+        return any(meeting in self.reference.above([n]) for n in near)
+
+    def joined(self, group: tuple[int, ...], frontier: int) -> Iterator[Candidate]:
+        """Yields the tensors of several operations, put together in each order."""
+        shape = self.shape(frontier)
+        parts = [self.held(f) for m in group for f in self.reference.frontiers(m)[:1]]
+        if sum(part.size for part in parts) != prod(shape):
+            return
+        seen: set[bytes] = set()
+        for arrays in (parts, [part.T for part in parts]):
+            for whole in joins(arrays):
+                for y in turns(whole, shape):
+                    if (key := digest(y)) not in seen:
+                        seen.add(key)
+                        yield Candidate(group, {frontier: y}, "join")
+        if shape[0] == len(parts):
+            for each in zip(*(list(islice(turns(p, shape[1:]), 60)) for p in parts)):
+                for order in permutations(each):
+                    yield Candidate(group, {frontier: np.stack(order)}, "join")
+
+    def matching_joined(
+        self,
+        number: int,
+        candidates: Iterable[Candidate],
+        also: dict[int, np.ndarray] | None = None,
+    ) -> list[Candidate]:
+        """Returns the joined candidates of whose result a part is each operation's."""
+        found = []
+        for candidate in islice(candidates, 2 * TRIALS):
+            value = self.port.value_of(self.trial(candidate) | (also or {}), number)
+            wanted = [self.known.rows[m] for m in candidate.met]
+            if sum(int(row[0]) for row in wanted) != value.size:
+                break
+            pieces = {row[0]: self._pieces(value, int(row[0])) for row in wanted}
+            if all(len(pieces[row[0]])
+                   and are_alike(pieces[row[0]], row, self.known.tolerance).any()
+                   for row in wanted):  # fmt: skip
+                found.append(candidate)
+                if len(found) == 6:
+                    break
+        return found
+
+
+def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:
+    """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
+    labels = present(side.labels(frontier))
+    for name in side.names_of(frontier):
+        number = side.numbers[name]
+        start, shape = int(side.starts[side.names.index(name)]), side.values[number].shape
+        if labels.size == prod(shape) and labels.min() == start and labels.shape != shape:
+            return [labels, np.arange(start, start + labels.size).reshape(shape)]
+    return [labels]
+
+
+def present(labels: np.ndarray | None) -> np.ndarray:
+    assert labels is not None
+    return labels
