@@ -38,6 +38,14 @@ def ask(folder: Path, talk: Callable[[Client], Any]) -> Any:
     return anyio.run(run)
 
 
+def test_without_the_sdk_its_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert commands.main(["mcp"]) == MISTAKE
+    assert "lockstep mcp: needs the package mcp; pip install" in capsys.readouterr().err
+
+
 def test_an_agent_checks_mends_and_explains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
