@@ -814,7 +814,24 @@ class RowsOfTheFirst(torch_ref.extra.mesh.mesh.OwnRowsDropout):
     draw = Dropout.draw
 
 
+def change_place(change: Callable[[Any, Any], tuple[int, int, int]]) -> Plant:
+    """`change(tensor, mesh)` is where a device's part begins, and who writes it."""
+    return put(torch_ref.extra.mesh.mesh, "place", change)
+
+
 MESH: list[tuple[Any, ...]] = [
+    ("parts-begin-by-whole-quotients", "places", change_place(lambda tensor, mesh: (
+        len(tensor) // mesh["fsdp"].size() * mesh["fsdp"].get_local_rank(),
+        mesh["data"].get_local_rank(), mesh["data"].size()))),
+    ("parts-as-even-as-can-be", "places", change_place(lambda tensor, mesh: (
+        len(tensor) * mesh["fsdp"].get_local_rank() // mesh["fsdp"].size(),
+        mesh["data"].get_local_rank(), mesh["data"].size()))),
+    ("parts-of-all-devices", "places", change_place(lambda tensor, mesh: (
+        -(-len(tensor) // (mesh["data"].size() * mesh["fsdp"].size()))
+        * mesh["fsdp"].get_local_rank(), mesh["data"].get_local_rank(), mesh["data"].size()))),
+    ("a-part-is-written-by-all", "places", change_place(lambda tensor, mesh: (
+        -(-len(tensor) // mesh["fsdp"].size()) * mesh["fsdp"].get_local_rank(), 0,
+        mesh["data"].size()))),
     ("devices-draw-alike", "masks", put(
         torch_ref.extra.mesh.mesh, "seed_torch", lambda key: None), "fast"),
     ("devices-draw-the-first-rows", "masks", put(

@@ -66,6 +66,43 @@ def check_mean_count() -> None:
             assert trainer.mean_count(Batch(own, own, own)) == 30 / 2 / 3
 
 
-@checks((check_masks, "fast"), (check_masks, "strict"), (check_whole_mask,), (check_mean_count,))
+class Part:
+    """Stands for a tensor of which each device has a part."""
+
+    full_tensor = None
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+def check_places() -> None:
+    """FSDP2 divides rows as `torch.chunk` does, also where they do not come out even; the copies of
+    a part take turns in writing it."""
+    for rows in (1, 5, 8, 10, 30):
+        for data, fsdp in ((1, 4), (2, 3), (3, 2)):
+            begins = [int(part[0]) for part in torch.arange(rows).chunk(fsdp)]
+            for number in range(data * fsdp):
+                copy, part = divmod(number, fsdp)
+                mesh: Any = {
+                    name: SimpleNamespace(size=partial(int, size), get_local_rank=partial(int, at))
+                    for name, size, at in (("data", data, copy), ("fsdp", fsdp, part))
+                }
+                tensor: Any = Part(rows)
+                start, turn, turns = torch_ref.extra.mesh.mesh.place(tensor, mesh)
+                assert (turn, turns) == (copy, data)
+                if part < len(begins):  # the others have no rows
+                    assert start == begins[part], (rows, data, fsdp, number)
+
+
+@checks(
+    (check_masks, "fast"),
+    (check_masks, "strict"),
+    (check_whole_mask,),
+    (check_mean_count,),
+    (check_places,),
+)
 def test_devices_draw_and_count_their_own(check: Call, call: Call) -> None:
     call(check)
