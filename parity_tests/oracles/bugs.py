@@ -55,9 +55,12 @@ from lockstep.data import batches, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
 from lockstep.formats import rounding
+from lockstep.judge import compare
 from lockstep.model import flops, params
 from lockstep.model.segments import segments
 from lockstep.model.state import TrainState
+from lockstep.monitor import history
+from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import directory, runlog
 from lockstep.train import memory, nonfinite, sampling
@@ -868,6 +871,45 @@ DROPOUT: list[tuple[Any, ...]] = [
      "jax"),
 ]  # fmt: skip
 
+# --- the judge
+
+
+def gap_of(order: float) -> Plant:
+    """A gap is of one norm alone."""
+
+    def gap(right: Callable, a: np.ndarray, b: np.ndarray) -> float:
+        found = right(a, b)
+        size = np.linalg.norm(b, order)
+        return float(np.linalg.norm(a - b, order) / size) if 0 < found < np.inf else found
+
+    return wrap(compare, "norm_gap", gap)
+
+
+def disturb_matrices(right: Callable, weights: Any, generator: Any) -> Any:
+    moved = right(weights, generator)
+    return {name: moved[name] if x.ndim > 1 else x for name, x in weights.items()}
+
+
+def first_row_beyond(self: Any, nats: float) -> int | None:
+    beyond = np.flatnonzero(~(self.gap <= nats))
+    return int(beyond[0]) + 1 if len(beyond) else None
+
+
+JUDGE: list[tuple[Any, ...]] = [
+    ("gap-of-the-squares-alone", "norm_gap", gap_of(2)),
+    ("gap-of-the-largest-alone", "norm_gap", gap_of(np.inf)),
+    ("gap-relative-to-ours", "norm_gap", wrap(
+        compare, "norm_gap", lambda right, a, b: right(b, a))),
+    ("gap-of-what-is-no-number-is-none", "norm_gap", wrap(
+        compare, "norm_gap", lambda right, a, b: right(np.nan_to_num(a), b))),
+    ("starts-are-not-disturbed", "starts", put(
+        case, "disturb", lambda weights, generator: weights)),
+    ("gains-of-a-start-are-one", "starts", wrap(case, "disturb", disturb_matrices)),
+    ("all-starts-are-one", "starts", wrap(case, "disturb", lambda right, weights, _: right(
+        weights, np.random.default_rng(0)))),
+    ("parted-at-a-row", "parting", put(history.Parting, "first_beyond", first_row_beyond)),
+]  # fmt: skip
+
 # --- remat
 
 
@@ -890,7 +932,7 @@ REMAT: list[tuple[Any, ...]] = [
 
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
          "evaluation": EVALUATION, "exports": EXPORTS, "formats": NARROW, "mesh": MESH,
-         "dropout": DROPOUT, "remat": REMAT}  # fmt: skip
+         "dropout": DROPOUT, "judge": JUDGE, "remat": REMAT}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

@@ -1,0 +1,60 @@
+"""The judge's figures, by hand: what a gap is of, and that no weight of a start hides a bug."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.judge import compare
+from lockstep.model.state import initial_state
+from lockstep.monitor import history
+from lockstep.parity import case
+from lockstep.parity.pair import GPT
+from parity_tests.oracles import Call, checks
+from parity_tests.pair import toy
+
+
+def check_norm_gap() -> None:
+    """Of one element of a million the largest tells, of all of them the root of the squares; each
+    is relative to the second, and infinite where nothing can be compared."""
+    many, alone = np.ones(10**6), np.ones(10**6)
+    alone[7] += 1e-3
+    assert compare.norm_gap(alone, many) == pytest.approx(1e-3)
+    one = np.full(101, 0.1)
+    one[0] = 10.0
+    assert compare.norm_gap(one + np.r_[0, np.full(100, 0.1)], one) == pytest.approx(
+        1 / np.sqrt(101)
+    )
+    assert compare.norm_gap(np.array([3.0]), np.array([2.0])) == pytest.approx(0.5)
+    assert compare.norm_gap(np.zeros(2), np.zeros(2)) == 0
+    for a, b in (([0.0, 1], [0.0]), ([np.nan], [1.0]), ([1.0], [0.0]), ([np.inf], [1.0])):
+        assert compare.norm_gap(np.array(a), np.array(b)) == np.inf
+
+
+def check_starts() -> None:
+    """No gain of a start is one and no bias zero, whatever the seed; another seed has others."""
+    config = toy("gpt2", n_layer=1)
+    fresh = initial_state(config).params
+    nobody: Any = None
+    first, second = (
+        case.Case(pair=GPT, a=nobody, b=nobody, config=config, seed=seed) for seed in (0, 1)
+    )
+    for name, x in first.perturbed.params.items():
+        assert (x != second.perturbed.params[name]).mean() > 0.99, name
+        if x.ndim == 1:
+            assert np.abs(x - fresh[name]).std() > 0.005, name
+
+
+def check_parting() -> None:
+    """Where two logs part is a step, also of logs that do not begin with the first."""
+    steps = np.array([100, 102, 103, 107])
+    parting = history.Parting(steps=steps, ours=np.ones(4), theirs=np.array([1, 1, 1.5, np.nan]))
+    assert [parting.first_beyond(nats) for nats in (0.0, 0.6)] == [103, 107]
+    lines = history.describe_parting(parting)
+    assert lines[0] == "their losses differ from step 103 on, of 4 that both have"
+    assert lines[-2] == "  by more than 0.1 nats: from step 103 on"
+
+
+@checks((check_norm_gap,), (check_starts,), (check_parting,))
+def test_it_is_by_hand(check: Call, call: Call) -> None:
+    call(check)
