@@ -51,6 +51,7 @@ from jax_impl.pure import jit_method
 from lockstep.cli import sample as sample_command
 from lockstep.cli import trainers
 from lockstep.config import Config, ModelConfig, OptimConfig
+from lockstep.config import config as config_module
 from lockstep.data import batches, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
@@ -226,6 +227,13 @@ INITIAL: list[tuple[Any, ...]] = [
     ("seed-reaches-no-weight", "seeds", wrap(params, "_initial", lambda right, *given: right(
         *given[:-1], 0))),
     ("layers-begin-alike", "seeds", wrap(params, "_initial", name_without_layer)),
+    *((f"trained-{name}", "trained", put(config_module, "trains", trains), model, patterns)
+      for name, trains, model, patterns in (
+          ("adapters-though-frozen", lambda name, model, freeze="": model.lora_rank > 0
+           and name.endswith(params.ADAPTERS), "lora", "*.mlp"),
+          ("beside-adapters", lambda name, model, freeze="": True, "lora", ""),
+          ("though-frozen", lambda name, model, freeze="": True, "tiny", "embed,*.attn,*.norm1"),
+          ("but-for-one-a", lambda name, model, freeze="": name.endswith(".lora_b"), "lora", ""))),
     ("adapters-do-not-decay", "decay", decay_without(
         lambda name: name.endswith(params.ADAPTERS)), "torch", "lora"),
     ("only-a-decays", "decay", decay_without(
@@ -615,6 +623,9 @@ EVALUATION: list[tuple[Any, ...]] = [
     ("evaluated-with-weights-of-training", "scores_in_the_evaluation_s_policy", wrap(
         torch_ref.extra.evaluation.OtherPolicy, "evaluation_model", widen_model),
      "torch", "bf16-weights"),
+    ("float64-s-scores-in-float32", "scores_in_the_evaluation_s_policy", wrap(
+        jax_impl.twin.JaxTwin, "logits", lambda right, self, tokens: right(self, tokens).astype(
+            np.float32 if self.config.precision.eval_policy else float)), "jax", "fp64"),
     ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_s_policy", wrap(
         torch_ref.extra.evaluation.OtherPolicy, "evaluation_model",
         lambda right, self: (right(self)[0], self.roles)), "torch", "fp32"),
@@ -822,7 +833,31 @@ def change_place(change: Callable[[Any, Any], tuple[int, int, int]]) -> Plant:
     return put(torch_ref.extra.mesh.mesh, "place", change)
 
 
+def change_shards(copies: Callable[[int], int], turn: Callable[[int], int]) -> Plant:
+    """JAX counts other copies of a part."""
+
+    def pieces(right: Callable, tensors: Any, config: ModelConfig) -> Any:
+        told = {}
+        for name, array in tensors.items():
+            shards = [SimpleNamespace(**vars(s) | {"replica_id": turn(s.replica_id)})
+                      for s in array.addressable_shards]  # fmt: skip
+            devices = range(copies(len(array.sharding.device_set)))
+            told[name] = SimpleNamespace(size=array.size, addressable_shards=shards,
+                                         sharding=SimpleNamespace(device_set=devices))  # fmt: skip
+        return right(told, config)
+
+    return wrap(jax_impl.io.bridge, "pieces", pieces)
+
+
 MESH: list[tuple[Any, ...]] = [
+    ("turns-of-twice-the-copies", "pieces", change_shards(lambda n: 2 * n, lambda copy: copy)),
+    ("every-copy-is-written", "pieces", change_shards(lambda n: n, lambda copy: 0)),
+    ("the-last-copy-is-not-counted", "pieces", change_shards(
+        lambda n: 4 if n == 6 else n, lambda copy: copy)),
+    ("the-first-copy-alone-writes", "pieces", wrap(
+        jax_impl.io.bridge, "pieces", lambda right, tensors, config: {
+            name: x for one in tensors for name, x in right({one: tensors[one]}, config).items()
+        })),
     ("parts-begin-by-whole-quotients", "places", change_place(lambda tensor, mesh: (
         len(tensor) // mesh["fsdp"].size() * mesh["fsdp"].get_local_rank(),
         mesh["data"].get_local_rank(), mesh["data"].size()))),
@@ -869,6 +904,31 @@ DROPOUT: list[tuple[Any, ...]] = [
     ("micro-batches-drop-alike", "dropout", several(*(wrap(
         owner, "dropout", lambda right, *given: right(*given[:-1], 0)) for owner in TRAINER)),
      "jax"),
+]  # fmt: skip
+
+# --- attention
+
+
+def change_kernel(**changed: Any) -> Plant:
+    """cuDNN's kernel gets other arguments."""
+
+    def run(right: Callable, q: Any, k: Any, v: Any, mask: Any = None, **how: Any) -> Any:
+        given = {"q": q, "k": k, "v": v, "mask": mask, **how}
+        given |= {name: change(given) for name, change in changed.items()}
+        return right(**given)
+
+    return wrap(jax_impl.extra.attention, "scaled_dot_product_attention", run)
+
+
+ATTENTION: list[tuple[Any, ...]] = [
+    ("cudnn-sees-other-documents", "attention", change_kernel(mask=lambda given: None),
+     "jax", "cudnn", "packed"),
+    ("cudnn-sees-what-comes", "attention", change_kernel(is_causal=lambda given: False),
+     "jax", "cudnn", "plain"),
+    ("cudnn-scales-twice", "attention", change_kernel(
+        q=lambda given: given["q"] * given["q"].shape[-1] ** -0.5), "jax", "cudnn", "plain"),
+    ("cudnn-s-heads-take-turns", "attention", change_kernel(
+        q=lambda given: given["q"][:, :, ::-1]), "jax", "cudnn", "packed"),
 ]  # fmt: skip
 
 # --- the judge
@@ -932,7 +992,7 @@ REMAT: list[tuple[Any, ...]] = [
 
 KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
          "evaluation": EVALUATION, "exports": EXPORTS, "formats": NARROW, "mesh": MESH,
-         "dropout": DROPOUT, "judge": JUDGE, "remat": REMAT}  # fmt: skip
+         "dropout": DROPOUT, "attention": ATTENTION, "judge": JUDGE, "remat": REMAT}  # fmt: skip
 BUGS = [
     Bug(name, kind, f"check_{check}", plant, tuple(given))
     for kind, bugs in KINDS.items()

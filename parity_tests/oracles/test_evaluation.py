@@ -127,7 +127,8 @@ def narrow(state: TrainState) -> TrainState:
     return replace(state, **parts)
 
 
-EVALUATED = {"fp32": "fp32", "bf16-weights": "params=bfloat16,compute=bfloat16,output=float32"}
+EVALUATED = {"fp32": "fp32", "bf16-weights": "params=bfloat16,compute=bfloat16,output=float32",
+             "fp64": "fp64"}  # fmt: skip
 
 
 def check_scores_in_the_evaluation_s_policy(framework: str, name: str) -> None:
@@ -141,7 +142,8 @@ def check_scores_in_the_evaluation_s_policy(framework: str, name: str) -> None:
         for each in (policy, "bf16")
     )
     found = start(framework, config, state).logits(tokens)
-    assert norm_gap(found, exact) < 1e-6 < 1e-4 < norm_gap(found, rounded)
+    bound = 1e-13 if policy == "fp64" else 1e-6
+    assert norm_gap(found, exact) < bound < 1e-4 < norm_gap(found, rounded)
 
 
 # --- sampling

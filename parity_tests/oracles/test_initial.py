@@ -141,7 +141,25 @@ def check_decay(framework: str, model: str, patterns: str = "") -> None:
         assert np.abs(after[1][name] - after[0][name] - expected).max() < 1e-15, name
 
 
+FREEZE = {  # model and --freeze -> what is trained in each of three layers, and beside them
+    ("tiny", "embed,*.attn,*.norm1"): (["mlp.gate.weight", "mlp.up.weight", "mlp.down.weight",
+                                        "norm2.weight"], ["norm.weight", "head.weight"]),
+    ("lora", ""): DECAYING["lora", ""],
+    ("lora", "*.mlp"): ([f"attn.{name}.lora_{x}" for name in ("qkv", "proj") for x in "ab"], []),
+    ("lora", "head,*.lora_a"): ([f"{name}.lora_b" for name in (*WIDE, "mlp.gate")], []),
+}  # fmt: skip
+
+
+def check_trained(model: str, patterns: str) -> None:
+    """A run trains what no pattern of `--freeze` names and, with adapters, these alone."""
+    flags = {"n_kv_head": 0, "qkv_bias": False, "qk_norm": False} if model == "tiny" else {}
+    inside, beside = FREEZE[model, patterns]
+    expected = {f"blocks.{i}.{name}" for i in range(3) for name in inside} | {*beside}
+    assert {*config_of(model, freeze=patterns, **flags).trained} == expected
+
+
 @checks(
+    *((check_trained, *which) for which in FREEZE),
     *((check_values, model) for model in MODELS), (check_transformers,), (check_peft,),
     (check_seeds,), *((check_a_twin_starts_so, framework) for framework in FRAMEWORKS),
     *((check_decay, "torch", *which) for which in DECAYING), (check_decay, "jax", "lora"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_ref.extra.mesh.mesh
+from jax_impl.io import bridge
 from lockstep.data.batch import Batch
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
@@ -97,12 +98,40 @@ def check_places() -> None:
                     assert start == begins[part], (rows, data, fsdp, number)
 
 
+def check_pieces() -> None:
+    """JAX's devices together write each number of a tensor once, and the copies of a part take
+    turns by tensor, so that each writes as much."""
+    for data, fsdp in ((1, 4), (2, 2), (3, 1), (3, 2)):
+        config, rows = toy(), 6 * fsdp
+        whole = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+        written = np.zeros((6, data, rows))
+        for copy in range(data):
+            tensors: Any = {
+                f"blocks.0.mlp.up.weight{number}": SimpleNamespace(
+                    size=whole.size,
+                    sharding=SimpleNamespace(device_set=range(data * fsdp)),
+                    addressable_shards=[
+                        SimpleNamespace(data=part, replica_id=copy, index=(
+                            slice(at * 6, at * 6 + 6), slice(None)))
+                        for at, part in enumerate(np.split(whole, fsdp))
+                    ],
+                )
+                for number in range(6)
+            }  # fmt: skip
+            for name, array in bridge.pieces(tensors, config.model).items():
+                number, start = int(name.partition("weight")[2][0]), array.ravel()[0] // 2
+                written[number, copy, int(start) : int(start) + 6] += 1
+        assert (written.sum(1) == 1).all(), (data, fsdp)
+        assert len({*written.sum((0, 2))}) == 1, (data, fsdp)
+
+
 @checks(
     (check_masks, "fast"),
     (check_masks, "strict"),
     (check_whole_mask,),
     (check_mean_count,),
     (check_places,),
+    (check_pieces,),
 )
 def test_devices_draw_and_count_their_own(check: Call, call: Call) -> None:
     call(check)

@@ -1,0 +1,95 @@
+"""Attention in each of its forms: numpy's, a softmax over what each query may see."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jax_impl.extra.attention
+import jax_impl.extra.packed
+import torch_ref.extra.attention
+import torch_ref.extra.packed
+from jax_impl.precision import make_policy
+from lockstep.config.policy import resolve
+from lockstep.data.batch import Batch
+from lockstep.judge.compare import norm_gap
+from parity_tests.oracles import Call, checks
+
+ROWS, T, HEADS, GROUPS, K = 2, 136, 4, 2, 6  # long enough for two blocks of queries
+POLICY = make_policy(resolve("fp32"))
+FORMS = {"jax": ("reference", "blocks", "cudnn"), "torch": ("reference", "blocks", "sdpa")}
+
+
+def operands(rows: str) -> tuple[list[np.ndarray], Batch]:
+    """Queries, keys and values, and documents of uneven lengths, padding among them."""
+    random = np.random.default_rng(4)
+    heads = (HEADS, GROUPS, GROUPS)
+    qkv = [random.normal(size=(ROWS, T, h, K)).astype(np.float32) for h in heads]
+    cuts = np.sort(random.integers(T, size=(ROWS, 3)), axis=1)
+    segments = (np.arange(T) >= cuts[..., None]).sum(1).astype(np.int32)
+    tokens = np.zeros((ROWS, T), np.int32)
+    return qkv, Batch(tokens, tokens, None, segments if rows == "packed" else None)
+
+
+def attend_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, batch: Batch) -> np.ndarray:
+    seen = np.arange(T)[:, None] >= np.arange(T)
+    made = np.zeros(q.shape)
+    for row in range(ROWS):
+        same = np.ones((T, T), bool)
+        if batch.segments is not None:
+            same = batch.segments[row][:, None] == batch.segments[row]
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)  # neighbours share keys
+            scores = q[row, :, head].astype(float) @ k[row, :, group].T / np.sqrt(K)
+            weights = np.where(seen & same, np.exp(scores), 0)
+            made[row, :, head] = weights / weights.sum(1, keepdims=True) @ v[row, :, group]
+    return made
+
+
+def run_jax(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
+    """XLA's attention stands where cuDNN's would, under the same arguments."""
+    ours = jax_impl.extra.attention
+    places = jax_impl.extra.packed.make_places(batch.map_arrays(jnp.asarray))
+    forms: dict[str, Any] = {
+        "reference": partial(jax_impl.model.attend, policy=POLICY),
+        "blocks": partial(ours.attend_in_blocks, policy=POLICY, blocks=2, keep=True),
+        "cudnn": partial(ours.attend_fused, policy=POLICY),
+    }
+    kernel = partial(jax.nn.dot_product_attention, implementation="xla")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            jax_impl.extra.attention.jax.nn,
+            "dot_product_attention",
+            lambda *given, implementation, **how: kernel(*given, **how),
+        )
+        return np.asarray(forms[form](*map(jnp.asarray, qkv), places))
+
+
+def run_torch(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
+    ours = torch_ref.extra.attention
+    places = torch_ref.extra.packed.make_places(batch.map_arrays(torch.from_numpy))
+    forms: dict[str, Any] = {
+        "reference": partial(torch_ref.model.attend, dtype=torch.float32),
+        "blocks": ours.attend_in_blocks,
+        "sdpa": ours.attend_fused,
+    }
+    return forms[form](*map(torch.from_numpy, qkv), places).numpy()
+
+
+def check_attention(framework: str, form: str, rows: str) -> None:
+    """Grouped queries see what comes before them, and of packed rows their own document alone."""
+    qkv, batch = operands(rows)
+    found = (run_jax if framework == "jax" else run_torch)(form, qkv, batch)
+    assert norm_gap(found, attend_by_hand(*qkv, batch)) < 1e-5
+
+
+@checks(*(
+    (check_attention, framework, form, rows)
+    for framework, forms in FORMS.items() for form in forms for rows in ("plain", "packed")
+))  # fmt: skip
+def test_it_is_numpy_s(check: Call, call: Call) -> None:
+    call(check)
