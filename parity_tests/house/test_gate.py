@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests import gate
-from parity_tests.gate import CONFIGS, Record, differences, lost_bugs, read_bugs
+from parity_tests.gate import CONFIGS, Record, differences, lost_bugs
 from parity_tests.tiers import tier
 
 
@@ -46,16 +46,6 @@ def test_a_lost_bug_is_seen() -> None:
     assert len([*lost_bugs(before, {"twin: a": "--full", "twin: b": "make test"})]) == 1
     assert len([*lost_bugs(before, {})]) == 2
     assert not [*lost_bugs(dict.fromkeys(gate.RETIRED, "make test"), {})]
-
-
-def test_the_table_of_bugs_is_read() -> None:
-    printed = (
-        "make test             twin              a-bug\n"
-        "lockstep power alone  jax on CUDA, TPU  a: b c\n"
-        "2 planted bugs: make test 1"
-    )
-    found = {"twin: a-bug": "make test", "jax on CUDA, TPU: a: b c": "lockstep power alone"}
-    assert read_bugs(printed) == found
 
 
 @tier("rest", guard="the comparison, of records that are written down")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parity_tests import conftest, kept, tiers
+from parity_tests import conftest, tiers
 from parity_tests.tiers import tier
 
 pytestmark = tier("quick", guard="house rules")
@@ -83,18 +83,7 @@ def test_a_mark_that_another_hides_matches_nothing() -> None:
     assert tiers.idle([item(hidden, hiding), item(hidden, name="test_more")]) == []
 
 
-def test_make_quick_finds_its_files_by_their_text(tmp_path: Path) -> None:
-    assert tiers.may_be_quick('@tier(\n    "quick",') and not tiers.may_be_quick('tier("rest"')
-    items = [item(tier("quick", guard="a rule"))]
-    items[0].path = tmp_path / "test_it.py"
-    items[0].path.write_text("made = tier(NAME)")
-    with pytest.raises(pytest.UsageError, match="in the file itself"):
-        tiers.select(config("parity_tests"), items)
-
-
 # --- the programs that are kept
-
-CPU = "model name\t: A\nflags\t\t: avx2 amx\ncpu MHz\t\t: 2000.1\nmodel name\t: A\n"
 
 
 @pytest.fixture
@@ -102,21 +91,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "environ", {**os.environ, "LOCKSTEP_CACHE": str(tmp_path)})
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     return tmp_path
-
-
-def test_a_folder_is_of_one_jaxlib_cpu_and_number_of_threads(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = kept.describe_cpu(CPU)
-    assert cpu == kept.describe_cpu(CPU.replace("2000.1", "3000.2"))
-    folders = {kept.kept_folder(kept.describe_cpu(CPU.replace(*change)), "1")
-               for change in (("", ""), (": A", ": B"), (" amx", ""))}  # fmt: skip
-    folders.add(kept.kept_folder(cpu, "2"))
-    monkeypatch.setattr(kept.metadata, "version", lambda package: "0.99.9")
-    folders.add(kept.kept_folder(cpu, "1"))
-    assert len(folders) == 5
-    assert {folder.parent for folder in folders} == {cache / "tests"}
-    assert sum("0.99.9" in folder.name for folder in folders) == 1
 
 
 def test_programs_are_kept_unless_all_is_to_be_compiled_anew(cache: Path) -> None:
@@ -129,21 +103,3 @@ def test_programs_are_kept_unless_all_is_to_be_compiled_anew(cache: Path) -> Non
     conftest._share_programs(fresh=True)
     fresh = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     assert cache not in fresh.parents and [*fresh.iterdir()] == []
-
-
-def test_where_nothing_can_be_kept_the_suite_runs(cache: Path) -> None:
-    (cache / "tests").write_text("a file")
-    conftest._share_programs(fresh=False)
-    assert Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
-
-
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
-    for age, name in enumerate(("a/old", "b/read", "a/new")):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(10))
-        os.utime(path, (100 if name == "b/read" else age, age))
-    kept.trim(tmp_path, 30)
-    assert len([*tmp_path.glob("*/*")]) == 3
-    kept.trim(tmp_path, 15)
-    assert [path.name for path in tmp_path.glob("*/*")] == ["read"]

@@ -66,7 +66,13 @@ GUARD = "what outlives process 0, and counts that stand still"
 TRAINER = "parity_tests.runs.parting_trainer"
 
 
+def is_repeated(framework: str, victim: int, signal_: signal.Signals) -> bool:
+    """Says if two of the cases that are left show the three values of this one."""
+    return ((framework == "torch") + victim + (signal_ == signal.SIGSTOP)) % 2 == 1
+
+
 @tier("rest", guard=GUARD)
+@tier("full", guard="each two of the three, in make test-rest", where=is_repeated)
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("framework", twin.MODULES)
@@ -132,6 +138,7 @@ SAYS = {
 
 
 @tier("rest", guard=GUARD)
+@tier("full", guard="slurm, in make test-rest", where=lambda launcher: launcher == "open-mpi")
 @pytest.mark.parametrize("launcher", SAYS)
 def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.Popen]) -> None:
     """Its variables, set by hand."""
