@@ -104,6 +104,7 @@ def test_remat_that_the_compiler_has_undone() -> None:
     assert line.endswith("(predicted); drop it")
 
 
+@tier("rest", guard="what is said of a step that needs so much")
 def test_xla_undoes_remat_of_unrolled_layers_on_a_cpu() -> None:
     """As it compiled them: the step needs what it needs without remat. A loop is recomputed."""
     needed = {}

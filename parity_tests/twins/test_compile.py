@@ -54,7 +54,7 @@ def numbers(results: list[StepResult]) -> list[tuple[float, float]]:
     return [(result.loss, result.grad_norm) for result in results]
 
 
-@tier("rest", guard="attention in blocks is traced; the eager step")
+@tier("rest", guard="a step with dropout is traced; the eager step")
 @tier(
     "full",
     guard="three rows, in make test-rest",
@@ -81,7 +81,7 @@ def test_dropout_does_not_recompile() -> None:
     assert run(start("torch", config), config)[0].loss != eager[0][0]
 
 
-@tier("rest", guard="attention in blocks is traced; the formats, uncompiled")
+@tier("rest", guard="a step with dropout is traced; the formats, uncompiled")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -96,6 +96,7 @@ def test_features_are_traced_too(flags: dict[str, Any]) -> None:
     assert eager == traced
 
 
+@tier("rest", guard="a step with dropout is traced")
 def test_attention_in_blocks_is_traced_too() -> None:
     flags: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "numerics": "fast"}
     flags["autotune"] = "attention=blocks"

@@ -74,6 +74,7 @@ def gradients_in_torch(family: str, policy: str) -> tuple[Numbers, ...]:
 
 
 @tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
+@tier("rest", guard="fp32", where=lambda framework, policy: (framework, policy) == ("jax", "bf16"))
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
