@@ -430,9 +430,10 @@ class _Walk:
     def _next_fitting(self, unknown: list[int]) -> Iterator[list[Candidate]]:
         near = self._near()
         for meeting in near:
-            all_ = self.fits.candidates(meeting, unknown)
-            if whole := list(islice((c for c in all_ if c.kind == "whole"), GUESSES)):
-                yield whole
+            for kind in ("whole", "part"):
+                fitting = self.fits.candidates(meeting, unknown, kinds=(kind,))
+                if some := list(islice((c for c in fitting if c.kind == kind), GUESSES)):
+                    yield some
         for count in (2, 3, 4) if len(unknown) == 1 else ():
             for group in islice(combinations(near[:AHEAD], count), 100):
                 if joined := list(islice(self.fits.joined(group, unknown[0]), GUESSES)):

@@ -23,6 +23,7 @@ from lockstep.check.trace import Trace
 from lockstep.model.params import Arrays
 
 TRIALS = 40  # of a mapping: two runs of the port each
+ROUNDED, FAR = 1e-6, 1e-4  # relative: of a constant made in float32 alone, and of more
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,38 @@ class Prover:
         around = {outer for r in self.best.pairing.calls.values() for outer in above(r, parents)}
         wrong = [r for r in self.calls.names if r in around & self.best.wrong]
         for place in dict.fromkeys(map(names.wildcard, wrong)):
-            if not self.best.wrong or self.left <= 0:
-                return
-            self.apart.add(place)
-            self.left -= 1
-            tried = self.trial()
-            if tried.spots < self.best.spots:  # and nothing behind it is wrong instead
-                self.best = tried
-            else:
-                self.apart.remove(place)
+            self._try_apart({place})
+        self._try_apart(self._wrong_inside_alone())
+
+    def _try_apart(self, places: set[str]) -> None:
+        """Leaves modules out if fewer places are then wrong, and no other."""
+        if not (places and self.best.wrong) or self.left <= 0:
+            return
+        former, self.apart = self.apart, self.apart | places
+        self.left -= 1
+        tried = self.trial()
+        if tried.spots < self.best.spots:
+            self.best = tried
+        else:
+            self.apart = former
+
+    def _wrong_inside_alone(self) -> set[str]:
+        """Finds places at and inside of what is wrong that are wrong, too, in a run of the port by
+        itself, though its loss is right: such as of a query that one side scales before its layer
+        and the other behind."""
+        trial, loss = self.best, self.reference.about["loss"]
+        if abs(trial.free.loss - loss) > ROUNDED * abs(loss) or not trial.isolated:
+            return set()
+        free, isolated = (self._far(ran) for ran in (trial.free, trial.isolated))
+        outer = tuple(f"{place}." for place in isolated)
+        return {place for place in free if place in isolated or place.startswith(outer)}
+
+    def _far(self, ran: PortRun) -> set[str]:
+        """The places of a run that are wrong by more than a constant made in float32 is."""
+        loss, bounds = self.reference.about["loss"], rungs.Bounds(self.reference)
+        rung = rungs.activations("", "", self.best.pairing, self.calls, ran, loss, bounds, [])
+        return {names.wildcard(spot.where) for spot in rung.spots
+                if spot.rule != "loss" and spot.figure > FAR}  # fmt: skip
 
     def find_exchange(self, place: str) -> str:
         """Two siblings of one parent that the port exchanges, inside a place; "" where none.

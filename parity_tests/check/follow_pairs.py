@@ -115,6 +115,13 @@ PAIRS = {
          "return self.out(self.norm(torch.cat([torch.tanh(self.a(x)), x], -1)))"),
         {"norm.weight": ["norm.weight"], "norm.bias": ["norm.bias"], "out.weight": ["out.weight"]},
     ),
+    "a query scaled before its layer": Pair(
+        ("self.qkv = nn.Linear(D, 3 * D, bias=False)",
+         "q, k, v = self.qkv(x).split(D, -1)\nreturn torch.tanh(4 * q) * k.exp() + v"),
+        ("self.q, self.k, self.v = P(D, D), P(D, D), P(D, D)",
+         "q, k, v = (4 * x) @ self.q, x @ self.k, x @ self.v\nreturn torch.tanh(q) * k.exp() + v"),
+        {name: ["qkv.weight"] for name in "qkv"},
+    ),
     "a tied head, and one of its own": Pair(
         ("self.table = nn.Embedding(V, D)", "return torch.tanh(self.table(ids)) @ self.table.weight.T"),
         ("self.table, self.head = nn.Embedding(V, D), P(D, V)", "return torch.tanh(self.table(ids)) @ self.head"),

@@ -21,6 +21,7 @@ BUGS = {
     "a half turn": ("self.bias, padding=1)", "self.bias, padding=1).relu()"),
     "a fused kernel, and layers in a stack": ("q * 2", "q * 3"),
     "the gain first": ("1e-5", "1e-3"),
+    "a query scaled before its layer": ("q) * k", "q) / k"),
     "columns joined the other way round": ("torch.tanh(self.a(x)), x", "torch.sin(self.a(x)), x"),
 }
 

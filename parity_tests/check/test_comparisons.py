@@ -275,3 +275,51 @@ def test_a_tensor_of_the_port_s_own_for_a_tied_one_parts_in_training(tmp_path: P
     trained = TIED + OPTIMIZER
     result = check_inside(record(trained, tmp_path), port(tmp_path, trained, untie))
     assert result.verdict == "different" and not result.uncompared
+
+
+SCALED = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.out = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x, y):
+        q, k = 4 * self.q(x), self.k(y)
+        return self.out((q @ k.mT).softmax(-1) @ y)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.attention = nn.Linear(4, 4), Attention()
+
+    def forward(self, x, y):
+        return self.attention(self.first(x), y)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"], batch["y"]).square().mean()
+
+
+def batch(step):
+    return {name: np.random.default_rng(step).normal(size=(2, 5, 4)) for name in ("x", "y")}
+"""
+
+
+def test_a_value_may_be_scaled_before_its_layer_or_behind(tmp_path: Path) -> None:
+    recorded = record(SCALED, tmp_path)
+    behind = "4 * self.q(x)", "self.q(x)"
+    for factor, verdict in ((4, "equal"), (3, "different")):
+        before = "self.attention(self.first(x), y)", f"self.attention({factor} * self.first(x), y)"
+        result = check_inside(recorded, port(tmp_path, SCALED, behind, before))
+        assert result.verdict == verdict, [root.name for root in result.roots]
