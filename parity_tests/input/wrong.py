@@ -228,6 +228,7 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["data", "text.txt", "--jobs", "-1"], ["--jobs", "-1", "from 0"]),
     (["doctor", "--framework", "keras"], ["--framework", "keras", "torch"]),
     (["doctor", "now"], ["now", "see --help"]),
+    (["mcp", "now"], ["now", "see --help"]),
     (["compile"], ["--device", "see --help"]),
     (["compile", "--device", "m2"], ["--device", "m2", "h100"]),
     (["compile", "--device", "t4", "--batch-size", "1", "--mesh", "data=9999"],
