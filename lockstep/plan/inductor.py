@@ -86,9 +86,10 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
         inputs, spans = s.input_bytes(shape), s.spans(shape)
         found[LAST]["kept"] = inputs * len(spans) + one * len(spans[-1])
         found[SEGMENT]["kept"] = inputs + one * len(spans[0])
-    if s.remat != "none" and not s.roles.mixed:  # the last block, recomputed beside the logits
-        found[LOSS]["kept"] += tokens * (_whole(shape, s) + c * (shape.d_mlp + shape.d_model))
-        found[LOSS]["kept"] -= s.input_bytes(shape) or one
+    if s.remat != "none" and not s.roles.mixed:
+        # The last block or segment is recomputed beside the logits.
+        again = len(s.spans(shape)[-1]) * _whole(shape, s) + c * (shape.d_mlp + shape.d_model)
+        found[LOSS]["kept"] += tokens * again - (s.input_bytes(shape) or one)
     found[LOSS]["logits"] = c * logits  # their gradient takes their place
     found[LOSS]["stream"] = (wide + 2 * c) * stream
     return found
