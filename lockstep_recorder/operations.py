@@ -306,6 +306,9 @@ class Player:
                         look(number, x)
 
 
+HUGE = 1e140  # what a mask adds in place of infinity, such as the least float, sums to none
+
+
 def fingerprint(x: Any) -> np.ndarray:
     """Describe a value: its size, what is not finite, six figures that do not see the order of its
     elements, and two that do."""
@@ -313,7 +316,7 @@ def fingerprint(x: Any) -> np.ndarray:
     if found is None:
         return np.full(COLUMNS, np.nan)
     x = found.ravel()
-    finite = np.isfinite(x)
+    finite = np.abs(x) < HUGE
     y = x if finite.all() else np.where(finite, x, 0.0)
     most = (y.max(), y.min()) if y.size else (0.0, 0.0)
     return np.array([x.size, x.size - finite.sum(), y.sum(), np.abs(y).sum(), y @ y, *most,
@@ -344,7 +347,7 @@ def marginals(x: Any) -> np.ndarray:
     found = _as_reals(x)
     if found is None or not found.size:
         return np.zeros((sum(np.shape(x)), COLUMNS - 3))
-    finite = np.isfinite(found)
+    finite = np.abs(found) < HUGE
     y = np.where(finite, found, 0.0)
     rows = []
     for axis in range(y.ndim):

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.check import lines, report
 from lockstep.check.check import Result
+from lockstep_recorder.operations import fingerprint
 from parity_tests.check.follow_pairs import PAIRS
 from parity_tests.check.inside import check_inside
 from parity_tests.check.test_comparisons import record
@@ -108,3 +110,11 @@ def test_what_a_map_gives_goes_before_what_values_find(tmp_path: Path) -> None:
     )
     assert result.mapping.only_reference == ["a", "b"]
     assert result.mapping.only_port == ["table"]
+
+
+def test_a_mask_by_the_least_float_is_one_by_infinity() -> None:
+    """Its squares would overflow, and then be like nothing."""
+    by_infinity, by_least = ([1.0, 2.0, mask] for mask in (-np.inf, np.finfo(np.float64).min))
+    found = fingerprint(np.array(by_least))
+    assert np.isfinite(found).all()
+    assert (found == fingerprint(np.array(by_infinity))).all()
