@@ -52,8 +52,8 @@ def link(folder: Path) -> None:
 HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
     ("cut short", lambda f: (f / trace.ARRAYS).write_bytes((f / trace.ARRAYS).read_bytes()[:-8]),
      "damaged or cut short"),
-    ("no arrays", lambda f: (f / trace.ARRAYS).unlink(), "No such file"),
-    ("no json", lambda f: (f / trace.ABOUT).unlink(), "No such file"),
+    ("no arrays", lambda f: (f / trace.ARRAYS).unlink(), f"has no {trace.ARRAYS}"),
+    ("no json", lambda f: (f / trace.ABOUT).unlink(), f"has no {trace.ABOUT}"),
     ("not json", lambda f: (f / trace.ABOUT).write_text("{"), "invalid JSON"),
     ("a link", link, "symbolic link"),
     ("another format", edit(lambda a: a.update(format=2)), "format 2 is not 1"),
