@@ -171,7 +171,7 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["check", "no.py", "port.py"], ["REFERENCE", "no.py", "build and loss"]),
     (["check", "notes.md", "port.py"], ["REFERENCE", "'notes.md'" ]),
     (["check", "port.py", "a b"], ["PORT", "'a b'", "no module"]),
-    (["check", "list", "port.py"], ["list", "No such file", "lockstep record"]),
+    (["check", "list", "port.py"], ["list", "no trace.json", "lockstep record"]),
     (["check", "spoilt.trace", "port.py"], ["spoilt.trace", "invalid JSON", "lockstep record"]),
     (["check", "port.py", "port.py", "--steps", "1"], ["--steps", "1", "from 3"]),
     (["check", "port.py", "port.py", "--device", "gaudi"], ["--device", "gaudi", "cuda"]),
