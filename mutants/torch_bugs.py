@@ -227,6 +227,15 @@ def mean_of_chunks(
     return torch.stack(means).mean()
 
 
+def cast_the_head_once(
+    right: Callable, net: model.GPT, x_RD: Tensor, batch: Batch, roles: Roles, *rest: Any
+) -> Tensor:
+    """What all chunks make of the cast table is added up in the cast's dtype."""
+    table = net.embed.weight.to(precision.dtype(roles.compute))
+    cast = SimpleNamespace(logits=lambda x_RD: net.head(x_RD, table))
+    return right(cast, x_RD, batch, roles, *rest)
+
+
 def head_of_one_chunk(
     right: Callable, gpt: Any, x: Tensor, batch: Batch, roles: Roles, chunks: int, *_: None
 ) -> Tensor:
@@ -386,10 +395,7 @@ BUGS: dict[str, Plant] = {
     "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
     "mean-of-chunks": wrap(chunks, "mean_loss_in_chunks", mean_of_chunks),
     "head-of-one-chunk": wrap(chunks, "mean_loss_in_chunks", head_of_one_chunk),
-    # autocast's one cast of a weight: what all chunks make of it is added up in its dtype
-    "chunks-added-in-compute": wrap(
-        chunks, "autocast", lambda right, *args, cache=True: right(*args)
-    ),
+    "chunks-added-in-compute": wrap(chunks, "mean_loss_in_chunks", cast_the_head_once),
     # each micro-batch divides by its own count, and the means are averaged
     "mean-of-micro-batch-means": wrap(
         step.Trainer, "micro_batch_loss", lambda right, self, window, over, micro_step: right(
