@@ -149,10 +149,19 @@ def _feed(
 
 def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
     """`alone/N`: by step, the 2-norm of what an optimizer moves a tensor by, always from the same
-    weights and with the same gradients: what changes is its state and its schedule."""
+    weights and with the same gradients: what changes is its state and its schedule. It ends where
+    a program raises, such as behind the end of a table of rates."""
     take_step = side.begin_alone(weights, grads)
-    moved = np.array([take_step(step) for step in range(steps)])
-    return {f"alone/{name}": moved[:, at] for at, name in enumerate(grads) if steps}
+    moved: list[Any] = []
+    for step in range(steps):
+        try:
+            moved.append(take_step(step))
+        except Mistake:
+            if step < STEPS:
+                raise
+            break
+    rows = np.array(moved)
+    return {f"alone/{name}": rows[:, at] for at, name in enumerate(grads) if moved}
 
 
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import assert_equivalent
+from parity_tests.check.inside import check_inside
+from parity_tests.check.small_program import record_small, small
 from parity_tests.tiers import tier
 
 REFERENCE = """
@@ -79,3 +81,20 @@ def test_a_string_in_a_batch_is_given_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(text)
     assert with_kind in text
     assert_equivalent(str(tmp_path / "ref.py"), str(tmp_path / "port.py"))
+
+
+TABLE = """RATES = [0.1] * 9
+
+def update(model, optimizer, step):
+    optimizer.param_groups[0]["lr"] = RATES[step]
+    optimizer.step()
+"""
+
+
+def test_a_run_alone_ends_with_a_table_of_rates(tmp_path: Path) -> None:
+    path = small(tmp_path, update=TABLE)
+    recorded = record_small(path, tmp_path / "trace")
+    assert {len(x) for x in recorded.group("alone").values()} == {9}
+    result = check_inside(recorded, path)
+    assert result.verdict == "equal"
+    assert not any(rung.lacks for rung in result.rungs if rung.number == "4")
