@@ -73,8 +73,8 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
 
 
 def _build_by_jax(user: User, seed: int) -> Any:
-    """What `build` gives; it runs without 64 bits where it does not with them, such as a cell whose
-    carry is float32: weights are widened afterwards."""
+    """Returns what `build` gives; it runs without 64 bits where it does not with them, such as a
+    cell whose carry is float32: weights are widened afterwards."""
     import jax
 
     try:

@@ -38,7 +38,7 @@ class Step:
 
 @dataclass
 class TapeValue:
-    """What a tape begins with, or a step gives."""
+    """A value with which a tape begins, or that a step gives."""
 
     shape: tuple[int, ...]
     dtype: str

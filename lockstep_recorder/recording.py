@@ -1,4 +1,4 @@
-"""What is recorded of a reference: the same questions for each framework, in numpy."""
+"""Records a reference: the same questions for each framework, in numpy."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
 
 
 def moments(x: np.ndarray) -> dict[str, float]:
-    """What initial values are compared by."""
+    """Returns the moments by which initial values are compared."""
     x = np.asarray(x, np.float64)
     deviation = x - x.mean()
     variance = float((deviation**2).mean())

@@ -49,7 +49,7 @@ def configure(device: str, own: bool = False) -> None:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """What is no array of a batch, such as a string: a program is traced for each."""
+    """A leaf of a batch that is no array, such as a string: a program is traced for each."""
 
     value: Any
 
@@ -318,6 +318,6 @@ def widen_float(x: Any) -> Any:
 
 
 def widen_count(x: Any) -> Any:
-    """Of 32 bits as of 64, if there are: what a schedule divides it by would become float32."""
+    """Widens a count of 32 bits to 64, if there are: what divides it would become float32."""
     wide = jax.config.read("jax_enable_x64") and getattr(x, "dtype", None) == jnp.int32
     return jnp.asarray(x, jnp.int64) if wide else x

@@ -49,7 +49,7 @@ def attend_with(change: Callable) -> Plant:
 
 
 def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
-    """What is known of a batch's segments, less some of it."""
+    """Drops some of what is known of a batch's segments."""
     return wrap(Segments, "of", lambda right, segments: change(right(segments)))
 
 
@@ -187,7 +187,7 @@ def round_forward(ending: str) -> Plant:
 
 
 def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
-    """The same on a CPU, where a GPU's TF32 is emulated."""
+    """Does so on a CPU, where a GPU's TF32 is emulated."""
     return right(self, replace(roles, tf32=True))
 
 
@@ -230,7 +230,7 @@ def mean_of_chunks(
 def cast_the_head_once(
     right: Callable, net: model.GPT, x_RD: Tensor, batch: Batch, roles: Roles, *rest: Any
 ) -> Tensor:
-    """What all chunks make of the cast table is added up in the cast's dtype."""
+    """Casts the table once: the gradients of all chunks are added up in the cast's dtype."""
     table = net.embed.weight.to(precision.dtype(roles.compute))
     cast = SimpleNamespace(logits=lambda x_RD: net.head(x_RD, table))
     return right(cast, x_RD, batch, roles, *rest)

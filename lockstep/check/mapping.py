@@ -56,7 +56,7 @@ def _untouched(found: list[Entry], mapping: Mapping) -> list[Entry]:
 
 
 def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """What no piece covers would be compared with nothing; only a map by hand leaves it out."""
+    """Refuses a map by hand that leaves elements out: they would be compared with nothing."""
     for side, tensors in (("reference", reference), ("port", port)):
         sizes: dict[str, int] = {}
         for entry in mapping.entries:
@@ -147,7 +147,7 @@ def _take_best(
 
 
 def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
-    """What speaks for two tensors whose modules are partners already, or against."""
+    """Scores two tensors by whether their modules are partners already."""
     partner = owners.get(names.owner(p))
     if partner is None:
         return 0.0
@@ -156,7 +156,7 @@ def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
 
 
 def _may_pair(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
-    """Whether nothing that the names say speaks against it."""
+    """Says if no name speaks against a pair."""
     kinds = (r in reference.parameters) is (p in port.parameters)
     return kinds and names.may_be_alike(p, r)
 
@@ -208,7 +208,7 @@ def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 def _match_given(
     mapping: Mapping, lines: AnyMapping[str, Any], reference: Tensors, port: Tensors
 ) -> None:
-    """What `--map` says, before anything is proposed. Raises UserError where it cannot be."""
+    """Pairs what `--map` says, before all else. Raises UserError where it cannot be."""
     tensors = lines.get("tensors", [])
     require(type(tensors) is list, "--map", "tensors", "is no list; give what --save-map wrote")
     for at, line in enumerate(tensors):

@@ -127,7 +127,7 @@ def _label(figure: float, text: str) -> str:
 
 
 def _height(figure: float) -> float:
-    """Of a gap in its picture: what is no number stands at the top, and zero at the bottom."""
+    """Places a gap in its picture: what is no number stands at the top, and zero at the bottom."""
     log = math.log10(max(figure, 10.0**LOWEST)) if math.isfinite(figure) else HIGHEST
     return MARGIN + (HEIGHT - 2 * MARGIN) * (HIGHEST - min(log, HIGHEST)) / (HIGHEST - LOWEST)
 

@@ -55,7 +55,7 @@ class Trial:
 
 
 def _holds(outer: str, inner: str) -> bool:
-    """Of two modules; the loss holds the model."""
+    """Says if one module holds another; the loss holds the model."""
     around = ("loss", "(root)")
     if outer in around:
         return inner not in around[: around.index(outer) + 1]

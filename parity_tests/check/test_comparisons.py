@@ -1,4 +1,4 @@
-"""What is compared, and what must not pass as equal because it was not."""
+"""`check` compares all that it calls equal."""
 
 import functools
 import tempfile
@@ -123,7 +123,7 @@ def batch(step):
 
 
 def test_each_module_has_padding_of_its_own(tmp_path: Path) -> None:
-    """Those of a source and of its translation have one shape, and none of both is in the other."""
+    """Masks of a source and of its translation have one shape, and no position is in both."""
     recorded = record(TWO_MASKS, tmp_path)
     for change, verdict in (("(1 - first)", "equal"), ("first", "different")):
         file = port(tmp_path, TWO_MASKS, ("self.a(x)", f"self.a(x + 3 * {change})"))

@@ -1,4 +1,4 @@
-"""What causes can be computed, by stable names; docs/check.md prints the table."""
+"""Causes that can be computed, by stable names; docs/check.md prints the table."""
 
 import tomllib
 from pathlib import Path

@@ -237,7 +237,7 @@ def _lion(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _adafactor(options: Options, s: Sequence) -> Iterator[np.ndarray]:
-    """Of the whole tensor; its last two axes are factored."""
+    """Updates a whole tensor; its last two axes are factored."""
     plain = "_limit" not in options and "_value" not in options and not options.get(L2)
     if not s.whole.size or not plain:
         return
