@@ -143,6 +143,10 @@ TABLES: dict[str, Table] = {
         "parity-h200-since", f"{LADDER} --device cuda -k test_rung --status {{file}}",
         ladder.verdicts,
     ),
+    "parity_h200_again": _of_ladder(
+        "parity-h200-again", f"{LADDER} --device cuda -k test_rung --status {{file}}",
+        ladder.verdicts,
+    ),
     "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
     "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
     "specificity": _of_ladder(
@@ -164,6 +168,9 @@ TABLES: dict[str, Table] = {
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
     "h200_frameworks": _benchmark(
         "h200-since", "frameworks --device cuda", "frameworks"
+    )._replace(make=_by_model),
+    "h200_alone": _benchmark(
+        "h200-alone", "frameworks --device cuda", "frameworks"
     )._replace(make=_by_model),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),

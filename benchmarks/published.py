@@ -26,8 +26,10 @@ from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.process import ROOT
 
 FILE = ROOT / "benchmarks" / "results" / "published.csv"
-MEASURED = tuple(ROOT / "benchmarks" / "results" / name
-                 for name in ("h200.jsonl", "h200-since.jsonl"))  # fmt: skip
+MEASURED = tuple(
+    ROOT / "benchmarks" / "results" / name
+    for name in ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl")
+)
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
 # Cards that take the shares of an architecture's other card.

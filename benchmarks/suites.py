@@ -108,11 +108,10 @@ def frameworks(device: str) -> list[Job]:
     """
     usual = {"device": device, "warmup": 3, "windows": 5, "steps": 3}
     slow = usual | {"warmup": 2, "windows": 4, "steps": 2}
-    gpt: Flags = {"model": "gpt2", "n_layer": 24, "n_head": 16}
     models: list[Flags] = [
         {"model": "gpt2", "batch_size": 32},
-        {**gpt, "d_model": 1024, "batch_size": 16},
-        {**gpt, "d_model": 2048, "batch_size": 8},
+        {"model": "gpt2-medium", "batch_size": 16},
+        {"model": "gpt3-1.3b", "batch_size": 4},
         {"model": "1b", "batch_size": 4},
     ]
     policies = ["bf16", "fp16", "fp32", "tf32"]

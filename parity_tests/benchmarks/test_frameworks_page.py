@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from benchmarks import frameworks, published
-from benchmarks.frameworks import CARDS, MODELS, MODES, POLICIES, PROGRAMS, Place
+from benchmarks.frameworks import CARDS, FOLDER, MODELS, MODES, POLICIES, PROGRAMS, Place
+from lockstep import results
 from lockstep.plan import rates
 
 FIGURE = (
@@ -35,6 +36,12 @@ def test_a_measured_figure_is_the_row_s() -> None:
     jax = GPT2._replace(program="jax", remat="block")
     assert "**measured at least " in frameworks.cell(jax)  # compiled beside other programs
     assert "measured" not in frameworks.cell(GPT2._replace(card="h100"))
+    fastest = frameworks.cell(GPT2._replace(program="jax"))  # ran twice, both times alone
+    rows = [results.read(FOLDER / f"h200{name}.jsonl") for name in ("", "-alone")]
+    runs = [row["tokens_per_second"] for file in rows for row in file.values()
+            if row["cell"]["contender"] == "jax" and row["status"] == "ok"
+            and frameworks._place(row) == GPT2._replace(program="jax")]  # fmt: skip
+    assert len(runs) == 2 and f"**measured {max(runs):,.0f}, " in fastest
 
 
 def test_what_is_measured_of_a_program_that_is_gone_is_not_shown() -> None:

@@ -4,10 +4,8 @@ from benchmarks import ladder, report
 from benchmarks.documents import TABLES
 from lockstep.process import ROOT
 
-CELLS, VERDICTS, SINCE, MODELS = (
-    TABLES[name].rows
-    for name in ("h200_jax", "parity_h200", "parity_h200_since", "h200_frameworks")
-)
+CELLS, MODELS, ALONE = (TABLES[name].rows for name in ("h200_jax", "h200_frameworks", "h200_alone"))
+VERDICTS, SINCE, AGAIN = (TABLES[f"parity_h200{time}"].rows for time in ("", "_since", "_again"))
 BF16 = "gpt2-{}-bf16-gpt2-l12-d768-t1024-n1-b32-none.{}"
 
 
@@ -20,7 +18,9 @@ def rate(trainer: str, time: int = 1) -> float:
 
 
 def test_every_cell_that_ran_names_the_device() -> None:
-    ran = [row for row in (*CELLS.values(), *MODELS.values()) if row["status"] == "ok"]
+    ran = [
+        row for row in (*CELLS.values(), *MODELS.values(), *ALONE.values()) if row["status"] == "ok"
+    ]
     devices = {row["about"]["device"] for row in ran}
     assert devices == {"NVIDIA H200"}
 
@@ -54,6 +54,42 @@ def test_what_is_asked_since_is_counted() -> None:
     assert "93, of which 12 are not equal (five could not run)" in page("README.md")
     assert "81 are equal, 12 are not" in page("docs/results.md")
     assert "93 cases were climbed, 81 of them equal" in page("docs/cuda.md")
+
+
+def test_a_third_time_is_counted() -> None:
+    assert sum(row["cases"] for row in AGAIN.values()) == 66
+    other = {name for name, row in AGAIN.items() if row["verdict"] != "equal"}
+    assert other == {"bf16 2", "bf16 4", "bf16 5", "tf32 9", "fp8-delayed 5"}
+    for name in other & SINCE.keys() - {"fp8-delayed 5"}:
+        assert AGAIN[name]["worst"] == SINCE[name]["worst"]
+    assert "then 66, of which 5 differ" in page("README.md")
+    assert "66 cases were climbed: 61 are equal, 5 are not" in page("docs/results.md")
+    text = page("docs/cuda.md")
+    delayed = [row["verdict"] for row in AGAIN.values() if row["policy"] == "fp8-delayed"]
+    assert (len(delayed), delayed.count("equal")) == (8, 7)
+    assert "66 cases were climbed" in text and "eight of its rungs ran, and seven are equal" in text
+
+
+def test_cells_that_compiled_alone_are_as_is_said() -> None:
+    def speed(
+        trainer: str, policy: str = "bf16", model: str = "gpt2-l12-d768-t1024-n1-b32"
+    ) -> float:
+        return ALONE[f"frameworks-{trainer}-{policy}-{model}-none"]["tokens_per_second"]
+
+    text, llama = page("docs/benchmarks.md"), "1b-l16-d2048-t2048-n1-b4"
+    assert f"{speed('jax') / rate('jax', 2):.2f} of its tokens/s with the same peak" in text
+    eager, compiled, jax = (
+        speed(trainer, "fp16") / speed(trainer) for trainer in ("torch", "torch-compiled", "jax")
+    )
+    assert (
+        f"{eager:.2f} of bf16's tokens/s eager, {compiled:.2f} compiled, {jax:.2f} in JAX" in text
+    )
+    shown = [
+        f"{speed(trainer, model=llama):,.0f}" for trainer in ("jax", "torch", "torch-compiled")
+    ]
+    assert "jax {}, torch {}, torch-compiled {}".format(*shown) in text
+    slower = 552_025 / speed("torch-compiled", "fp16") - 1
+    assert f"The last is {100 * slower:.0f} % too fast" in text
 
 
 def test_models_are_as_fast_as_is_said() -> None:
