@@ -161,8 +161,6 @@ TABLES: dict[str, Table] = {
     **{path.stem: _benchmark(path.stem, "speed", "speed")
        for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
     "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
-    **{f"cpu_growth_{name}": _benchmark("cpu", "growth", f"growth {name}")
-       for name in ("jax", "torch")},
     # GPT-2's cells, each framework alone: the losses of both part too far for one table.
     "h200_jax": _of_contenders("jax", "bare-jax"),
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),

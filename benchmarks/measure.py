@@ -19,12 +19,8 @@ from lockstep.twin import Runner, StepResult
 Result = dict[str, Any]
 
 
-def measure(cell: Cell, ask: Callable[[Any, Config], Result] = lambda *_: {}) -> Result:
-    """Everything that a report wants to know of a cell that could run.
-
-    Args:
-        ask: what else is wanted of the runner, when it has taken its steps.
-    """
+def measure(cell: Cell) -> Result:
+    """Everything that a report wants to know of a cell that could run."""
     config, clock = cell.config, Clock()
     runner = CONTENDERS[cell.contender].build(config)
     state = initial_state(config)
@@ -52,7 +48,7 @@ def measure(cell: Cell, ask: Callable[[Any, Config], Result] = lambda *_: {}) ->
         "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
         "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
         "predicted_bytes": None if needed is None else needed + held,
-        **throughput(config, seconds, about["device"]), **outcome(results), **ask(runner, config),
+        **throughput(config, seconds, about["device"]), **outcome(results),
     }  # fmt: skip
 
 
@@ -98,9 +94,7 @@ def outcome(results: list[StepResult]) -> Result:
     return {
         "losses": [result.loss for result in results], "final_loss": results[-1].loss,
         "skipped": sum(result.skipped for result in results),
-        "skipped_steps": [step for step, result in enumerate(results) if result.skipped],
         "loss_scale": results[-1].loss_scale,
-        "loss_scales": [result.loss_scale for result in results],
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, inductor, laws, speed
+from benchmarks import cuda_grid, inductor, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
@@ -39,7 +39,7 @@ def kind_of(name: str, row: Result) -> str:
     if "rung" in row:
         return "parity"
     first, *rest = name.split(" ")
-    if rest and (first == "growth" or first in EXPERIMENTS):
+    if rest and first in EXPERIMENTS:
         return f"{first} {rest[0]}"
     if first == "race":
         return "speed"
@@ -59,7 +59,7 @@ def split(rows: Rows) -> dict[str, Rows]:
 
 def make(kind: str, rows: Rows) -> str:
     """The table of a kind."""
-    first, _, which = kind.partition(" ")  # an experiment and its scale, or a framework
+    first, _, which = kind.partition(" ")  # an experiment and its scale
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.markdown(listed),
@@ -71,8 +71,6 @@ def make(kind: str, rows: Rows) -> str:
     }
     if which and first in EXPERIMENTS:
         return EXPERIMENTS[first].table(listed)
-    if first == "growth":
-        return laws.table(listed[0])
     return makers[kind]() if kind in makers else table(merge_rounds(listed))
 
 

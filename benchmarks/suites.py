@@ -11,7 +11,6 @@ from benchmarks.experiments import EXPERIMENTS, frame
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
 from benchmarks.public_ports import measure as public
-from lockstep import twin
 from lockstep.config import policy
 
 OURS = ("jax", "torch", "torch-compiled")
@@ -84,7 +83,7 @@ def cpu(device: str) -> list[Job]:
         *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
         *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
         *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
-        *laws(device), *races(device),
+        *races(device),
     ], 2)  # fmt: skip
 
 
@@ -153,7 +152,6 @@ def gpu(device: str) -> list[Job]:
         *cells("30m", OURS, policies(medium, *every), **whole),
         *cells("accumulation", OURS, accumulation(half, 32, (1, 4, 16)), **whole),
         *cells("remat", OURS, remat(half), **whole),
-        *laws(device),
         command("power", "lockstep", "power", "--device", device, "--out", "{out}",
                 *["optax-clip"] * rehearsal, device=device, limit=LIMIT),
     ], 1 if rehearsal else 2)  # fmt: skip
@@ -170,14 +168,6 @@ def climb(policy: str, device: str) -> Job:
     words = ("pytest", "parity_tests/ladder/test_ladder.py", "--device", device,
              "--status", "{out}", "-k", rows)  # fmt: skip
     return command(f"parity-{policy}", *words, device=device)
-
-
-def laws(device: str) -> list[Job]:
-    return [
-        Job(name=f"growth {name}", work="benchmarks.laws:measure",
-            given={"framework": name, "device": device}, device=device)
-        for name in twin.MODULES
-    ]  # fmt: skip
 
 
 def races(device: str, **length: int) -> list[Job]:
@@ -219,7 +209,6 @@ SUITES: dict[str, Suite] = {
     "frameworks": Suite("four models in both frameworks, on one GPU; GPT-2 on a CPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
-    "growth": Suite("memory and time against depth, length, batch and N", laws),
     "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
     "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced", compiled),

@@ -1,12 +1,9 @@
-"""The six experiments, which `python -m benchmarks.run NAME` makes."""
+"""The three experiments, which `python -m benchmarks.run NAME` makes."""
 
-from benchmarks.experiments import accumulation, formats, overflow, policies, remat, when_fp32
+from benchmarks.experiments import formats, overflow, when_fp32
 from benchmarks.experiments.frame import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "policies": policies.EXPERIMENT,
-    "accumulation": accumulation.EXPERIMENT,
-    "remat": remat.EXPERIMENT,
     "overflow": overflow.EXPERIMENT,
     "when-fp32": when_fp32.EXPERIMENT,
     "formats": formats.EXPERIMENT,

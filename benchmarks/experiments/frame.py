@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plot
-from benchmarks.cells import Cell, Flags
+from benchmarks.cells import Flags
 from benchmarks.jobs import Job
 from benchmarks.measure import Result
 from benchmarks.plot import Panel
 from benchmarks.tables import markdown
-from lockstep.config import Config
+from lockstep.config import Config, from_flags
 from lockstep.process import ONE_THREAD
 
 FRAMEWORKS = ("jax", "torch")
 # On two threads torch waits more than it computes as soon as something else runs: a smoke test
 # stays off that.
 SCALES: dict[str, dict[str, str]] = {"smoke": ONE_THREAD, "full": {}}
-WINDOWS = 19  # timed ones in a run, and as many steps again to warm up as one of them has
 # Two cores take some milliseconds for a step: 0.14 M parameters, bytes as tokens.
 TOY: Flags = {"model": "tiny", "n_layer": 2, "n_head": 4, "d_model": 64, "context": 64,
               "batch_size": 8}  # fmt: skip
@@ -43,19 +42,10 @@ class Arm:
     device: str = "cpu"
 
     @property
-    def cell(self) -> Cell:
-        """The arm's steps as a cell of the grid, which is how they are timed."""
-        each = max(1, self.steps // (WINDOWS + 1))
-        windows = max(1, min(WINDOWS, (self.steps - 1) // each))
-        schedule = {"lr": 2e-3, "warmup": self.steps // 10}
-        return Cell(
-            table="experiments", contender=self.framework, flags={**schedule, **self.flags},
-            device=self.device, warmup=self.steps - windows * each, windows=windows, steps=each,
-        )  # fmt: skip
-
-    @property
     def config(self) -> Config:
-        return self.cell.config
+        schedule = {"lr": 2e-3, "warmup": self.steps // 10}
+        flags = {**schedule, **self.flags, "steps": self.steps, "device": self.device}
+        return from_flags(flags, accelerator=self.device != "cpu")
 
 
 def both(label: str, **fields: Any) -> list[Arm]:
@@ -121,45 +111,3 @@ def named(results: Iterable[Result], *labels: str) -> dict[str, Result]:
         for each in results
         if not labels or each["label"] in labels
     }
-
-
-# --- columns
-
-
-def memory(result: Result) -> int | None:
-    """Bytes that training needs: the allocator's peak on CUDA; on a CPU, where the resident set
-    holds what libraries keep for later too, the framework's account of a step, weights, moments."""
-    if result["about"]["platform"] != "cpu":
-        return result["peak_bytes"]
-    needed = result["predicted_bytes"]
-    return None if needed is None else needed + result["state_bytes"]
-
-
-def milliseconds(result: Result) -> float:
-    """The time of a step, in the median window."""
-    return 1e3 * result["tokens_per_step"] / result["tokens_per_second"]
-
-
-def mebibytes(count: int | None) -> str:
-    return "n/a" if count is None else f"{count / 2**20:,.1f}"
-
-
-def ratio(of: Callable[[Result], float | None]) -> Text:
-    """A column of ratios: a figure over the base's."""
-
-    def text(result: Result, base: Result | None) -> str:
-        part, whole = of(result), of(base) if base else None
-        return f"{part / whole:.2f}" if part is not None and whole else ""
-
-    return text
-
-
-def shape(result: Result, base: Result | None) -> str:
-    return f"{result['flags'].get('accum', 1)} x {result['flags']['batch_size']}"
-
-
-MEMORY: dict[str, Text] = {
-    "memory, MiB": lambda result, _: mebibytes(memory(result)),
-    "peak, MiB": lambda result, _: mebibytes(result["peak_bytes"]),
-}
-LOSS: Text = lambda result, _: f"{result['validation_loss']:.4f}"  # noqa: E731

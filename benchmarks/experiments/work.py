@@ -1,6 +1,6 @@
 """Functions that an arm of an experiment calls.
 
-A run that is timed; gradients that half precision flushes to zero; one injected overflow; updates
+A run; gradients that half precision flushes to zero; one injected overflow; updates
 too small for their weights; long sums.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.experiments.formats import SEEDS
 from benchmarks.experiments.frame import Arm
 from benchmarks.experiments.sums import sums
-from benchmarks.measure import Result, measure, state_bytes, tokens_per_step
+from benchmarks.measure import Result
 from lockstep import twin
 from lockstep.config import Config
 from lockstep.data import batches, corpus
@@ -24,7 +24,7 @@ from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import start
-from lockstep.twin import BatchTrace, Twin
+from lockstep.twin import BatchTrace, StepResult, Twin
 
 BATCHES, ROWS = 32, 8  # of the held-out loss: the same rows whatever an arm's micro-batch is
 LARGEST_SCALE = 2.0**24
@@ -42,15 +42,20 @@ def held_out(twin: Twin, config: Config) -> float:
 
 
 def train(arm: Arm) -> Result:
-    """A run from the seed's weights, timed, with its curve and the held-out loss at its end."""
+    """A run from the seed's weights: what its steps report."""
+    built = start(arm.framework, arm.config)
+    windows = (GPT.window(arm.config, step) for step in range(arm.steps))
+    return report_steps([built.step(built.place(window))() for window in windows])
 
-    def afterwards(twin: Twin, config: Config) -> Result:
-        return {
-            "validation_loss": held_out(twin, config), "state_bytes": state_bytes(config),
-            "tokens_per_step": tokens_per_step(config),
-        }  # fmt: skip
 
-    return measure(arm.cell, afterwards)
+def report_steps(taken: list[StepResult]) -> Result:
+    """Losses, loss scales, and which steps were skipped."""
+    return {
+        "losses": [result.loss for result in taken],
+        "loss_scales": [result.loss_scale for result in taken],
+        "skipped_steps": [step for step, result in enumerate(taken) if result.skipped],
+        "loss_scale": taken[-1].loss_scale,
+    }
 
 
 def train_seeds(arm: Arm) -> Result:
@@ -149,12 +154,8 @@ def inject_overflow(arm: Arm) -> Result:
         if step == at:
             after = built.state().params
             unchanged = all(np.array_equal(before[name], after[name]) for name in after)
-    return {
-        "at": at, "unchanged": unchanged, "losses": [result.loss for result in taken],
-        "loss_scales": [result.loss_scale for result in taken],
-        "skipped_steps": [step for step, result in enumerate(taken) if result.skipped],
-        "loss_scale": built.state().loss_scale,
-    }  # fmt: skip
+    found = {"at": at, "unchanged": unchanged} | report_steps(taken)
+    return found | {"loss_scale": built.state().loss_scale}
 
 
 def updates(arm: Arm) -> Result:

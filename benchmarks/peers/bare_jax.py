@@ -14,7 +14,7 @@ from benchmarks.peers.minimal import Minimal
 from examples.minimal import train_jax
 from lockstep.config import Config, ModelConfig
 from lockstep.data.batch import Batch, join_tokens
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState
 from lockstep.train.memory import resident_peak
@@ -40,11 +40,6 @@ class BareJax(Minimal):
     def __init__(self, config: Config) -> None:
         self.device = find_device(config.run.device)
         super().__init__(config, on_cpu=self.device.platform == "cpu")
-        remedy = f"{self.framework} unrolls; use unroll"
-        require(config.execution.layers != "scan", "--layers", "scan", remedy)
-        fused = config.precision.attention == "fused"
-        remedy = f"{self.framework} writes attention out; use auto"
-        require(not fused, "--attention", "fused", remedy)
         self.configure()
         self.minimal = train_jax.Config(**self.options)
         table = jnp.asarray(self.rates, self.roles.param)

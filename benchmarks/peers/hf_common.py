@@ -26,24 +26,14 @@ Wait = Callable[[], StepResult]
 
 
 def check(config: Config) -> None:
-    """Raises UserError for what Hugging Face has no counterpart of."""
+    """Raises UserError for a policy or a remat mode that Hugging Face has no counterpart of."""
     model, policy, roles = config.model, config.precision.policy, config.precision.roles
-    require(model.dropout == 0, "--dropout", model.dropout, "transformers drops others; use 0")
-    wide = family_of(model) == "gpt2"
-    padded = model.d_vocab > model.vocab
-    require(not padded, "padded_vocab", model.padded_vocab, "transformers has no padding; use 0")
-    for flag, value in (("--fp32-islands", config.precision.fp32_islands),
-                        ("--formats", config.precision.formats)):  # fmt: skip
-        require(not value, flag, value, "transformers has none; drop it")
-    same = config.precision.eval_roles == roles
-    require(same, "--eval-policy", config.precision.eval_policy, "no peer evaluates; drop it")
-    compiled = config.execution.compile
-    require(not compiled, "--compile", compiled, "these peers are run eagerly; drop it")
     remedy = "AMP keeps its parameters in float32; use params=float32"
     require(roles in POLICIES.values(), "--policy", policy, remedy)
     remedy = "AMP has no formats below 16 bits; use fp64, fp32, tf32, bf16 or fp16"
     require(not roles.recipe, "--policy", policy, remedy)
     remedy = "transformers' Llama casts to float32 inside; use --policy fp32"
+    wide = family_of(model) == "gpt2"
     require(wide or roles.param == "float32", "--policy", policy, remedy)
     remedy = "transformers recomputes every block or nothing; use block or none"
     remat = config.execution.remat

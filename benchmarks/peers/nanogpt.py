@@ -12,7 +12,7 @@ from benchmarks.peers.on_torch import to_numpy
 from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.data.batch import Batch, join_tokens
-from lockstep.errors import UserError, require
+from lockstep.errors import UserError
 from lockstep.model.state import TrainState
 from lockstep.twin import StepResult
 
@@ -26,10 +26,6 @@ class NanoGPT(Minimal):
         self.device = on_torch.find_device(config.run.device)
         self.synchronous = self.device.type == "cpu"
         super().__init__(config, on_cpu=self.synchronous)
-        why = f"{self.framework} leaves attention to SDPA"
-        require(not config.precision.strict, "--numerics", "strict", f"{why}; use fast")
-        reference = config.precision.attention == "reference"
-        require(not reference, "--attention", "reference", f"{why}; use auto")
         self.minimal = train_torch.Config(**self.options, clip=config.optim.clip)
         with self.device:
             model = train_torch.GPT(self.minimal)

@@ -1,13 +1,6 @@
 """The runner: what it runs; it goes on without losing a row; each failure is a row."""
 
-import errno
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +10,9 @@ import pytest
 from benchmarks import jobs, ladder, report, run
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.jobs import Job
-from benchmarks.suites import NARROW, OURS, PEERS, POLICIES, SUITES, cells, find_jobs, rounds
+from benchmarks.suites import NARROW, OURS, PEERS, POLICIES, SUITES, cells, find_jobs
 from lockstep import results
 from lockstep.errors import UserError
-from lockstep.files import durable
 from lockstep.parity.ladder import Rung
 from lockstep.process import ROOT
 from parity_tests.benchmarks.faulty import FAULTS, REFUSED
@@ -68,14 +60,6 @@ def test_gpu_begins_with_every_policy_and_framework_then_parity_then_gpt2() -> N
     assert {job.device for job in every} == {"cuda"}
 
 
-def test_rounds_are_interleaved_and_what_is_no_cell_runs_once() -> None:
-    every = rounds([*cells("t", ("jax", "torch"), [QUICK]), faulty("none")], 2)
-    names = [job.name for job in every]
-    assert [name.split("-")[1] if "-" in name else name for name in names] == [
-        "jax", "torch", "none", "jax", "torch",
-    ]  # fmt: skip
-
-
 @tier("rest", guard="jax", where=lambda contender: contender == "torch")
 @pytest.mark.parametrize("contender", ["jax", "torch"])
 def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> None:
@@ -87,88 +71,6 @@ def test_a_cell_writes_what_the_report_needs(contender: str, tmp_path: Path) -> 
     assert row["peak_bytes"] > 0 and row["predicted_bytes"] > 0
     assert job.is_finished(row) and row["measured"]["seconds"] > 0
     assert f"| {contender} | fp32 | 1 x 2 | 8 |" in report.write(out).read_text()
-
-
-# --- going on
-
-
-def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 10**9) -> list[str]:
-    """Jobs put an empty row; after so many somebody presses Ctrl-C."""
-    performed: list[str] = []
-
-    def perform(job: Job, out: Path) -> tuple[results.Row, float]:
-        if len(performed) == stop_after:
-            raise KeyboardInterrupt
-        performed.append(job.name)
-        row = results.row(job.name, job.device, **job.given)
-        results.put(out, [row])
-        return row, 1.0
-
-    monkeypatch.setattr(run, "perform", perform)
-    return performed
-
-
-FIVE = [faulty(name) for name in list(FAULTS)[:5]]
-
-
-def test_what_was_interrupted_goes_on_and_loses_no_row(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    out, first = tmp_path / "rows.jsonl", counting(monkeypatch, stop_after=2)
-    results.put(out, [results.row("of another suite", "cpu")])
-    assert run.run(FIVE, out) == run.STOPPED
-    second = counting(monkeypatch)
-    assert run.run(FIVE, out) == 0
-    assert [*first, *second] == [job.name for job in FIVE]
-    assert "5 jobs, 2 done" in capsys.readouterr().out
-    assert set(results.read(out)) == {"of another suite", *(job.name for job in FIVE)}
-    assert run.run(FIVE, out, again=("ok",)) == 0
-    assert len(second) == 3 + 5
-
-
-def test_a_row_of_another_measurement_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    performed, out = counting(monkeypatch), tmp_path / "rows.jsonl"
-    run.run(FIVE, out)
-    run.run([replace(FIVE[0], given={"fault": "another"}), *FIVE[1:]], out)
-    assert performed[5:] == [FIVE[0].name]
-
-
-def test_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    performed = counting(monkeypatch)
-    now = iter(range(0, 10_000, 40))
-    monkeypatch.setattr(run.time, "perf_counter", lambda: next(now))
-    assert run.run(FIVE, tmp_path / "rows.jsonl", 1.0) == 0
-    assert len(performed) == 1
-
-
-ASLEEP = f"""
-import runpy, sys
-from benchmarks import suites
-from benchmarks.jobs import Job
-rows, begun = sys.argv[1:]
-job = Job(name="a", work="{FAULTY}:sleep", given={{"file": begun}})
-suites.find_jobs = lambda *_: [job]
-sys.argv[1:] = ["smoke", "--out", rows]
-runpy.run_module("benchmarks.run", run_name="__main__")
-"""
-
-
-def test_ctrl_c_leaves_no_half_result_and_no_process(tmp_path: Path) -> None:
-    rows, begun = tmp_path / "a.jsonl", tmp_path / "a.pid"
-    words = [sys.executable, "-c", ASLEEP, str(rows), str(begun)]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        while not (begun.exists() and begun.read_text().endswith("\n")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate()
-    assert process.returncode == run.STOPPED
-    assert "goes on where it stopped" in said and "report: " in said
-    assert not rows.exists() and (tmp_path / "a" / "report.md").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(begun.read_text()), 0)
 
 
 # --- failures
@@ -215,57 +117,6 @@ def test_each_fault_is_a_row_and_the_rest_runs(
     )
     said = capsys.readouterr().out
     assert "[1/2] memory" in said and "[2/2] kernel" in said
-
-
-def test_without_a_failure_the_status_is_0(tmp_path: Path) -> None:
-    well = [faulty(name) for name in ("none", "memory", "policy")]
-    assert run.run(well, tmp_path / "a.jsonl") == 0
-
-
-def test_what_runs_past_its_limit_ends_with_all_that_it_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Impatient(jobs.subprocess.Popen):
-        def wait(self, timeout: float | None = None) -> int:
-            if timeout is None:
-                return super().wait()
-            while not (file := tmp_path / "pid").exists() or not file.read_text().endswith("\n"):
-                assert self.poll() is None
-            raise jobs.subprocess.TimeoutExpired("", timeout)
-
-    monkeypatch.setattr(jobs.subprocess, "Popen", Impatient)
-    end = jobs.run_apart(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path / 'pid'}; wait"])
-    assert end.code is None
-    child = int((tmp_path / "pid").read_text())
-    while _lives(child):  # it was killed, and dies when it is next to run
-        time.sleep(0.01)
-
-
-def _lives(child: int) -> bool:
-    """Its new parent may not have waited for it yet."""
-    try:
-        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_full_disk_ends_no_suite(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    def write(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(durable, "replace", write)
-    out = tmp_path / "rows.jsonl"
-    assert run.run([faulty("kill"), faulty("none")], out) == 1
-    why = f"{out}: cannot be written (No space left on device); make room there"
-    assert f'not written, {why}: {{"name": "kill"' in capsys.readouterr().out
-    assert list(results.read(out)) == ["none"]
-
-
-def test_what_cannot_be_started_is_a_row() -> None:
-    end = jobs.run_apart([str(Path(sys.executable) / "python")])
-    assert end.failure["why"] == "not started: Not a directory"
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
