@@ -47,7 +47,6 @@ class Machine:
     python: str
     cores: int
     packages: dict[str, str]  # distribution -> version: the frameworks' and NVIDIA's
-    cuda_majors: dict[str, tuple[int, ...]]  # framework -> the CUDA its packages are for
     environment: dict[str, str]  # those of VARIABLES that are set
     driver: str = ""  # version of NVIDIA's driver; empty if there is none
     driver_error: str = ""  # nvidia-smi's error

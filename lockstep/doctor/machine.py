@@ -30,15 +30,12 @@ QUERY = "driver_version,name,compute_cap,memory.total,memory.free"
 
 
 def read() -> Machine:
-    installed = list(distributions())
-    packages = versions(installed)
     driver, gpus, error = nvidia()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         cores=os.cpu_count() or 1,
-        packages=packages,
-        cuda_majors=cuda_majors(packages, _requirements("torch", installed)),
+        packages=versions(distributions()),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         driver=driver,
         driver_error=error,
@@ -55,29 +52,6 @@ def versions(installed: Iterable[Distribution]) -> dict[str, str]:
         if PACKAGES.match(name):
             found.setdefault(name, one.version)
     return dict(sorted(found.items()))
-
-
-def cuda_majors(packages: dict[str, str], required: list[str]) -> dict[str, tuple[int, ...]]:
-    """The major versions of CUDA that each framework's packages are for.
-
-    Args:
-        required: what torch's distribution requires: its name does not say it.
-    """
-    plugins = (re.match(r"jax-cuda(\d+)-", name) for name in packages)
-    local = re.search(r"\+cu(\d+)\d$", packages.get("torch", ""))
-    if local:
-        torch = {int(local[1])}
-    elif "+" in packages.get("torch", ""):  # +cpu, +rocm
-        torch = set()
-    else:  # as on PyPI, whose versions have no local part
-        wheels = (re.match(r"nvidia-\w+-cu(\d+)", line) for line in required)
-        torch = {int(wheel[1]) for wheel in wheels if wheel and wheel[0] in packages}
-    jax = {int(plugin[1]) for plugin in plugins if plugin}
-    return {"jax": tuple(sorted(jax)), "torch": tuple(sorted(torch))}
-
-
-def _requirements(name: str, installed: list[Distribution]) -> list[str]:
-    return next((d.requires or [] for d in installed if _name(d) == name), [])
 
 
 def _name(distribution: Distribution) -> str:

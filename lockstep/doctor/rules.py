@@ -14,7 +14,6 @@ from lockstep.process import module_command
 
 ERROR, WARNING = "error", "warning"
 SUPPORTED = {"jax": ((0, 10), (0, 13)), "torch": ((2, 9), (3, 0))}  # from, and below
-DRIVERS = {12: 525, 13: 580}  # the oldest driver for a major version of CUDA, on Linux
 ANEW = "in an empty virtual environment: pip install -e '.[cuda12]', or '.[cuda13]'"
 REMEDIES = {
     "missing": "pip install 'lockstep-gpt[train]'; lockstep check needs none here",
@@ -69,33 +68,6 @@ def versions(facts: Facts) -> Iterator[Problem]:
         if remedy := supported_version(name, facts):
             what = f"{name} {packages[name]} is not a version that the twins support"
             yield Problem(WARNING, what, f"{remedy}; lockstep check takes others")
-    jaxlib = packages.get("jaxlib", "")
-    for name in packages:
-        plugin = name.startswith("jax-cuda")
-        figures = None if plugin else 2  # jax may be some patches ahead of jaxlib, no plugin may
-        apart = _numbers(packages[name])[:figures] != _numbers(jaxlib)[:figures]
-        if (plugin or name == "jax") and jaxlib and apart:
-            what = f"{name} {packages[name]} does not match jaxlib {jaxlib}"
-            yield Problem(WARNING, what, f"pip install {name}=={jaxlib}")
-
-
-def stacks(facts: Facts) -> Iterator[Problem]:
-    """CUDA's libraries should be there for one major version, once."""
-    jax, torch = (facts.machine.cuda_majors.get(name, ()) for name in ("jax", "torch"))
-    if len(jax) > 1:
-        yield Problem(WARNING, f"JAX has plugins for CUDA {_and(jax)}, and uses one of them", ANEW)
-    elif jax and torch and jax != torch:
-        yield Problem(WARNING, f"jax is for CUDA {_and(jax)}, torch for CUDA {_and(torch)}", ANEW)
-    majors: dict[str, list[str]] = {}
-    for name in facts.machine.packages:
-        if wheel := re.fullmatch(r"(nvidia-.+)-cu(\d+)", name):
-            majors.setdefault(wheel[1], []).append(wheel[2])
-    for name, several in majors.items():
-        if len(several) > 1:
-            what = (
-                f"{name} for CUDA {_and(several)} unpack into one folder, the later over the other"
-            )
-            yield Problem(WARNING, what, ANEW)
 
 
 def driver(facts: Facts) -> Iterator[Problem]:
@@ -103,12 +75,6 @@ def driver(facts: Facts) -> Iterator[Problem]:
     if machine.driver_error:
         remedy = "reboot after an update of the driver; start a container with --gpus all"
         yield Problem(WARNING, f"nvidia-smi fails: {machine.driver_error}", remedy)
-    for name, majors in machine.cuda_majors.items():
-        least = max((DRIVERS.get(major, 0) for major in majors), default=0)
-        if machine.driver and _numbers(machine.driver) < (least,):
-            what = f"driver {machine.driver} is too old for {name}'s CUDA {_and(majors)}"
-            remedy = f"update it to {least} or later, or install the extra for an older CUDA"
-            yield Problem(WARNING, what, remedy)
 
 
 def environment(facts: Facts) -> Iterator[Problem]:
@@ -153,7 +119,7 @@ def sees_gpu(f: Framework, facts: Facts) -> Iterator[Problem]:
         why, remedy = f"CUDA_VISIBLE_DEVICES={visible} hides it", "unset CUDA_VISIBLE_DEVICES"
     elif f.name == "jax" and platforms:
         why, remedy = f"JAX_PLATFORMS={platforms} hides it", "unset JAX_PLATFORMS"
-    elif not facts.machine.cuda_majors.get(f.name):
+    elif not f.cuda:
         why, remedy = "it is installed without CUDA", ANEW
     yield Problem(WARNING, f"{f.name} runs on the CPU beside an NVIDIA GPU: {why}", remedy)
 
@@ -208,7 +174,7 @@ def talks(f: Framework, facts: Facts) -> Iterator[Problem]:
             yield Problem(WARNING, what, f"pip install --force-reinstall {f.name}, or one device")
 
 
-OF_MACHINE = (versions, stacks, driver, environment, network, ranks)
+OF_MACHINE = (versions, driver, environment, network, ranks)
 OF_FRAMEWORK = (starts, reports_facts, sees_gpu, has_kernels, bfloat16, matmuls, talks)
 
 
@@ -224,7 +190,3 @@ def _probe_command(f: Framework) -> str:
 def _numbers(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
-
-
-def _and(numbers: tuple[int, ...] | list[str]) -> str:
-    return " and ".join(map(str, numbers))

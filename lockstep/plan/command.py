@@ -14,7 +14,6 @@ from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import reader
 from lockstep.plan import (
-    checklist,
     exact,
     here,
     memory,
@@ -119,9 +118,8 @@ def _plan(given: argparse.Namespace) -> int:
         return _print(given, content, text)
     plans = [plan(model, device, name, tokens, given, compiled=compiled)
              for name in names for compiled in programs(name, device)]  # fmt: skip
-    advice = checklist.rows(names)
-    content |= {"plans": plans, "checklist": advice, "assumptions": report.assumptions(device)}
-    return _print(given, content, report.one(model, device, tokens, plans, advice))
+    content |= {"plans": plans, "assumptions": report.assumptions(device)}
+    return _print(given, content, report.one(model, device, tokens, plans))
 
 
 def _print(given: argparse.Namespace, content: dict[str, Any], text: str) -> int:

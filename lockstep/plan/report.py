@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.compile import targets
 from lockstep.config.policy import POLICIES
 from lockstep.devices import Device
-from lockstep.plan import checklist, rates, sizes
+from lockstep.plan import rates, sizes
 from lockstep.plan.recommend import ALL_AT_ONCE, SAME
 from lockstep.plan.shape import Shape
 from lockstep.plan.world import Links
@@ -29,12 +29,11 @@ float32, its gradients whole until the last micro-batch. None of it is measured,
 held to published runs; lockstep compile --mesh asks the compilers. docs/plan.md"""
 
 
-def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]],
-        advice: list[dict[str, Any]]) -> str:  # fmt: skip
+def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]]) -> str:
     """The plan for one device: the answer, then what it is chosen from."""
     found = [*summary(plans), "", _head(model, device, tokens), "", *_table(plans)]
     found += [f"\n{_plan(each)}" for each in plans]
-    return "\n".join([*found, f"\n{checklist.text(advice)}\n\n{assumptions(device)}"])
+    return "\n".join([*found, f"\n{assumptions(device)}"])
 
 
 def summary(plans: list[dict[str, Any]]) -> list[str]:

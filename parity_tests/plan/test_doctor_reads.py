@@ -161,21 +161,6 @@ def test_installed_packages(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_cuda_that_packages_are_for() -> None:
-    def majors(required: str = "", **packages: str) -> tuple[tuple[int, ...], ...]:
-        names = {name.replace("_", "-"): version for name, version in packages.items()}
-        found = machine.cuda_majors(names, [required])
-        return found["jax"], found["torch"]
-
-    assert majors(torch="2.13.0+cpu", jax="0.12.0") == ((), ())
-    assert majors(torch="2.11.0+cu130") == ((), (13,))
-    assert majors(torch="2.10.0+cu128", jax_cuda13_pjrt="1") == ((13,), (12,))
-    assert majors(jax_cuda12_plugin="1", jax_cuda13_plugin="1") == ((12, 13), ())
-    wheel = "nvidia-cudnn-cu12==9.10.2.21; platform_system == 'Linux'"
-    assert majors(wheel, torch="2.10.0", nvidia_cudnn_cu12="9.10.2.21") == ((), (12,))
-    assert majors(wheel, torch="2.10.0") == ((), ())  # required on another system
-
-
 def fake_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")

@@ -17,7 +17,7 @@ from lockstep.config import PRESETS, ModelConfig, PrecisionConfig, from_flags
 from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
-from lockstep.plan import checklist, memory, rates, recommend, roofline, shape, sizes
+from lockstep.plan import memory, rates, recommend, roofline, shape, sizes
 from lockstep.plan.recommend import choices, rank
 from lockstep.process import ROOT
 from parity_tests.plan.plans import setting
@@ -236,15 +236,6 @@ def test_a_step_is_no_faster_than_its_matmuls() -> None:
             assert roofline.seconds(model, given, device) > flops_of_step / rate
 
 
-def test_the_checklist_names_what_decides() -> None:
-    found = [checklist.verdict(advice, "torch") for advice in checklist.CHECKLIST]
-    assert any(agrees for agrees, _ in found)
-    assert all(agrees or ":" in said for agrees, said in found)
-    absurd = checklist.Advice("10m", "h200", "fp32", (9, 9), remat=True)
-    agrees, said = checklist.verdict(absurd, "torch")
-    assert not agrees and "TFLOP/s" in said and "memory is left" in said and "rows take" in said
-
-
 def test_sizes_that_tensor_cores_do_not_want() -> None:
     """A vocabulary of 50,257 and heads of 60 channels: of 16 bytes neither makes whole rows in half
     precision; heads of 60 do in TF32."""
@@ -329,7 +320,6 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert [plan["framework"] for plan in content["plans"]] == ["jax", "torch", "torch"]
     assert [plan["program"] for plan in content["plans"]] == ["jax", "eager", "compiled"]
     assert "fused attention" in content["assumptions"]
-    assert {row["framework"] for row in content["checklist"]} == {"jax", "torch"}
     for plan in content["plans"]:
         listed = [(row["policy"], row["remat"]) for row in plan["rows"]]
         assert listed == list(itertools.product(recommend.CANDIDATES, recommend.REMAT))
