@@ -240,7 +240,7 @@ def mebibytes(count: int | None) -> str:
 
 
 def write(file: Path) -> Path:
-    """Writes report.md and the experiments' pictures into the folder of the file's name.
+    """Writes report.md into the folder of the file's name.
 
     Raises:
         UserError: the rows are not of `benchmarks.run`.
@@ -249,10 +249,6 @@ def write(file: Path) -> Path:
     folder.mkdir(exist_ok=True)
     try:
         text = describe(rows)
-        for kind, own in split(rows).items():
-            name, _, scale = kind.partition(" ")
-            if scale and name in EXPERIMENTS:
-                EXPERIMENTS[name].draw(own.values(), folder / f"{name}.png")
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         problem = f"a row there is no result of `benchmarks.run` ({error!r})"
         raise UserError(f"{file}: {problem}; measure it again") from None

@@ -11,7 +11,6 @@ import numpy as np
 from benchmarks.cells import Flags
 from benchmarks.experiments.frame import TOY, Arm, Experiment, both, is_good
 from benchmarks.measure import Result
-from benchmarks.plot import NATS, STEP, Panel, steps
 from benchmarks.tables import markdown
 
 SEEDS = 5
@@ -75,16 +74,4 @@ class Formats(Experiment):
         return markdown(HEAD, rows)
 
 
-def panels(results: list[Result]) -> list[Panel]:
-    what, shown = "loss less that under fp32, one seed", dict[str, dict]()
-    for result in results:
-        model, _, label = result["label"].partition(": ")
-        single = find_single(results, result)
-        if single and result["framework"] == "jax":
-            gap = np.subtract(result["losses"], single["losses"]).tolist()
-            shown.setdefault(model, {})[label] = steps(gap)
-    return [Panel(f"{model}: {what}", STEP, NATS, gaps) for model, gaps in shown.items()]
-
-
-EXPERIMENT = Formats(what="loss against format, over five seeds", arms=arms, panels=panels,
-                     columns={})  # fmt: skip
+EXPERIMENT = Formats(what="loss against format, over five seeds", arms=arms, columns={})

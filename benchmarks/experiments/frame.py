@@ -1,18 +1,15 @@
-"""The frame of an experiment: arms that are run, columns of a table, panels of a picture.
+"""The frame of an experiment: arms that are run, and columns of a table.
 
 An arm is a framework under some flags. Each is a job, and a row.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks import plot
 from benchmarks.cells import Flags
 from benchmarks.jobs import Job
 from benchmarks.measure import Result
-from benchmarks.plot import Panel
 from benchmarks.tables import markdown
 from lockstep.config import Config, from_flags
 from lockstep.process import ONE_THREAD
@@ -53,8 +50,7 @@ def both(label: str, **fields: Any) -> list[Arm]:
     return [Arm(label=label, framework=framework, **fields) for framework in FRAMEWORKS]
 
 
-# The text of a cell, of an arm's result and of the base's in the same framework, if there is one.
-Text = Callable[[Result, Result | None], str]
+Text = Callable[[Result], str]  # of a cell, from an arm's result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,31 +58,23 @@ class Experiment:
     what: str
     arms: Callable[[str, str], list[Arm]]  # of a scale and a device
     columns: dict[str, Text]  # by head, behind the label and the framework
-    panels: Callable[[list[Result]], list[Panel]]  # of the arms that could run
     label: str = "arm"  # the head of the labels
-    base: str = ""  # the label of the arm whose results are handed to each column
     apart: str = ""  # the label of arms that have no row, but the table that `more` makes
     more: Callable[[list[Result]], str] = lambda results: ""
 
     def table(self, results: Iterable[Result]) -> str:
         found = list(results)
-        bases = {r["framework"]: r for r in found if r["label"] == self.base and is_good(r)}
         rows = []
         for result in found:
             if result["label"] == self.apart:
                 continue
-            base = bases.get(result["framework"])
-            texts = [text(result, base) for text in self.columns.values()] if is_good(result) else [
+            texts = [text(result) for text in self.columns.values()] if is_good(result) else [
                 f"{result['status']}: {result['why']}", *[""] * (len(self.columns) - 1)
             ]  # fmt: skip
             rows.append([result["label"], result["framework"], *texts])
         head = [self.label, "framework", *self.columns]
         more = self.more([r for r in found if r["label"] == self.apart and is_good(r)])
         return "\n\n".join(filter(None, [markdown(head, rows), more]))
-
-    def draw(self, results: Iterable[Result], path: Path) -> bool:
-        """Draws a picture, and says if there is one: without matplotlib there is none."""
-        return plot.panels(self.panels([r for r in results if is_good(r)]), path)
 
 
 def jobs(name: str, experiment: Experiment, scale: str, device: str) -> list[Job]:
@@ -102,12 +90,3 @@ def jobs(name: str, experiment: Experiment, scale: str, device: str) -> list[Job
 
 def is_good(result: Result) -> bool:
     return result["status"] == "ok"
-
-
-def named(results: Iterable[Result], *labels: str) -> dict[str, Result]:
-    """Framework and label -> the result of an arm with one of these labels; with any, of none."""
-    return {
-        f"{each['framework']} {each['label']}": each
-        for each in results
-        if not labels or each["label"] in labels
-    }

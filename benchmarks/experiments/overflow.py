@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from benchmarks.cells import Flags
-from benchmarks.experiments.frame import TOY, Arm, Experiment, Text, both, named
+from benchmarks.experiments.frame import TOY, Arm, Experiment, Text, both
 from benchmarks.measure import Result
-from benchmarks.plot import NATS, STEP, Curve, Panel, steps
 from benchmarks.tables import markdown
 from lockstep.config.model import LARGEST
 
@@ -38,7 +37,7 @@ def arms(scale: str, device: str) -> list[Arm]:
 def scaled(choose: Callable[[Result], float]) -> Text:
     """A column of what fp32 has not: a loss scale."""
 
-    def text(result: Result, base: Result | None) -> str:
+    def text(result: Result) -> str:
         return f"{choose(result):,.0f}" if result["label"] != SINGLE else ""
 
     return text
@@ -56,36 +55,17 @@ def table_of_zeros(results: list[Result]) -> str:
     ])  # fmt: skip
 
 
-def panels(results: list[Result]) -> list[Panel]:
-    def trace(title: str, *labels: str) -> Panel:
-        found = named(results, *labels)
-        scales = {name: steps(result["loss_scales"]) for name, result in found.items()}
-        skipped = {name: crosses(result) for name, result in found.items()}
-        return Panel(title, STEP, "loss scale (x: skipped)", scales, skipped, "log2")
-
-    losses = {name: steps(r["losses"]) for name, r in named(results, SINGLE, DYNAMIC, NONE).items()}
-    return [
-        trace("dynamic loss scale", DYNAMIC, HIGH), trace("growth every 5 good steps", QUICK),
-        trace("one injected overflow", INJECTED), Panel("loss", STEP, NATS, losses),
-    ]  # fmt: skip
-
-
-def crosses(result: Result) -> Curve:
-    hit = result["skipped_steps"]
-    return [step + 1 for step in hit], [result["loss_scales"][step] for step in hit]
-
-
 EXPERIMENT = Experiment(
-    what="fp16 at lr 3e-3: the loss scale at work, and none at all", arms=arms, panels=panels,
+    what="fp16 at lr 3e-3: the loss scale at work, and none at all", arms=arms,
     apart=FLUSHED, more=table_of_zeros,
     columns={
-        "steps": lambda result, _: str(result["steps"]),
+        "steps": lambda result: str(result["steps"]),
         "steps skipped": scaled(lambda result: len(result["skipped_steps"])),
         "first scale": scaled(lambda result: result["loss_scales"][0]),
         "lowest scale": scaled(lambda result: min(result["loss_scales"])),
         "highest scale": scaled(lambda result: max(result["loss_scales"])),
         "last scale": scaled(lambda result: result["loss_scale"]),
-        "first loss, nats": lambda result, _: f"{result['losses'][0]:.4f}",
-        "last loss, nats": lambda result, _: f"{result['losses'][-1]:.4f}",
+        "first loss, nats": lambda result: f"{result['losses'][0]:.4f}",
+        "last loss, nats": lambda result: f"{result['losses'][-1]:.4f}",
     },
 )  # fmt: skip

@@ -1,8 +1,7 @@
 """Where bfloat16 fails and float32 does not: small updates to master weights, and long sums."""
 
-from benchmarks.experiments.frame import TOY, Arm, Experiment, both, named
+from benchmarks.experiments.frame import TOY, Arm, Experiment, both
 from benchmarks.measure import Result
-from benchmarks.plot import STEP, Panel, steps
 from benchmarks.tables import markdown
 
 RATE = 1e-5  # of a fine-tuning, or of a schedule's end
@@ -21,7 +20,7 @@ def arms(scale: str, device: str) -> list[Arm]:
     return listed + both(SUMS, work="sums", device=device)
 
 
-def learned(result: Result, base: Result | None) -> str:
+def learned(result: Result) -> str:
     before, after = result["validation_losses"]
     return f"{before - after:.5f}"
 
@@ -37,27 +36,14 @@ def table_of_sums(results: list[Result]) -> str:
     ])  # fmt: skip
 
 
-def panels(results: list[Result]) -> list[Panel]:
-    errors = {
-        f"{r['framework']} {kind}": (r["lengths"], [max(x, 1e-9) for x in off])  # zero has a place
-        for r in named(results, SUMS).values()
-        for kind, off in r["errors"].items()
-    }
-    lost = {name: steps(r["lost"]) for name, r in named(results, *SPECS).items()}
-    return [
-        Panel("updates that change nothing", STEP, "share of the weights", lost),
-        Panel("long sums", "numbers", "relative error", errors, scale="log"),
-    ]
-
-
 EXPERIMENT = Experiment(
-    what="master weights at a small rate, and long sums: bf16 or fp32", arms=arms, panels=panels,
+    what="master weights at a small rate, and long sums: bf16 or fp32", arms=arms,
     label="master weights", apart=SUMS, more=table_of_sums,
     columns={
-        "steps": lambda result, _: str(result["steps"]),
-        "updates that change nothing": lambda result, _: f"{result['lost_share']:.1%}",
-        "validation loss before, nats": lambda result, _: f"{result['validation_losses'][0]:.5f}",
-        "after, nats": lambda result, _: f"{result['validation_losses'][1]:.5f}",
+        "steps": lambda result: str(result["steps"]),
+        "updates that change nothing": lambda result: f"{result['lost_share']:.1%}",
+        "validation loss before, nats": lambda result: f"{result['validation_losses'][0]:.5f}",
+        "after, nats": lambda result: f"{result['validation_losses'][1]:.5f}",
         "learned, nats": learned,
     },
 )  # fmt: skip

@@ -1,7 +1,6 @@
-"""The experiments: what their arms do, and that tables and pictures are made from the rows."""
+"""The experiments: what their arms do, and that tables are made from the rows."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,17 +90,15 @@ def test_long_sums(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow[1] > 0.5 and wide[1] < 1e-5  # 256 + 0.5 is 256 in bfloat16
 
 
-# --- tables and pictures
+# --- tables
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_committed_arm_ran_and_is_shown(name: str, tmp_path: Path) -> None:
+def test_every_committed_arm_ran(name: str) -> None:
     kind = f"{name} {RECORDED[name]}"
     rows = report.split(results.read(ROOT / "benchmarks" / "results" / "experiments.jsonl"))[kind]
     assert {each["status"] for each in rows.values()} == {"ok"}
     assert len(rows) == len(EXPERIMENTS[name].arms(RECORDED[name], "cpu"))
-    assert EXPERIMENTS[name].draw(rows.values(), tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
