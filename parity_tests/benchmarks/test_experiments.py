@@ -10,7 +10,6 @@ from benchmarks.experiments import EXPERIMENTS, RECORDED, sums, when_fp32, work
 from benchmarks.experiments.frame import FRAMEWORKS, SCALES, Arm
 from lockstep import results
 from lockstep.process import ROOT
-from parity_tests.tiers import tier
 
 QUICK: dict[str, Any] = {
     "model": "tiny", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "batch_size": 2,
@@ -58,11 +57,9 @@ def test_the_injected_overflow_shows_backoff_and_moves_nothing(framework: str) -
     assert result["loss_scales"] == [256, 256, 256, 128] and result["loss_scale"] == 128
 
 
-@tier("full", guard="torch", where=lambda framework: framework == "jax")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_flushed_gradients(framework: str) -> None:
+def test_flushed_gradients() -> None:
     flags = {"policy": "fp16", "batch_size": 64, "context": 32}  # the mean of many: small gradients
-    result = work.measure_flushed(arm(framework, flags=flags))
+    result = work.measure_flushed(arm(flags=flags))
     for of in result["weights"].values():
         assert math.frexp(of["scale"])[0] == 0.5
         for lost in (of["parameters"], of["activations"]):
@@ -70,13 +67,10 @@ def test_flushed_gradients(framework: str) -> None:
             assert lost["bf16"] < 0.01
 
 
-@tier("full", guard="torch", where=lambda framework: framework == "jax")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_small_updates_are_lost_in_bf16_weights(framework: str) -> None:
+def test_small_updates_are_lost_in_bf16_weights() -> None:
     flat = {"lr": 1e-6, "min_lr": 1e-6, "warmup": 0}
     wide, narrow = (
-        work.updates(arm(framework, flags={**flat, "policy": policy}))
-        for policy in when_fp32.SPECS.values()
+        work.updates(arm(flags={**flat, "policy": policy})) for policy in when_fp32.SPECS.values()
     )
     assert narrow["lost_share"] > 0.9 > 0.5 > wide["lost_share"]
     assert all(len(each["losses"]) == len(each["lost"]) == 4 for each in (wide, narrow))

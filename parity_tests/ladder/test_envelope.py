@@ -161,11 +161,9 @@ def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
 
 
 @tier("rest", guard="rung 8 in bf16", where=lambda policy: policy == "bf16")
-@tier("full", guard="bf16, in make test-rest", where=lambda policy: policy == "fp32")
-@pytest.mark.parametrize("policy", ["fp32", "bf16"])
-def test_the_twins_against_their_noise(policy: str) -> None:
+def test_the_twins_against_their_noise() -> None:
     """Equal as they are; different when one of them has another beta2."""
-    config = toy(policy=policy, n_layer=2, accum=2, steps=40, lr=1e-3)
+    config = toy(policy="bf16", n_layer=2, accum=2, steps=40, lr=1e-3)
     cap = envelope_cap(config.precision.roles)
     ours = train("torch", config)
     theirs = train("jax", config)

@@ -35,10 +35,9 @@ def planted(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
-    """In bfloat16 at a rate under which most of the curve lies before its horizon."""
     flags = {
         "model": "tiny", "context": 64, "vocab": 256, "batch_size": 2, "accum": 4, "steps": 20,
-        "lr": 1e-4 if policy == "bf16" else 1e-3, "clip": 0.5, "numerics": "strict",
+        "lr": 1e-3, "clip": 0.5, "numerics": "strict",
         "device": "cpu", "policy": policy,
     }  # fmt: skip
     config = from_flags(flags, accelerator=False)
@@ -46,19 +45,9 @@ def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
 
 
 @tier("rest", guard="the ladder of the first")
-@tier(
-    "full",
-    guard="gradients in both policies, and fp64 on the later rungs, in make test-rest",
-    where=lambda number, policy: number == 2 or (policy == "bf16" and number != 3),
-)
-@tier(
-    "full",
-    guard="fp64 and bf16, in make test-rest",
-    where=lambda policy: policy in ("fp32", "fp16"),
-)
 @pytest.mark.parametrize(
     ("number", "policy"),
-    [*product([2, 3, 4, 5, 8], ["fp64", "bf16"]), *product([3], ["fp32", "fp16"])],
+    [*product([3, 4, 5, 8], ["fp64"]), (3, "bf16")],
     ids=lambda value: RUNGS[value].name if isinstance(value, int) else value,
 )
 def test_the_second_pair_climbs(number: int, policy: str, sides: Sides) -> None:

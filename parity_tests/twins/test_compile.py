@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import torch_ref.step
 from lockstep.twin import StepResult
-from parity_tests.pair import FAMILIES, run, start, toy
+from parity_tests.pair import run, start, toy
 from parity_tests.tiers import tier
 from torch_ref.extra import onednn
 
@@ -55,15 +55,9 @@ def numbers(results: list[StepResult]) -> list[tuple[float, float]]:
 
 
 @tier("rest", guard="a step with dropout is traced; the eager step")
-@tier(
-    "full",
-    guard="three rows, in make test-rest",
-    where=lambda family, remat: (
-        (family, remat) not in (("tiny", "none"), ("tiny", "sqrt"), ("gpt2", "block"))
-    ),
+@pytest.mark.parametrize(
+    ("family", "remat"), [("tiny", "none"), ("tiny", "sqrt"), ("gpt2", "block")]
 )
-@pytest.mark.parametrize("remat", ["none", "sublayer", "block", "sqrt", "dots"])
-@pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_equals_eager(family: str, remat: str) -> None:
     layers = 4 if remat == "sqrt" else 2  # two segments
     for eager, traced in zip(*curves(family, policy="fp64", remat=remat, n_layer=layers)):

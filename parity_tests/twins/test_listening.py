@@ -16,7 +16,7 @@ from jax_impl.inspect.trace import add_slot
 from jax_impl.twin import JaxTwin
 from lockstep.model.params import intermediates
 from lockstep.model.stacked import unstack
-from parity_tests.pair import FAMILIES, FRAMEWORKS, perturbed, start, toy, window
+from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.tiers import tier
 from torch_ref.twin import TorchTwin
 
@@ -73,11 +73,11 @@ def gradients_in_torch(family: str, policy: str) -> tuple[Numbers, ...]:
     return unheard, heard
 
 
-@tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
 @tier("rest", guard="fp32", where=lambda framework, policy: (framework, policy) == ("jax", "bf16"))
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("framework", "family"), [("jax", "tiny"), ("torch", "tiny"), ("torch", "gpt2")]
+)
 def test_listening_moves_no_number(framework: str, family: str, policy: str) -> None:
     gradients = {"jax": gradients_in_jax, "torch": gradients_in_torch}[framework]
     unheard, *others = gradients(family, policy)

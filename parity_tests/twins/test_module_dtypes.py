@@ -19,7 +19,6 @@ from lockstep.errors import UserError
 from lockstep.model.stacked import scans_layers
 from lockstep.parity.pair import GPT
 from parity_tests.pair import FRAMEWORKS, toy
-from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, read
 from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
 from parity_tests.twins.test_roles import small as small_config
@@ -244,8 +243,9 @@ def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
     return found
 
 
-@tier("full", guard="tiny", where=lambda framework, family: (framework, family) == ("jax", "gpt2"))
-@pytest.mark.parametrize("family", ["tiny", "gpt2"])
+@pytest.mark.parametrize(
+    ("framework", "family"), [("jax", "tiny"), ("torch", "tiny"), ("torch", "gpt2")]
+)
 @pytest.mark.parametrize(
     ("patterns", "policy"),
     [
@@ -257,7 +257,6 @@ def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
         ("blocks.0", "fp32"),
     ],
 )
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_islands_and_no_others_multiply_in_float32(
     framework: str, patterns: str, policy: str, family: str
 ) -> None:

@@ -30,17 +30,11 @@ def assert_bitwise(a: TrainState, b: TrainState) -> None:
             assert array.tobytes() == getattr(b, field)[name].tobytes(), (field, name)
 
 
-@tier(
-    "full",
-    guard="unrolled layers, and rung 6",
-    where=lambda framework, flags: framework == "jax" and flags["layers"] == "scan",
-)
 @tier("rest", guard="rung 6, and torch's", where=lambda framework: framework == "jax")
 @pytest.mark.parametrize(
     ("framework", "flags"),
     [
         ("jax", {"layers": "unroll", "n_layer": 2}),
-        ("jax", {"layers": "scan", "policy": "fp32"}),
         ("torch", {}),
         ("torch", {"policy": "fp32"}),
         ("torch", {"numerics": "fast"}),
