@@ -52,35 +52,6 @@ def test_an_assistant_s_tokens_count_and_no_others(tmp_path: Path, cache: Path) 
     assert (len(split.ends), len(loaded.val.ends), loaded.vocab) == (24, 1, 256)
 
 
-@pytest.mark.parametrize("kind", ["pack", "pad"])
-def test_a_row_is_whole_documents(tmp_path: Path, cache: Path, kind: str) -> None:
-    """Each token's target is the next one of its document, where that counts."""
-    split = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())), rows=kind).train
-    size = int(split.ends[0])
-    drawn = split.draw(np.arange(3, dtype=np.uint64), 3 * size)
-    tokens, targets, counted, segments = drawn
-    assert set(segments[0]) == ({0, 1, 2, 3} if kind == "pack" else {0, 1})
-    for row in range(3):
-        for number in range(1, segments[row].max() + 1):
-            document = row + number - 1
-            start, stop = (
-                int(split.ends[document - 1]) if document else 0,
-                int(split.ends[document]),
-            )
-            mine = segments[row] == number
-            whole, counts = (
-                np.asarray(split.tokens[start:stop]),
-                np.asarray(split.counts[start:stop]),
-            )
-            assert tokens[row][mine].tolist() == whole[:-1].tolist()
-            assert counted[row][mine].tolist() == (counts[1:] > 0).tolist()
-            expected = np.where(counts[1:] > 0, whole[1:].astype(int), 0)
-            assert targets[row][mine].tolist() == expected.tolist()
-    assert not counted[segments == 0].any() and not targets[segments == 0].any()
-    cut = split.draw(np.zeros(1, np.uint64), 10)  # too short for any
-    assert cut.tokens[0].tolist() == list(split.tokens[:10]) and (cut.segments == 1).all()
-
-
 def test_windows_of_a_run_have_counts_and_segments(tmp_path: Path, cache: Path) -> None:
     file = write_rows(tmp_path / "a.jsonl", chat())
     flags = {"model": "tiny", "context": 200, "batch_size": 3, "accum": 2}

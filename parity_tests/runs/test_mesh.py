@@ -9,16 +9,12 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep import exits, twin
 from lockstep.cli import processes, trainers
 from lockstep.config import Config, from_flags
 from lockstep.config.mesh import Mesh, parse_mesh
-from lockstep.data import batches
-from lockstep.data.batch import Batch
-from lockstep.data.documents import Documents
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from lockstep.run import directory
@@ -168,18 +164,3 @@ def test_the_rows_of_a_batch_are_those_of_all_devices() -> None:
     assert config.global_batch_size == 24
     with pytest.raises(UserError, match="--batch-size"):
         Config().replace(mesh="data=1000000", batch_size=1)
-
-
-def test_a_process_reads_its_own_rows_and_no_others() -> None:
-    """Bit for bit those of the whole batch; together all of them."""
-    config = Config().replace(mesh="data=3", batch_size=2, accum=2, context=8)
-    tokens = np.arange(1, 251, dtype=np.uint8)
-    packed = Documents(tokens, ends=np.array([9, 60, 90, 200, 250]))
-    for data in (tokens, packed):
-        whole = batches.of_step(config, data, 5)
-        parts = [batches.of_step(config, data, 5, own) for own in np.split(np.arange(6), 3)]
-        for name in ("tokens", "targets") if data is tokens else Batch._fields:
-            own, *others = (getattr(part, name) for part in parts)
-            assert not any(other[:, :2].any() for other in others)
-            assert (own[:, :2] == getattr(whole, name)[:, :2]).all()
-            assert np.array_equal(own + sum(others), getattr(whole, name))

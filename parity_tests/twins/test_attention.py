@@ -1,4 +1,7 @@
-"""Fused attention is the written-out one, attention is causal, and what runs is what is named."""
+"""Fused attention errs no more than the written-out one, and what runs is what is named.
+
+parity_tests/oracles/test_attention.py holds each form to numpy, and to what each query may see.
+"""
 
 from functools import partial
 from operator import attrgetter
@@ -20,16 +23,11 @@ import torch_ref.extra.capabilities
 from jax_impl.extra.attention import CUDNN, choose_attention
 from jax_impl.extra.capabilities import find_capabilities, has_fused_attention
 from lockstep.compile import targets
-from lockstep.data.batch import Batch, blank_window
+from lockstep.data.batch import blank_window
 from lockstep.devices import Capabilities
-from lockstep.twin import Twin
 from parity_tests.pair import (
-    FAMILIES,
     FRAMEWORKS,
-    begin,
-    largest_gap,
     norm_gap,
-    random_batch,
     start,
     toy,
 )
@@ -40,9 +38,8 @@ from torch_ref.io.bridge import to_numpy
 from torch_ref.model import Places, attend
 from torch_ref.twin import TorchTwin
 
-# B, T, H, K: a single token, odd sizes, and more than one tile of a kernel.
+# B, T, H, K: odd sizes, and more than one tile of a kernel.
 SHAPES = [
-    (2, 1, 1, 8),
     (2, 7, 3, 5),
     (1, 33, 2, 16),
     (2, 64, 2, 32),
@@ -79,18 +76,6 @@ def outputs(function: Any, tensors: list[Tensor]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("attention", [attend_fused, attend_in_blocks], ids=name_of)
-def test_fused_is_written_out_in_float64(attention: Any, shape: tuple[int, ...]) -> None:
-    tensors = draw(shape, torch.float64)
-    written, fused = (outputs(f, tensors) for f in (written_out(torch.float64), attention))
-    for a, b in zip(fused, written):
-        if shape[1] == 1 and np.abs(b).max() < 1e-15:  # one token: q and k have no gradient
-            assert np.abs(a).max() <= 1e-12
-        else:
-            assert norm_gap(a, b) <= 1e-12  # seen: 1.2e-15
-
-
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("attention", [attend_fused, attend_in_blocks], ids=name_of)
 def test_fused_errs_no_more_than_written_out_in_bfloat16(
     attention: Any, shape: tuple[int, ...]
@@ -137,7 +122,7 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
         assert norm_gap(np.asarray(a, np.float64), b) <= 2.0**-8
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fault", ["scale", "mask"])
 def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
     """In the gradients of queries and keys; forward a scale 1 % too large is near the rounding."""
@@ -153,33 +138,7 @@ def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
     assert min(of_queries, of_keys) > 2 * TWICE_AS_OFTEN
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_fused_model_is_the_written_out_model(family: str) -> None:
-    batch = random_batch(2, 16)
-    make = partial(begin, "torch", family, policy="fp64", numerics="fast", n_layer=2)
-    (loss, grads), (other, others) = (
-        make(attention=attention).loss_and_grads(batch) for attention in ("reference", "fused")
-    )
-    assert abs(other - loss) <= 1e-12
-    assert largest_gap(others, grads) <= 1e-12
-
-
 # --- causal blocks, in JAX
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_of_queries_are_the_whole(family: str) -> None:
-    """They only leave out what is masked: less work, the same numbers."""
-    t = 3 * 64 + 5  # blocks of unequal length
-    batch = random_batch(1, t)
-    make = partial(begin, "jax", family, policy="fp64", numerics="fast", n_layer=1, context=t)
-    whole, blocks = make(), make(autotune="attention=blocks")
-    assert blocks.describe()["attention"] == "reference in 3 causal blocks"
-    (loss, grads), (other, others) = (twin.loss_and_grads(batch) for twin in (whole, blocks))
-    assert abs(loss - other) <= 1e-12
-    assert largest_gap(others, grads) <= 1e-12
-    window = batch.select(None)
-    assert blocks.step_flops(window) < whole.step_flops(window)
 
 
 @tier("rest", guard="rung 6")
@@ -365,30 +324,3 @@ def test_the_twins_fall_back_on_a_cpu() -> None:
     assert np.isfinite(twin.logits(np.arange(3, dtype=np.int32))).all()  # it runs, too
     for framework in FRAMEWORKS:
         assert start(framework, toy(n_layer=1)).describe()["attention"] == "reference"
-
-
-# --- causality
-
-
-def whole(twin: Twin, tokens: np.ndarray) -> np.ndarray:
-    """(T, V) logits of one sequence; what follows its last token is no input."""
-    return twin.trace(Batch(tokens, tokens).select(None)).activations["logits"][0]
-
-
-@pytest.mark.parametrize("policy", ["fp64", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_no_logit_sees_a_later_token(framework: str, family: str, policy: str) -> None:
-    twin = begin(framework, family, policy=policy, n_layer=2, context=9, vocab=23)
-    tokens = np.random.Generator(np.random.Philox(3)).integers(23, size=9).astype(np.int32)
-    logits = whole(twin, tokens)
-    for t in range(9):
-        changed = tokens.copy()
-        changed[t] = (tokens[t] + 5) % 23
-        moved = (whole(twin, changed) != logits).any(-1)
-        assert not moved[:t].any()  # bitwise: a masked score is a probability of exactly zero
-        assert moved[t:].all()  # and every later one does see it
-    if policy == "fp64":
-        # A prefix alone: torch multiplies smaller matrices, which may sum in another order.
-        for t in range(1, 10):
-            assert norm_gap(twin.logits(tokens[:t]), logits[t - 1]) <= 1e-12  # seen: 5.7e-16
