@@ -12,7 +12,7 @@ from lockstep import devices
 from lockstep.__main__ import main
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
-from lockstep.plan import memory, rates, roofline, shape, world
+from lockstep.plan import rates, roofline, shape, world
 from parity_tests.plan.plans import setting
 
 H100, B1 = devices.find("h100"), shape.of("1b", None)
@@ -27,15 +27,6 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_every_mesh_of_the_devices_is_compared() -> None:
     assert world.meshes(6) == [Mesh(6, 1), Mesh(3, 2), Mesh(2, 3), Mesh(1, 6)]
-
-
-def test_state_and_gradients_are_divided_and_activations_are_not() -> None:
-    s = setting(remat="block", rows=8)
-    half, tenth = (memory.parts(B1, s, Mesh(1, m)) for m in (2, 20))
-    for part in ("parameters", "moments"):
-        assert getattr(half, part) == 10 * getattr(tenth, part)
-    assert (half.activations, half.logits) == (tenth.activations, tenth.logits)
-    assert memory.parts(B1, s, Mesh()) == memory.parts(B1, s)
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])

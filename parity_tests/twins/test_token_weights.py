@@ -1,6 +1,6 @@
 """Windows of which all targets count, or none.
 
-The ladder climbs windows of which some count; parity_tests/oracles/test_evaluation.py has their loss.
+The ladder climbs windows of which some count; the oracles have their loss.
 """
 
 from typing import Any

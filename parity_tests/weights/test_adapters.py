@@ -17,12 +17,10 @@ from parity_tests.weights.folders import config_of, make, run_of
 Run = tuple[Path, Config, TrainState]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A GPT-2 of transformers' own weights; its adapters are no longer zero."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    config = config_of(make(folder / "there", "gpt2"), policy="fp64")
-    config = config.replace(lora_rank=3, lora_alpha=7.0, lora_targets="*.attn,blocks.1")
+def run_with_adapters(folder: Path, family: str, targets: str = "") -> Run:
+    """Of transformers' own weights, in `there`; the adapters are no longer zero."""
+    config = config_of(make(folder / "there", family), policy="fp64")
+    config = config.replace(lora_rank=3, lora_alpha=7.0, lora_targets=targets)
     run_of(folder / "run", "torch", config)
     state = initial_state(config, init.weights(config))
     random = np.random.Generator(np.random.Philox(1))
@@ -33,10 +31,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [("float32", 2.0**-24), ("bfloat16", 2.0**-8)])
-def test_a_merge_rounds_once(dtype: str, unit: float, trained: Run) -> None:
+def test_a_merge_rounds_once(dtype: str, unit: float, tmp_path: Path) -> None:
     """Each number is within half a unit in the last place of the exact one: a product that was
     rounded before it is added is not."""
-    folder, config, state = trained
+    folder, config, state = run_with_adapters(tmp_path, "gpt2", "*.attn,blocks.1")
     p, scale, rounded_first = state.params, config.model.lora_scale, 0
     files = checkpoint.newest_weight_files(folder / "run", pytest.fail)
     weights = open_weights(files, config.model)

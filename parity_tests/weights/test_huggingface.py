@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lockstep.cli import commands, trainers
 from lockstep.config import huggingface
 from lockstep.errors import UserError
-from lockstep.model.state import initial_state
 from lockstep.run import checkpoint, directory
 from lockstep.train import sampling
 from lockstep.weights import init
@@ -105,19 +104,6 @@ def test_little_memory_is_needed(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert size < read < 1.2 * size and written < 0.2 * size
     assert tensors(tmp_path / "back") == tensors(there)
-
-
-def test_padding_is_no_part_of_an_export(tmp_path: Path) -> None:
-    config = toy("gpt2", vocab=250, padded_vocab=256, n_layer=1)
-    state = initial_state(config)
-    (tmp_path / "run").mkdir()
-    record = directory.Record(config=config, framework="jax", data_sha256="0" * 64, details={})
-    directory.write_record(tmp_path / "run", record)
-    checkpoint.save(tmp_path / "run", state, keep=1)
-    export(tmp_path / "run", tmp_path / "back", step=None, dtype="", warn=pytest.fail)
-    found = load_file(tmp_path / "back" / "model.safetensors")["transformer.wte.weight"]
-    assert np.array_equal(found, state.params["embed.weight"][:250])
-    assert json.loads((tmp_path / "back" / "config.json").read_text())["vocab_size"] == 250
 
 
 # --- mistakes
