@@ -10,7 +10,6 @@ from benchmarks import cells, report, speed
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
-from lockstep.errors import UserError
 from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
 from lockstep.train import autotune
@@ -36,11 +35,6 @@ def result(**changed: Any) -> dict[str, Any]:
         "reserved_bytes": None, "predicted_bytes": 2**21, "final_loss": 4.0, "loss_scale": 1.0,
         **changed,
     }  # fmt: skip
-
-
-def test_an_unknown_contender() -> None:
-    with pytest.raises(UserError, match="contender tf"):
-        cell("tf")
 
 
 def test_what_is_only_carried_out_otherwise_is_the_same_work() -> None:
@@ -95,28 +89,6 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
 def test_tf32_is_held_as_half_precision_is() -> None:
     found = {name: final_loss(POLICIES[name]) for name in ("tf32", "fp16", "nvfp4", "fp32", "fp64")}
     assert list(found.values()) == [HALF, HALF, HALF, SINGLE, EXACT]
-
-
-def test_rounds_become_one_row_and_a_failed_round_is_not_hidden() -> None:
-    fast = result(seconds_per_step=[0.25] * 3)
-    (row,) = report.merge_rounds([result(), fast])
-    assert row["tokens_per_second"] == 48  # windows of 8, 16, 32 and three of 64
-    (row,) = report.merge_rounds([fast, result(status="failed", why="x")])
-    assert row["status"] == "failed"
-
-
-def test_emulation_is_shown_over_the_same_frameworks_float32() -> None:
-    steps = {("jax", "fp32"): 0.25, ("jax", "tf32"): 0.5, ("torch", "fp32"): 1.0,
-             ("torch", "tf32"): 1.1, ("jax", "bf16"): 9.0}  # fmt: skip
-    rows = [
-        result(contender=framework, flags={"policy": policy}, seconds_per_step=[seconds])
-        for (framework, policy), seconds in steps.items()
-    ]
-    assert report.table_of_emulation(rows).splitlines()[2:] == [
-        "| `fp32` | 250 | 1.00 | 1,000 | 1.00 |", "| `tf32` | 500 | 2.00 | 1,100 | 1.10 |",
-    ]  # fmt: skip
-    other = result(contender="jax", final_loss=9.0)
-    assert report.table_of_emulation([result(), other]).startswith("Refused: under fp32 the final")
 
 
 # --- races

@@ -1,8 +1,6 @@
-"""Text files and folders: their tokens, their sha256, and one line for every mistake."""
+"""Text files and folders: their tokens and their sha256."""
 
 import hashlib
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,8 @@ import pytest
 from lockstep.data import corpus
 from lockstep.data.batch import join_tokens
 from lockstep.data.batches import batch
-from parity_tests.data.corpora import error, write
 from parity_tests.data.corpora import folder as folder
+from parity_tests.data.corpora import write
 
 
 def test_a_text_file_is_its_bytes_with_the_last_tenth_held_out(tmp_path: Path) -> None:
@@ -68,60 +66,3 @@ def test_the_sha_tells_tokens_split_point_and_width_but_not_the_place(tmp_path: 
     different = [sha("c", b"abcd", b"efgh"), sha("d", b"abcdef", b"gh"), sha("e", b"abcd", b"efgi")]
     different.append(corpus.load(write(tmp_path / "f.txt", b"abcdefgh")).sha256)
     assert len(set(different)) == 4
-
-
-# --- mistakes
-
-Place = Callable[[Path], object]
-MISTAKES: list[tuple[str, Place, str]] = [
-    ("a.txt", lambda path: None, "no such file or folder; use stdlib or a path that exists"),
-    ("a.json", lambda path: write(path, b"{}"),
-     "not one of .txt, .jsonl, .parquet, .bin; rename it if it is"),
-    ("a.txt", os.mkfifo, "a.txt is not a regular file; use other data"),
-    ("a.txt", lambda path: write(path, b""), "a.txt is empty; use other data"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "place", "said"), MISTAKES)
-def test_a_path_that_is_no_data(name: str, place: Place, said: str, tmp_path: Path) -> None:
-    place(tmp_path / name)
-    assert error(tmp_path / name) == f"--data DIR/{name}: {said}"
-
-
-def make_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-FILES: list[tuple[Place, str]] = [
-    (Path.unlink, "no {} in it; write train.bin and val.bin as raw uint16 tokens"),
-    (lambda file: write(file, b"odd"), "{} has 3 bytes, not whole uint16 tokens; write it again"),
-    (lambda file: write(file, b""), "{} is empty; use other data"),
-    (make_folder, "{} is not a regular file; use other data"),
-]
-
-
-@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-@pytest.mark.parametrize(("change", "said"), FILES)
-def test_a_folder_with_bad_files(name: str, change: Place, said: str, folder: Path) -> None:
-    change(folder / name)
-    assert error(folder) == f"--data DIR/bin: {said.format(name)}"
-
-
-def test_what_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path, flags: int) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "open", forbidden)  # the superuser may read everything
-    assert error(folder) == (
-        "--data DIR/bin: cannot read DIR/bin/train.bin (Permission denied); "
-        "make it readable or use other data"
-    )
-
-
-def test_a_name_that_the_system_refuses() -> None:
-    name = "a" * 300
-    assert error(name) == (
-        f"--data {name}: cannot read {name} (File name too long); "
-        "make it readable or use other data"
-    )

@@ -63,24 +63,6 @@ def test_who_is_on_the_cpu_is_said(
 
 
 @pytest.mark.parametrize(
-    ("kind", "frameworks", "words"),
-    [
-        ("gaudi", ("jax", "torch"), ["gaudi", "cuda", "mps", "tpu"]),
-        ("auto", ("jax", "torch"), ["auto", "cuda"]),
-        ("mps", ("jax",), ["jax has no such devices", "torch"]),
-        ("tpu", ("torch",), ["torch has no such devices", "jax"]),
-    ],
-)
-def test_a_kind_that_none_has_is_one_line(
-    kind: str, frameworks: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UserError, match="--device") as caught:
-        flags.read_device(given(kind), frameworks)
-    assert all(word in str(caught.value) for word in words)
-    assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("framework", "policy", "own"),
     [("torch", "bf16", "mps"), ("torch", "fp64", "cpu"), ("jax", "bf16", "cpu")],
 )

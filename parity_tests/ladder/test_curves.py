@@ -83,25 +83,6 @@ def test_where_two_curves_part_is_the_first_step_beyond_what_is_allowed() -> Non
     assert same == ["last loss: A 2.0000"]
 
 
-def test_a_bug_needs_an_operand_of_its_framework(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--bug erf-gelu: is a bug of torch"):
-        curves.run("jax:fp64", "jax:bf16", {}, tmp_path, "erf-gelu")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("jax", "has no policy"),
-        ("jax:bf17", "--policy bf17"),
-        ("torch:bf16:slow", "option slow is unknown"),
-        ("tensorflow:bf16", "neither a run nor"),
-    ],
-)
-def test_operands_that_are_none(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        operands.parse(text, {})
-
-
 def test_other_data_or_models_are_not_compared() -> None:
     a = operands.parse("jax:bf16", {})
     for flags in ({"n_layer": 2}, {"seed": 1}, {"data": "other.txt"}):

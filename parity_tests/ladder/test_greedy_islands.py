@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.auto_islands import take
 from lockstep.cli.trainers import train
 from lockstep.config import Config, islands
 from lockstep.errors import UserError
@@ -89,22 +88,6 @@ def test_a_whole_kind_is_one_pattern() -> None:
         chosen, key=modules.index
     )
     assert shorten([], modules) == ""
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"fp32_islands": "auto"}, "--fp32-islands auto: give --budget or --error"),
-        ({"fp32_islands": "auto", "budget": "5%", "error": "1"}, "one of them"),
-        ({"fp32_islands": "auto", "budget": "0.05"}, "--budget 0.05: must be a share .* 5%"),
-        ({"fp32_islands": "auto", "error": "-1"}, "--error -1: must be above 0"),
-        ({"fp32_islands": "auto", "error": "1", "init": "x"}, "--init x: .*drawn"),
-        ({"fp32_islands": "head", "budget": "5%"}, "--budget 5%: is of --fp32-islands auto"),
-    ],
-)
-def test_a_mistake_is_one_line(flags: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        take(flags)
 
 
 @tier("rest", guard="the greedy choice of islands, measured")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import exits, results
+from lockstep import results
 from lockstep.cli import commands
 from lockstep.parity.sensitivity import REMOVED, SLOWER, errors, rank, sentence, worth
 
@@ -73,16 +73,3 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(100 * least < error for error in alone.values())
     assert 0.7 < np.linalg.norm(list(alone.values())) / whole < 1.3  # independent roundings
     assert all(row["time"] > 0 for row in result["kinds"].values())
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--policy fp32", "--policy fp32: has nothing"),
-        ("--framework keras", "--framework keras: unknown; use jax, torch, both"),
-        ("--device tpu", "--device tpu"),
-    ],
-)
-def test_a_mistake_is_one_line(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["sensitivity", *flags.split()]) == exits.MISTAKE
-    assert said in capsys.readouterr().err

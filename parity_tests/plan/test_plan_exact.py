@@ -72,7 +72,6 @@ def test_the_text_names_both(asked: list[Config], capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("words", "why"), [
-    (["--device", "h100-pcie"], "--device h100-pcie: unknown"),
     (["--model", "config.json"], "--exact config.json: only a preset"),
 ])  # fmt: skip
 def test_what_cannot_be_asked(words: list[str], why: str, asked: list[Config], tmp_path: Any,
