@@ -42,7 +42,7 @@ def module_command(module: str, *words: str, python: str = sys.executable) -> li
 
 
 def last_line(printed: str) -> str:
-    """Where a process that has failed says why; "" where it was silent."""
+    """Finds the line in which a process that has failed says why; "" where it was silent."""
     return next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
 
 

@@ -1,4 +1,4 @@
-"""Where a figure comes from: the release, the commit, the machine, the versions, the command.
+"""The origin of a figure: the release, the commit, the machine, the versions, the command.
 
 A commit is that of the working tree; a tree with changes has "+" and a digest of them behind it.
 Outside of git it is None, as in results from before commits were recorded.

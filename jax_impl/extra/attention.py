@@ -137,8 +137,8 @@ def attend_flash(
     policy: jmp.Policy,
     otherwise: Attend,
 ) -> Array:
-    """As `model.attend`, of float32; several segments, or a length that it does not take, go
-    `otherwise`."""
+    """Attends as `model.attend` does, in float32; several segments, or a length that it does not
+    take, go `otherwise`."""
     (_, t, heads, d_head) = q_BTHK.shape
     if isinstance(places, Segments) or not has_flash(t, d_head):
         return otherwise(q_BTHK, k_BTGK, v_BTGK, places)

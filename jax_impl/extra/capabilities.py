@@ -29,7 +29,7 @@ def find_capabilities(device: jax.Device) -> Capabilities:
 
 
 def is_nvidia(device: jax.Device) -> bool:
-    """By a compute capability that is a number: AMD's devices are gpu too, and name theirs."""
+    """Says if a GPU's compute capability is a number: AMD's devices name theirs."""
     return device.platform == "gpu" and device.compute_capability[:1].isdigit()
 
 

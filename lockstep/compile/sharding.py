@@ -32,8 +32,8 @@ def collectives(program: Program, config: Config, target: Target) -> Iterator[st
 
 
 def gathers(config: Config, phase: str) -> tuple[int, int]:
-    """At least and at most, in one step. A vector may be whole everywhere, or gathered for each of
-    its uses, as a tied table may."""
+    """Counts the gathers of one step, at least and at most. A vector may be whole everywhere, or
+    gathered for each of its uses, as a tied table may."""
     if config.mesh.fsdp == 1:
         return 0, 0
     low, high = _elements(config, blocks_only=phase == BACKWARD)

@@ -1,4 +1,4 @@
-"""What stochastic rounding draws: 16 bits a number, from the counter-based generator of dropout.
+"""Draws for stochastic rounding: 16 bits a number, from the counter-based generator of dropout.
 
 Four neighbours, in row-major order, share one counter.
 """

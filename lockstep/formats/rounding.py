@@ -93,7 +93,8 @@ class NeutralRounding(ABC):
     # What follows from it.
 
     def round_bits(self, x: Array, to: Format) -> Array:
-        """With all of float32's exponents: the mantissa carries into them, and to infinity."""
+        """Rounds with all of float32's exponents: the mantissa carries into them, and to
+        infinity."""
         cut = 23 - to.mantissa
         odd = self.bits(x) >> cut & 1
         half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)
@@ -164,7 +165,7 @@ class NeutralRounding(ABC):
         return RoundedOperand(fitting, scales)
 
     def fit(self, x: Array, to: Format) -> Array:
-        """In float8; past its largest number e4m3fn has NaN alone."""
+        """Clips numbers and casts them to float8: past its largest number e4m3fn has NaN alone."""
         return self.cast(self.xp.clip(x, -to.largest, to.largest), FLOAT8[to.exponent])
 
     def share(self, x: Array, to: Format, axis: int) -> Shared:

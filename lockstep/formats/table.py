@@ -14,7 +14,7 @@ HISTORY = 16  # steps whose largest numbers delayed scaling goes by
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """What a number can be, and what the numbers that share a scale can be.
+    """A format: its numbers, and which of them share a scale.
 
     Numbers share a scale in a "tensor", in a "row" (all that are added up in one element of a
     product), or in a "block" of so many neighbours in such a row.
@@ -51,7 +51,8 @@ class Format:
 
 
 def float32_bits(x: float) -> int:
-    """Of a positive number that is normal in float32 and fits; by what a compiler can trace."""
+    """Computes the bits of a positive number that is normal in float32, by what a compiler can
+    trace."""
     fraction, exponent = math.frexp(x)
     return (exponent + 126 << 23) + int((2 * fraction - 1) * 2**23)
 
@@ -108,12 +109,12 @@ class Recipe:
 
     @property
     def bits(self) -> int:
-        """Of its widest operand, sign included."""
+        """The bits of its widest operand, sign included."""
         return max(1 + f.exponent + f.mantissa for f in self.operands if f)
 
     @property
     def block(self) -> int:
-        """What the axes of all operands must be multiples of."""
+        """The size of which the axes of all operands must be multiples."""
         return max((f.block for f in self.operands if f), default=1)
 
 
@@ -149,5 +150,5 @@ def find_recipe(name: str) -> Recipe:
 
 
 def native_recipes(capability: tuple[int, int] | None) -> frozenset[str]:
-    """Those that the units of a device multiply; capability: NVIDIA's, None of other devices."""
+    """Lists the recipes that a device's units multiply; capability: NVIDIA's, None of others."""
     return frozenset(name for name, least in UNITS.items() if capability and capability >= least)

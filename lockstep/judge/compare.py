@@ -35,7 +35,7 @@ def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
 def norm_rule(
     ours: Arrays, theirs: Arrays, *, rule: str = "relative gap", bound: float = NORM.bound
 ) -> list[Finding]:
-    """In float64: each tensor's gap, in the order given."""
+    """Judges each tensor's gap in float64, in the order given."""
     return _of_one_alone(ours, theirs, rule, bound) + [
         check_bound(rule, name, norm_gap(x, theirs[name]), bound, _norms(x, theirs[name]))
         for name, x in ours.items()

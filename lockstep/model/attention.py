@@ -32,12 +32,13 @@ def tile(d_head: int) -> int:
 
 
 def has_flash(context: int, d_head: int) -> bool:
-    """Whether the float32 kernel takes these sizes."""
+    """Says if the float32 kernel takes these sizes."""
     return context % tile(d_head) == 0 and 16 <= d_head <= 128
 
 
 def query_blocks(context: int) -> int:
-    """At most four, of at least 64 queries. Four leave out three eighths of the scores."""
+    """Counts the causal blocks: at most four, of at least 64 queries. Four leave out three eighths
+    of the scores."""
     return max(1, min(QUERY_BLOCKS, context // QUERIES))
 
 

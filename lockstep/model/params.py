@@ -46,8 +46,8 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -
 
 
 def decays(name: str, patterns: str = "") -> bool:
-    """Whether weight decay applies: to all matrices, or those of these patterns; never to norms,
-    biases or embeddings."""
+    """Says if weight decay applies to a tensor: to all matrices, or those of these patterns; never
+    to norms, biases or embeddings."""
     matrix = name.endswith(
         (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight",
          *ADAPTERS)
@@ -65,15 +65,21 @@ def intermediates(model: ModelConfig) -> list[str]:
 
 
 def first_nonfinite(finite: Iterable[tuple[str, bool]], model: ModelConfig) -> str:
-    """Of tensors' names, and whether their gradients are finite: the module whose gradient is the
-    backward pass's first that is not; "" where all are."""
+    """Finds the module whose gradient is the first of the backward pass that is not finite.
+
+    Args:
+        finite: tensors' names, and whether their gradients are finite.
+
+    Returns:
+        Its name; "" where all are finite.
+    """
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
     modules = {name.rpartition(".")[0] for name, is_finite in finite if not is_finite}
     return max(modules, key=order.index, default="")
 
 
 def norms_by_module(norms: Mapping[str, float], model: ModelConfig) -> dict[str, float]:
-    """Of tensors' norms those of the modules, in the order of the forward pass."""
+    """Joins tensors' norms to those of modules, in the order of the forward pass."""
     squares: dict[str, float] = {}
     for name in filter(norms.__contains__, shapes(model)):
         module = name.rpartition(".")[0]

@@ -25,7 +25,8 @@ def in_first_layer(name: str) -> str:
 
 
 def tensor_names(shapes: Mapping[str, Any]) -> list[str]:
-    """In sorted order, with a name for each layer of what is stacked: blocks.3.mlp.up.weight."""
+    """Lists tensors in sorted order, with a name for each layer of a stack:
+    blocks.3.mlp.up.weight."""
     return [each for name, x in sorted(shapes.items()) for each in layer_names(name, x)]
 
 
@@ -36,7 +37,7 @@ def layer_names(name: str, x: Any) -> list[str]:
 
 
 def unstack(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """With a tensor of its own for each layer of what is stacked."""
+    """Gives each layer of a stack a tensor of its own."""
     return {
         each: part
         for name, x in tensors.items()

@@ -1,4 +1,4 @@
-"""What training changes, and what it starts from."""
+"""The state that training changes, and the one that it starts from."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -66,6 +66,6 @@ def initial_state(config: Config, given: Arrays | None = None) -> TrainState:
 
 
 def histories(config: Config, known: Arrays) -> Arrays:
-    """Those of a run, as known; empty where it begins to have them."""
+    """Gives the histories of a run: the known ones, and empty ones where it begins to have them."""
     empty = np.zeros((3, HISTORY), np.float32)
     return {name: known.get(name, empty) for name in config.dtypes.histories}

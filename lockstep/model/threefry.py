@@ -23,8 +23,8 @@ def threefry2x32(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
 
 
 def encrypt(key: Key, high: Any, low: Any) -> None:
-    """The same in place, on arrays of int32, whose sums wrap as the generator's do: several times
-    as fast."""
+    """Encrypts arrays of int32 in place, whose sums wrap as the generator's do: several times as
+    fast."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
     high += _signed(keys[0])
     low += _signed(keys[1])

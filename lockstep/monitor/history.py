@@ -96,7 +96,7 @@ def are_one_experiment(a: Config, b: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where two runs' losses part, over the steps that both have."""
+    """The place at which two runs' losses part, over the steps that both have."""
 
     steps: np.ndarray
     ours: np.ndarray

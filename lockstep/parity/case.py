@@ -43,11 +43,12 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """In float64 two correct programs agree to rounding; elsewhere they are as far off."""
+        """Says if two correct programs agree to rounding, as in float64."""
         return self.compute == "float64"
 
     def comparable(self, grads: Arrays) -> Arrays:
-        """In float64 without what is zero in exact arithmetic, where only rounding is left."""
+        """Leaves out of float64's gradients what is zero in exact arithmetic: only rounding is left
+        there."""
         return self.pair.with_truth(self.config, grads) if self.exact else grads
 
     def exactly(self, config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""What `lockstep curves` compares: `jax:bf16`, `torch:fp16:compile`, or a run's directory."""
+"""The operands of `lockstep curves`: `jax:bf16`, `torch:fp16:compile`, or a run's directory."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -157,7 +157,8 @@ def remat(case: Case) -> Iterator[Finding]:
     windows = case.windows(_windows(case), config)
 
     def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
-        """What a step goes by: Adam's first update is nearly its sign, which rounding flips."""
+        """Measures what a step goes by: Adam's first update is nearly its sign, which rounding
+        flips."""
         if not case.exact:
             return side.first_moments(config, state, windows)
         steps = side.steps(config, state, windows)

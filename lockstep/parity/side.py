@@ -178,7 +178,7 @@ class Side:
         return self.answers[key]
 
     def place(self, config: Config) -> Config:
-        """On the device of the config's kind, or on a CPU where the framework has no such."""
+        """Puts a config on a device of its kind, or on a CPU where the framework has no such."""
         asked, precision = config.run.device, config.precision
         own = place(self.framework, asked, precision.roles, precision.eval_roles)
         return config if own == asked else config.replace(device=own)

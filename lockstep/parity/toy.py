@@ -47,8 +47,9 @@ def start(framework: str, config: Config, state: TrainState | None = None) -> Tw
 
 
 def require_devices(sides: Iterable[Side], kind: str) -> None:
-    """By a toy of the GPT, before anything is computed: the other side's work would be lost, and a
-    rung would call what is missing the bug's crash.
+    """Tries a toy of the GPT on each side before anything is computed.
+
+    Else the other side's work would be lost, and a rung would call what is missing the bug's crash.
 
     Raises:
         UserError: a side's framework has devices of this kind, and sees none here.

@@ -71,7 +71,7 @@ class Server:
         return {"loss": losses}, stack(list(grads))
 
     def first_moments(self, twin: Twin, given: Batch) -> Message:
-        """And the amaxes, after one step on each window, every time from the state loaded."""
+        """Takes a step on each window from the state loaded; sends the first moments and amaxes."""
         start, moments = twin.state(), []
         for window in given.split():
             twin.load(start)

@@ -84,7 +84,7 @@ def save(
 
 
 def partial_folder(run: Path, step: int) -> Path:
-    """Where a checkpoint is written before it has its name."""
+    """The folder in which a checkpoint is written before it has its name."""
     return run / "checkpoints" / f".tmp-step_{step:08d}"
 
 

@@ -55,7 +55,7 @@ def require_free(run: Path) -> None:
 
 
 def is_ours(run: Path) -> bool:
-    """Whether the file is there, and a trainer's: empty, or with its holder's name."""
+    """Says if the file is there, and a trainer's: empty, or with its holder's name."""
     try:
         with open_regular(run / NAME, limit=1000) as file:
             return file.read(8) in (b"", b"process ")
@@ -64,7 +64,7 @@ def is_ours(run: Path) -> bool:
 
 
 def is_held(run: Path) -> bool:
-    """Whether somebody trains `run` now."""
+    """Says if somebody trains `run` now."""
     try:
         require_free(run)
     except UserError:

@@ -215,7 +215,8 @@ class Loop:
             )  # fmt: skip
 
     def locate_nonfinite(self, start: TrainState, bad: Diverged) -> str:
-        """Where it begins, in words: the steps from a state on, and a look into the bad one."""
+        """Says in words where it begins: takes the steps from a state on, and looks into the bad
+        one."""
         nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
         if bad.evaluation:
             window = batches.validation(self.config, self.data.val)

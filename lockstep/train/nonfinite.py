@@ -1,4 +1,4 @@
-"""Where numbers went wrong: the first tensor that is not finite, found by looking at a step again.
+"""Finds where numbers went wrong: the first tensor that is not finite, in a step taken again.
 
 The batches are a function of the step and the weights of the checkpoint before it, so that the
 step need not have been watched when it was taken.

@@ -26,7 +26,7 @@ def sample(
     top_k: int = 40,
     seed: int = 0,
 ) -> list[int]:
-    """At most `length` tokens that continue a prompt of at least one.
+    """Draws at most `length` tokens that continue a prompt of at least one.
 
     Args:
         vocab: the tokens that may be chosen; of bytes a larger vocabulary leaves the rest unused.

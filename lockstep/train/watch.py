@@ -65,7 +65,7 @@ class Watch:
         return found
 
     def _silent_for(self, beats: int) -> list[int]:
-        """Where no count moves, not even one's own, rank 0 or its machine is gone."""
+        """Finds the ranks that are gone: where no count moves, not even one's own, it is rank 0."""
         missing = [rank for rank, n in enumerate(self.silent) if n >= beats]
         return missing if len(missing) < len(self.silent) else [0]
 
@@ -88,6 +88,6 @@ class Watch:
 
 
 def end_process(line: str) -> None:
-    """At once: another thread may wait for a process that will never answer."""
+    """Ends the process at once: another thread may wait for one that will never answer."""
     print(line, file=sys.stderr, flush=True)
     os._exit(MISTAKE)

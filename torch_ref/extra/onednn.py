@@ -120,7 +120,7 @@ def cuts(q: Tensor) -> list[tuple[Any, Any]]:
 
 
 def probabilities(q: Tensor, k: Tensor) -> Tensor:
-    """At least in float32, of the last queries of those that belong to the keys."""
+    """Computes probabilities, at least in float32, of the last queries that belong to the keys."""
     (t, s), scores = (q.shape[2], k.shape[2]), q @ k.mT
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
     behind = torch.ones(t, s, dtype=torch.bool, device=q.device).triu(s - t + 1)

@@ -11,7 +11,7 @@ from ..model import Places
 
 
 def make_places(batch: Batch) -> Places:
-    """Where the tokens of a batch stand: by its segments, if it has any."""
+    """Finds where the tokens of a batch stand: by its segments, if it has any."""
     t = batch.tokens.shape[1]
     return Places(t) if batch.segments is None else Segments.of(batch.segments)
 

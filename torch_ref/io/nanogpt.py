@@ -20,7 +20,7 @@ def convert(path: str, copy: str) -> dict[str, Any]:
 
 
 def named(weights: dict[str, torch.Tensor]) -> Any:
-    """Without the mask, and without the head, which is the embedding."""
+    """Yields the weights without the mask, and without the head, which is the embedding."""
     for name, tensor in weights.items():
         name = name.removeprefix(COMPILED)
         if name == "lm_head.weight":

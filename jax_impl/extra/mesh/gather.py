@@ -69,7 +69,7 @@ def sum_widely(multiply: Any = jnp.matmul) -> Any:
 
 @jax.custom_vjp
 def make_whole(weight: Array) -> Array:
-    """Where a weight is used, every device has all of it; of its gradient its own part.
+    """Gives every device all of a weight where it is used, and of the gradient its own part.
 
     Left to itself, XLA may as well divide the work by columns, and send rows of all devices.
     """

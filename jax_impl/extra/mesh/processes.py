@@ -77,7 +77,8 @@ def join() -> None:
 
 
 def start_service(given: str | None) -> None:
-    """Where process 0 was told to listen, or on all addresses, as JAX does under a launcher.
+    """Starts the service where process 0 was told to listen, or on all addresses, as JAX does
+    under a launcher.
 
     Raises:
         ValueError: no launcher that JAX knows says where.

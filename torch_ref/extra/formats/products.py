@@ -48,8 +48,8 @@ def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = Non
 
 
 def _row_by_row(x: Tensor) -> Tensor:
-    """In memory; zeros up to the next multiple of 16 bytes add nothing to a product. Of four bits
-    two neighbours share a byte."""
+    """Lays a matrix out row by row; zeros up to the next multiple of 16 bytes add nothing to a
+    product. Of four bits two neighbours share a byte."""
     half = x.dtype == torch.uint8
     kind = torch.float4_e2m1fn_x2 if half else x.dtype
     x = x.contiguous().view(torch.uint8)

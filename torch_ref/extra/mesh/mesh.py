@@ -70,7 +70,7 @@ class OnMesh(step.Trainer):
         return whole_norms(gradient_norms(grads), self.mesh)
 
     def mean_count(self, window: Batch) -> Tensor | None:
-        """On average of the devices, too."""
+        """Counts the targets, on average of the devices, too."""
         if window.counts is None:
             return None
         return loss.share_count(mean(loss.count_targets(window), self.mesh), window)
@@ -202,7 +202,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
-    """Where this device's part begins on axis 0; which it is of the devices that have this part."""
+    """Says where this device's part begins on axis 0, and which it is of the devices that have
+    it."""
     if mesh is None or not is_part(tensor):
         return 0, rank(), process_count()
     chunk = -(-len(tensor) // mesh["fsdp"].size())

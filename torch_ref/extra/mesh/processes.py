@@ -56,7 +56,7 @@ def join(device: torch.device) -> None:
 
 
 def leave(status: int) -> None:
-    """With the others: a process that still listens to one that has left may abort."""
+    """Leaves with the others: a process that still listens to one that has left may abort."""
     if process_count() == 1 or not dist.is_initialized():
         return
     if status not in (DONE, STOPPED):  # who waits for the others here may wait for ever
