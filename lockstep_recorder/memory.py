@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-LARGE = 20_000_000  # elements of a program's tensors
+SMALL, LARGE = 1_000_000, 20_000_000  # elements of a program's tensors
 LEAST = 1 << 20  # bytes of an array that goes to the file
 MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
 

@@ -37,6 +37,7 @@ class ProgramSide:
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
+        self.drawn: list[tuple[Any, Arrays]] = []  # batches, by those who asked for them
         self.player: Any = None  # of the program's tape, once that was asked for
         self.chosen = False  # whether its precision is
         self.exact: ProgramSide | None = None  # see `in_float64`
@@ -69,6 +70,9 @@ class ProgramSide:
 
     def batch(self, step: int) -> tuple[Any, Arrays]:
         return tree.take_apart(self.user.call("batch", step))
+
+    def prepare(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        """Does beforehand what takes long, such as compiling; nothing is told."""
 
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""

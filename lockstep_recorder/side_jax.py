@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import jax
@@ -20,11 +21,16 @@ from lockstep_recorder.jax_floats import (
     nudged_constants,
     rounded_values,
 )
+from lockstep_recorder.memory import SMALL
 from lockstep_recorder.models import Model, model_of
 from lockstep_recorder.noise import narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
+
+# Of XLA; an older JAX takes none.
+QUICK = ({"xla_backend_optimization_level": 0}
+         if "compiler_options" in signature(jax.jit).parameters else {})  # fmt: skip
 
 
 def configure(device: str, own: bool = False) -> None:
@@ -66,12 +72,14 @@ class JaxSide(ProgramSide):
         self.precision = self.narrowest = "float32" if own else "float64"
         self.built = built
         self.model: Model = model_of(user, built)
-        leaves = self.model.flat(self.model.params).values()
+        leaves = list(self.model.flat(self.model.params).values())
         self.weights_format = narrowest_of(str(x.dtype) for x in leaves)
         self.programs: dict[Any, Any] = {}
         self.left: Any = None  # the state after the last run
         self.transform: Any = None
         self.optimizer_state: Any = None
+        self.move: Any = None  # the compiled step of `begin_alone`
+        self.is_small = sum(x.size for x in leaves) < SMALL
 
     def wide_context(self) -> Any:
         if hasattr(jax, "enable_x64"):
@@ -114,6 +122,19 @@ class JaxSide(ProgramSide):
             if not self.narrow:
                 return
         self.wide, self.precision, self.narrowest = False, "float32", "float32"
+
+    def prepare(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        """Compiles while the reference runs; what the program raises is told when it is asked."""
+        if not self.is_small:
+            return  # two large programs at once need too much memory
+        with contextlib.suppress(Mistake):
+            self.choose_precision(weights, spec, batch)
+            self.run(weights, spec, batch)
+            if not self.lacks_optimizer():
+                grads = {name: weights[name] for name in self.model.flat(self.model.params)}
+                self.begin_alone(weights, grads)(0)
+                self.begin(weights)
+                self.update(weights, grads, 0)
 
     def _trees(self, weights: Arrays) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"
@@ -167,6 +188,12 @@ class JaxSide(ProgramSide):
         calls = self.tape.calls
         return {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}, seen
 
+    def _jit(self, function: Any, **options: Any) -> Any:
+        """Compiles in haste for a CPU where the program is small, for then this takes longest."""
+        if QUICK and self.is_small and jax.devices()[0].platform == "cpu":
+            options["compiler_options"] = QUICK
+        return jax.jit(function, **options)
+
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """By the compiled program of these shapes, which is the same whatever is forced."""
         key = str((jax.tree.map(jnp.shape, batch), self.nudges))
@@ -200,7 +227,7 @@ class JaxSide(ProgramSide):
             loss, new = self._loss(recorder, p, s, b)
             return loss, (recorder.calls.arrays, new)
 
-        program = jax.jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
+        program = self._jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
         compiled = program.lower(params, slots, state, empty, batch).compile()
         tape.calls.arrays = {}
         return compiled, tape, slots, empty
@@ -215,19 +242,20 @@ class JaxSide(ProgramSide):
         self.optimizer_state = self._traced(lambda: self._first_state(params), "optimizer")
 
     def _choose_step(self, params: Any) -> None:
-        """The compiled step, and what widens its first state: floats of 32 bits as of 64, such as
+        """The step, compiled, and what widens its first state: floats of 32 bits as of 64, such as
         those of MultiSteps, and counts, where optax allows it."""
         both = [lambda x: widen_count(widen_float(x)), widen_float]
         tries = [*((True, widen) for widen in both), (False, widen_count), (False, lambda x: x)]
         for widens, widen in tries[2 * self.own :]:
-            self.apply, self.widen_state = self._step_of(widens), widen
+            self.step, self.widen_state = self._step_of(widens), widen
             state = self._first_state(params)
             with contextlib.suppress(AssertionError, TypeError):
-                _, after = jax.eval_shape(self.apply, params, params, state)
+                _, after = jax.eval_shape(self.step, params, params, state)
                 if jax.tree.map(dtype_of, after) == jax.tree.map(dtype_of, state):
                     break
         else:
             widens = False
+        self.apply = self._jit(self.step, donate_argnums=2)
         leaves = jax.tree_util.tree_leaves_with_path(self.transform.init(params))
         names = {_is_float32(path, x) for path, x in leaves} if widens else set()
         self.widened_state = sorted(names - {""})
@@ -238,32 +266,35 @@ class JaxSide(ProgramSide):
         return own(jax.tree.map(self.widen_state, self.transform.init(params)))
 
     def _step_of(self, wide: bool) -> Any:
-        """The compiled step of the optimizer; where `wide`, casts to float32 mean float64."""
+        """The step of the optimizer; where `wide`, casts to float32 mean float64."""
 
         def step(params: Any, grads: Any, state: Any) -> Any:
             with nothing_narrower(("float32",)) if wide else contextlib.nullcontext():
                 updates, state = self.transform.update(grads, state, params)
             return jax.tree.map(jnp.add, params, updates), state
 
-        return jax.jit(step, donate_argnums=2)
+        return step
 
-    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], list[float]]:
+    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], np.ndarray]:
         """See `TorchSide.begin_alone`."""
         self.begin(weights)
         params, _ = self._trees(weights)
-        given = self._given(grads)
+        order = [list(self.model.flat(params)).index(name) for name in grads]
+        fixed, nest = jax.tree.flatten((params, self._given(grads)))
+        leaves, kept = jax.tree.flatten(self.optimizer_state)
 
-        @jax.jit
-        def moved(params: Any, grads: Any, state: Any) -> Any:
-            after, state = self.apply(params, grads, state)
-            moved = self.model.flat(jax.tree.map(jnp.subtract, after, params))
-            return jnp.stack([jnp.linalg.norm(moved[name]) for name in grads_of]), state
+        def move(fixed: Any, leaves: Any) -> Any:
+            params, grads = jax.tree.unflatten(nest, fixed)
+            after, state = self.step(params, grads, jax.tree.unflatten(kept, leaves))
+            moved = self.model.flat(jax.tree.map(jnp.subtract, after, params)).values()
+            return jnp.stack([jnp.linalg.norm(x) for x in moved]), jax.tree.leaves(state)
 
-        grads_of = list(grads)
+        self.move = self.move or self._jit(move)
 
-        def take_step(step: int) -> list[float]:
-            sizes, self.optimizer_state = moved(params, given, self.optimizer_state)
-            return [float(x) for x in sizes]
+        def take_step(step: int) -> np.ndarray:
+            nonlocal leaves
+            sizes, leaves = self.move(fixed, leaves)
+            return np.asarray(sizes)[order]
 
         return take_step
 

@@ -12,6 +12,7 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
+from lockstep_recorder.memory import SMALL
 from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_changes import Changed
@@ -43,6 +44,8 @@ class TorchSide(ProgramSide):
         self.device = find_device(device)
         self.model = model.to(self.device)
         without_dropout(self.model)
+        if sum(p.numel() for p in self.model.parameters()) < SMALL:
+            torch.set_num_threads(1)  # they wait for each other longer than they work
         self.note_weights({str(p.dtype).partition(".")[2] for p in self.model.parameters()})
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
